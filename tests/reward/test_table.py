@@ -149,6 +149,13 @@ def test_importing_the_room_loads_no_algebra_and_starts_nothing():
     assert done.stdout.strip() == "[] 1"
 
 
+def test_a_worker_may_import_the_room_without_torch():
+    """A restricted worker loads no shared library, and a worker with torch is ten times as large."""
+    code = "import sys, proxima.reward, proxima.reward.workers.user_function; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 @pytest.mark.parametrize("kind", ANSWERED)
 def test_a_row_without_an_answer_is_invalid_never_zero(kind):
     (score,) = scored([make(kind)], None, "42")

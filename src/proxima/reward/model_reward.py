@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from proxima.data import Completion, FieldError, Prompt, Score, Trajectory, UserError, check_choices, require
+from proxima.data import Completion, FieldError, Prompt, Score, UserError, require
 from proxima.data.columns import Floats
-from proxima.model import ScalarModel, load_scalar_model
-from proxima.model.chat import completion_tokens, prompt_tokens
-from proxima.model.load import DTYPES, load_tokenizer
-from proxima.model.scalar_model import scalar_config, score_normalization
+from proxima.data.trajectory import Trajectory
 from proxima.reward.base import ComputeReward
+
+if TYPE_CHECKING:  # a worker of rewards imports this room, and may not load torch
+    from proxima.model import ScalarModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class ModelReward(ComputeReward):
     kind = "model"
 
     def __post_init__(self) -> None:
+        from proxima.data import check_choices
+
         super().__post_init__()
         check_choices(self)
         require(bool(self.path), "path", self.path, "must name the folder of a reward model")
@@ -65,6 +67,8 @@ class ModelReward(ComputeReward):
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
 
     def check(self) -> None:
+        from proxima.model.scalar_model import scalar_config, score_normalization
+
         config, _ = self._own(scalar_config, self.path, self.revision)
         known = not self.normalize or score_normalization(config) is not None
         remedy = "train it with eval.task, or set normalize=false"
@@ -79,6 +83,8 @@ class ModelReward(ComputeReward):
         Raises:
             FieldError: the ids of some token differ.
         """
+        from proxima.model.load import load_tokenizer
+
         if self.encode == "tokens":
             own = self._own(load_tokenizer, self.path, self.revision).get_vocab()
             differing = sum(own.get(token) != i for token, i in policy.get_vocab().items())
@@ -89,7 +95,10 @@ class ModelReward(ComputeReward):
         _ = self._scorer
 
     @cached_property
-    def _scorer(self) -> ScalarModel:
+    def _scorer(self) -> "ScalarModel":
+        from proxima.model import ScalarModel, load_scalar_model
+        from proxima.model.load import DTYPES
+
         dtype = DTYPES[self.dtype]
         loaded = self._own(load_scalar_model, self.path, revision=self.revision, dtype=dtype, device=self.device)
         loaded.model.requires_grad_(False)
@@ -129,10 +138,14 @@ class ModelReward(ComputeReward):
         return rows, why
 
     def _normalized(self, values: Any) -> Any:
+        from proxima.model.scalar_model import score_normalization
+
         mean, deviation = (score_normalization(self._scorer.model.config) if self.normalize else None) or (0.0, 1.0)
         return (values - mean) / deviation
 
     def _trajectory(self, prompt: Prompt, completion: Completion) -> Trajectory:
+        from proxima.model.chat import completion_tokens, prompt_tokens
+
         if self.encode == "tokens":
             reason = "reads the prompt's tokens, and there are none"
             require(len(prompt.tokens) > 0, "encode", "tokens", reason, remedy="set encode=text")

@@ -5,14 +5,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import NOT_APPLICABLE, ComputeReward, Job, PooledReward, as_reward, unscored, validated
 from proxima.reward.protocol import Reward
 from proxima.reward.workers.pool import JobResult, WorkerPool
 from proxima.reward.workers.threads import DaemonThreads
+
+if TYPE_CHECKING:
+    from proxima.model.compute_thread import ComputeThread
 
 LARGEST = 1e12  # the square of a gradient that is so many times as large is still finite in float32
 T = TypeVar("T")
@@ -53,7 +55,7 @@ class RewardRunner:
         timeout: float = 10.0,
         workers: int = 1,
         memory_mb: int = 0,
-        compute: ComputeThread | None = None,
+        compute: "ComputeThread | None" = None,
     ) -> None:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
@@ -131,6 +133,8 @@ class RewardRunner:
         Raises:
             UserError: a model can't be loaded.
         """
+        from proxima.model.compute_thread import ComputeThread
+
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if isinstance(reward, ComputeReward):
                 try:
