@@ -7,22 +7,27 @@ from datetime import date
 
 from benchmarks.harness import HERE, machine
 
-#: quick ones first; `seeds` trains six models
+#: quick ones first; the last three train several models each
 CLAIMS = (
     "columns",
     "weight_handover",
     "step_overhead",
+    "simulate_vs_run",
     "advantage_scan",
     "cppo_mask",
     "shared_prompt",
     "pruned_update",
     "correction_cost",
     "math_reward",
+    "bookkeeping",
     "kills",
     "nan_campaign",
     "decode_vs_hf",
     "step_vs_trl",
+    "offline_vs_trl",
+    "async_vs_sync",
     "seeds",
+    "segment_wise",
 )
 
 

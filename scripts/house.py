@@ -27,6 +27,7 @@ PUBLIC_ROOMS = tuple(f"proxima{room}" for room in ("", ".data", ".core", ".engin
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
     "export": "the command, and what it does",
+    "simulate": "the command, and what it does",
     "schema": "the command, and what it writes",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",

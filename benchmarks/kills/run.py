@@ -23,30 +23,20 @@ class Killed:
 
     Args:
         root: a folder for the runs.
+        recipe: of a model.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, recipe: Callable[[Path], dict[str, Any]]) -> None:
         sys.path.insert(0, str(harness.HERE.parent))
         import torch
 
-        from tests.runtime.tiny_run import go, recipe
+        from tests.runtime.tiny_run import go
         from tests.tiny import tiny_factory
 
         torch.set_num_threads(1)
         (root / "model").mkdir(parents=True)
         self.errors, self.counted = root / "errors.txt", root / "counted.txt"
-        self.tree: dict[str, Any] = recipe(
-            tiny_factory(root / "model")("llama"),
-            train__steps=4,
-            checkpoint={"every": 1, "keep_last": 2},
-            engine__slots=8,
-            reward=[{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],
-            algorithm={
-                "preset": "grpo",
-                "selection": [{"kind": "drop_uniform_groups", "metric": "reward"}, {"kind": "prune", "rate": 0.5}],
-                "dynamic_sampling": {"max_num_gen_batches": 8},
-            },
-        )
+        self.tree = recipe(tiny_factory(root / "model")("llama"))
         self.go = go
 
     def start(self, folder: Path, kill: Callable[[int, bool], bool] | None = None) -> int:
@@ -98,28 +88,56 @@ def watch_operations(kill: Callable[[int, bool], bool] | None) -> list[int]:
     return count
 
 
+def synchronous(model: Path) -> dict[str, Any]:
+    """Four steps with refill of uniform groups, pruning to half, and a checkpoint a step of which two are kept."""
+    from tests.runtime.tiny_run import recipe
+
+    return recipe(
+        model,
+        train__steps=4,
+        checkpoint={"every": 1, "keep_last": 2},
+        engine__slots=8,
+        reward=[{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],
+        algorithm={
+            "preset": "grpo",
+            "selection": [{"kind": "drop_uniform_groups", "metric": "reward"}, {"kind": "prune", "rate": 0.5}],
+            "dynamic_sampling": {"max_num_gen_batches": 8},
+        },
+    )
+
+
 def main() -> None:
     parser = harness.parser(__doc__, repeats=1)
     parser.add_argument("--kills", type=int, default=60, help="runs that are killed (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
+    beside = "kill trainer or engine of runs that generate beside the training"
+    parser.add_argument("--asynchronous", action="store_true", help=beside)
+    parser.add_argument("--whole", type=int, default=30, help="asynchronous: runs not killed (default: %(default)s)")
+    own = "asynchronous: of the kills, those of runs whose engine has a process of its own (default: a fifth)"
+    parser.add_argument("--processes", type=int, help=own)
+    parser.add_argument("--minutes", type=float, default=600.0, help="asynchronous: begin no run after (default: 600)")
     options = parser.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        found = campaign(Path(place), options.kills, random.Random(options.seed))
+        draws = random.Random(options.seed)
+        if options.asynchronous:
+            from benchmarks.kills import asynchronous
+
+            processes = options.kills // 5 if options.processes is None else options.processes
+            found = asynchronous.campaign(Path(place), options.kills, processes, options.whole, options.minutes, draws)
+            print(asynchronous.table(found))
+        else:
+            found = campaign(Path(place), options.kills, draws)
+            cells = [str(found["kills"]), str(found["ended_before"]), str(len(found["wrong"]))]
+            print(harness.table(["kills", "ended before", "wrong"], [cells]))
     for line in found["wrong"]:
         print(line, file=sys.stderr)
-    print(
-        harness.table(
-            ["kills", "ended before", "wrong"],
-            [[str(found[k]) for k in ("kills", "ended_before")] + [str(len(found["wrong"]))]],
-        )
-    )
     harness.finish(found | {"seed": options.seed}, options.json_out)
 
 
 def campaign(root: Path, kills: int, draws: random.Random) -> dict[str, Any]:
     """Kill, resume and compare, `kills` times."""
-    runs = Killed(root)
+    runs = Killed(root, synchronous)
     from tests.runtime.tiny_run import traces
 
     whole, folder = root / "whole", root / "run"

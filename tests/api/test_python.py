@@ -38,7 +38,8 @@ def test_what_a_notebook_looks_up():
     from proxima import evaluate, train
 
     assert train is proxima.train and proxima.train.TrainStack  # a package still
-    assert list(inspect.signature(train).parameters) == ["recipe", "overrides", "resume", "overwrite", "quiet"]
+    settings = ["recipe", "overrides", "resume", "overwrite", "accept_changes", "quiet"]
+    assert list(inspect.signature(train).parameters) == settings
     assert "task" in inspect.signature(evaluate).parameters
     assert {"train", "evaluate", "load_run", "UserError"} <= set(dir(proxima))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from proxima.cli.main import main
 
@@ -49,3 +50,11 @@ def recipe(here: Path, tiny_model: Callable[..., Path]) -> Callable[..., str]:
         return name
 
     return write
+
+
+@pytest.fixture
+def file(request: pytest.FixtureRequest, tiny_model: Callable[..., Path], tmp_path: Path) -> Path:
+    """The recipe of the module's `METHOD` for a tiny model, written to a file."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(request.module.METHOD.recipe(tiny_model("llama"), tmp_path / "rows")))
+    return path

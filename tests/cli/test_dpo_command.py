@@ -1,17 +1,11 @@
 """`proxima dpo` as it is typed: the run, its log and report, the wrong command, explain, and bad values."""
 
 import pytest
-import yaml
 
 from proxima.cli.main import main
-from tests.runtime.offline.tiny_dpo import recipe
+from tests.runtime.offline import tiny_dpo
 
-
-@pytest.fixture
-def file(tiny_model, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(recipe(tiny_model("llama"), tmp_path / "rows")))
-    return path
+METHOD = tiny_dpo  # whose recipe the fixture `file` writes
 
 
 def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):

@@ -51,7 +51,7 @@ def test_a_recipe_of_ones_own_extends_one_of_proxima(here):
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("quikstart", "quickstart"), ("dapo", "cpu/dapo"), ("cpu/dopa", "cpu/dapo"), ("recipes/gsm8k.yaml", "gsm8k")],
+    [("quikstart", "quickstart"), ("dapo", "cpu/dapo"), ("cpu/daapo", "cpu/dapo"), ("recipes/gsm8k.yaml", "gsm8k")],
 )
 def test_a_misspelt_name(here, proxima, name, near):
     code, _, err = proxima("train", name)

@@ -1,18 +1,10 @@
 """`proxima reward` as it is typed: the run, its table, explain, and the wrong command."""
 
-import pytest
-import yaml
-
 from proxima.cli.main import main
 from proxima.runtime.folder import RunFolder
-from tests.runtime.offline.tiny_reward import recipe
+from tests.runtime.offline import tiny_reward
 
-
-@pytest.fixture
-def file(tiny_model, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(recipe(tiny_model("llama"), tmp_path / "rows")))
-    return path
+METHOD = tiny_reward  # whose recipe the fixture `file` writes
 
 
 def test_a_run_ends_with_its_table(file, tmp_path, capsys):

@@ -178,35 +178,3 @@ def test_export_loads_in_transformers(run, proxima, here):
     assert (code, err.splitlines()[-1]) == (2, "error: out exists already; give a new folder")
     code, _, err = proxima("export", "run", "other", "--checkpoint", "7")
     assert (code, err.splitlines()[-1]) == (2, "error: run: no checkpoint '7'; use one of [2], last or best")
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line(tiny_model, tmp_path, monkeypatch, capsys):
-    """As safetensors says it while a checkpoint is written, and as the system says it elsewhere."""
-    import errno
-
-    import yaml
-    from safetensors import SafetensorError
-
-    from proxima.cli.main import main
-    from tests.runtime.tiny_run import recipe
-
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        yaml.safe_dump(recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=1, eval__every=0))
-    )
-
-    def full(*_, **__):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("proxima.train.checkpoint.save_file", full)
-    assert main(["train", str(file), "--quiet"]) == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith(f"error: {tmp_path}/run/checkpoints/000001: no space left on the disk; free some")
-
-    def refused(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("proxima.runtime.controller.write_rollouts", refused)
-    assert main(["train", str(file), "--quiet", "--overwrite"]) == 1
-    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: no space left on the disk; free some")

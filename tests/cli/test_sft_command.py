@@ -2,19 +2,14 @@
 
 import importlib
 import json
+import re
 
 import pytest
-import yaml
 
 from proxima.cli.main import main
-from tests.runtime.offline.tiny_sft import recipe
+from tests.runtime.offline import tiny_sft
 
-
-@pytest.fixture
-def file(tiny_model, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(recipe(tiny_model("llama"), tmp_path / "rows")))
-    return path
+METHOD = tiny_sft  # whose recipe the fixture `file` writes
 
 
 def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
@@ -83,7 +78,11 @@ def test_a_sweep_and_its_comparison(file, tmp_path, capsys, monkeypatch):
     for lr, name in (("1e-9", "a"), ("3e-3", "b")):
         assert main(["sft", str(file), f"folder=runs/{name}", f"train.optimizer.lr={lr}", "--quiet"]) == 0
     assert main(["compare", "runs/a", "runs/b"]) == 0
-    assert "loss" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(name in out for name in ("loss before", "best", "training loss", "train tok/s")), out
+    assert "reward" not in out and "a 1 6.862 6.862 6.862 7.0" in out and "b 1 6.862 5.119 5.119 4." in out, out
+    page = re.sub(r"<style>.*?</style>", "", (tmp_path / "compare.html").read_text(), flags=re.DOTALL)
+    assert "Training loss" in page and "Training figures" in page and "reward" not in page.lower()
 
 
 def test_the_run_can_be_evaluated_by_its_name(file, tmp_path, capsys):

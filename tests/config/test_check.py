@@ -87,7 +87,27 @@ def test_the_smallest_recipe_passes(recipe):
         (
             ["algorithm.correction=[{kind: importance, towards: next}]"],
             "algorithm.correction.0.kind=importance (command line): 'importance' needs `next_log_prob`: "
-            "engine 'local' does not supply it; the next-policy cache of the asynchronous controller does",
+            "set algorithm.proximal=next, in asynchronous training, or towards=proximal",
+        ),
+        (
+            ["algorithm.proximal=next"],
+            "algorithm.proximal=next (command line): no correction reads the next policy; add "
+            "algorithm.correction=[{kind: cap_floor, towards: next}], or set it to recompute",
+        ),
+        (
+            ["algorithm=sdp", "algorithm.correction=[{kind: cap_floor, towards: next}, icepop]"],
+            "algorithm.correction.1.kind=icepop (command line): compares with the proximal policy, and "
+            "algorithm.proximal=next is for the next one; set its towards=next, or algorithm.proximal=recompute",
+        ),
+        (
+            ["algorithm.next_missing=drop_token"],
+            "algorithm.next_missing=drop_token (command line): has no effect; set algorithm.proximal=next, or "
+            "next_missing=decoupled",
+        ),
+        (
+            ["algorithm.next_from=trainer"],
+            "algorithm.next_from=trainer (command line): has no effect; set algorithm.proximal=next, or "
+            "next_from=engine",
         ),
         (
             ["algorithm.selection=[{kind: prune, rate: 0.7, allocate: true}]", "train.completions_per_prompt=10"],

@@ -20,7 +20,7 @@ EVERY_PURPOSE = set(Purpose)
         ("eval.task.high", {Purpose.RESUME}),
         ("checkpoint.keep_last", {Purpose.RESUME, Purpose.CELL}),
         ("runtime.max_lag", set()),  # changes results
-        ("train.optimizer.lr", set()),
+        ("train.optimizer.lr", {Purpose.CHANGE}),  # told with --accept-changes
         ("seeds", set()),
         ("a.field.of.tomorrow", set()),
     ],

@@ -6,9 +6,10 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.presets import ALGORITHMS
-from proxima.config.validate import check
+from proxima.config.validate import check, warnings
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
+from proxima.core.correction import CapFloor
 from proxima.core.penalty import K3
 from proxima.core.selection import DropUniformGroups, Prune
 from proxima.core.surrogate import PpoClip
@@ -31,6 +32,28 @@ def test_dapo_without_dynamic_sampling_is_dapo_without_dynamic_sampling(recipe):
     apart = {f.name for f in dataclasses.fields(full) if getattr(full, f.name) != getattr(without, f.name)}
     assert apart == {"preset", "selection", "dynamic_sampling"}
     assert (without.selection, without.dynamic_sampling) == ((), None)
+
+
+def test_segment_wise_decoupled_ppo_is_decoupled_ppo_towards_the_next_policy(recipe):
+    decoupled, sdp = (algorithm(recipe, name) for name in ("decoupled", "sdp"))
+    assert (decoupled.proximal, sdp.proximal) == ("recompute", "next")
+    assert decoupled.surrogate == sdp.surrogate == PpoClip(epsilon_low=0.4, epsilon_high=0.4)
+    assert decoupled.correction == (CapFloor(upper=5.0, lower=0.2, rejected="count"),)
+    assert sdp.correction == (CapFloor(upper=5.0, lower=0.2, rejected="count", towards="next"),)
+    assert (sdp.next_from, sdp.next_missing, sdp.aggregate) == ("engine", "decoupled", TokenMean())
+    apart = {f.name for f in dataclasses.fields(sdp) if getattr(sdp, f.name) != getattr(decoupled, f.name)}
+    assert apart == {"preset", "proximal", "correction"}
+
+
+def test_a_lag_without_old_tokens_is_told(recipe):
+    path = recipe()
+    told = [str(problem) for problem in warnings(resolve(path, ["algorithm=sdp"]))]
+    assert any("no token is two versions old, so this is proximal=recompute; set that to 2" in line for line in told)
+    given = ["algorithm=sdp", "runtime.max_lag=2"]
+    told = [str(problem) for problem in warnings(resolve(path, given))]
+    assert any("without runtime.max_concurrent_rollouts each step trains on its own version" in line for line in told)
+    for more in (["runtime.max_concurrent_rollouts=8"], ["algorithm.dynamic_sampling={}"]):
+        assert not [p for p in warnings(resolve(path, [*given, *more])) if p.path == "algorithm.proximal"]
 
 
 @pytest.mark.parametrize(

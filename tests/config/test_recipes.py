@@ -16,6 +16,7 @@ from proxima.config.validate import warnings
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip
+from proxima.engine import LocalProcess
 from proxima.lab import plan_runs, read_sweep
 from proxima.prepare.catalog import SOURCES
 from proxima.reward import Accuracy152, Format, Math, Overlong
@@ -262,6 +263,21 @@ def test_the_trust_regions_differ_in_the_loss_alone(size):
     )
 
 
+def test_segment_wise_decoupled_ppo_has_its_published_settings():
+    config, base = published("gsm8k_grpo_sdp"), published("gsm8k")
+    (weights,) = config.algorithm.correction
+    assert (config.runtime.max_lag, config.runtime.max_concurrent_rollouts) == (2, 256)
+    assert (weights.upper, weights.lower, weights.towards, weights.rejected) == (5.0, 0.2, "next", "count")
+    assert config.algorithm.surrogate == PpoClip(epsilon_low=0.4, epsilon_high=0.4)
+    for section in ("model", "task", "reward", "sampling", "data"):
+        assert getattr(config, section) == getattr(base, section)
+    assert replace(config.train, steps=base.train.steps, prompts_per_step=8) == base.train
+    assert config.train.steps == 7473 // config.train.prompts_per_step
+    twin = published("cpu/sdp")
+    assert twin.algorithm == config.algorithm
+    assert (twin.runtime.max_lag, twin.runtime.max_concurrent_rollouts, twin.engine.threads) == (2, 32, 1)
+
+
 def test_gspo_has_its_paper_s_range():
     config = published("qwen3_30b_gspo")
     assert config.algorithm.surrogate == Gspo(epsilon_low=3e-4, epsilon_high=4e-4)
@@ -273,6 +289,10 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
     for path in sorted(FOLDER.glob("cpu/*.yaml")):
         config = resolve(path, root=None).config
         if not isinstance(config, RunConfig):
+            continue
+        if path.stem in ("async", "sdp"):
+            beside = replace(base.runtime, threads=1, max_lag=2, max_concurrent_rollouts=32)
+            assert isinstance(config.engine, LocalProcess) and config.runtime == beside and config.train == base.train
             continue
         if path.stem == "lora":
             assert config.model.lora is not None and config.algorithm == base.algorithm

@@ -50,3 +50,24 @@ def test_an_evaluation_reads_no_training_section(recipe):
 def test_a_key_of_no_command_is_unknown_everywhere(recipe):
     with pytest.raises(ConfigError, match="trian"):
         load_recipe(recipe(f"{BASE}trian: {{steps: 1}}\n"), root=EvaluateConfig)
+
+
+@pytest.mark.parametrize(
+    ("command", "section", "rate"),
+    [("sft", {}, 2e-5), ("reward_model", {}, 1e-5), ("preference", {"loss": "sigmoid"}, 1e-6)],
+)
+def test_each_training_on_a_fixed_data_set_has_its_learning_rate(command, section, rate):
+    recipe = {"model": {"path": "org/model"}, "task": "gsm8k", command: section}
+    found = resolve(recipe, root=None)
+    assert found.config.train.optimizer.lr == rate
+    assert found.entry("train.optimizer.lr").source == f"default of proxima {found.config.command}"
+    for train in ({"optimizer": "adamw"}, {"optimizer": {"eps": 1e-6}}, {"epochs": 2}):
+        assert resolve({**recipe, "train": train}, root=None).config.train.optimizer.lr == rate
+    assert resolve(recipe, ["train.optimizer.lr=3e-4"], root=None).config.train.optimizer.lr == 3e-4
+    kind = {"kind": "tests.config.test_sections:Plain"}
+    assert resolve({**recipe, "train": {"optimizer": kind}}, root=None).config.train.optimizer == Plain()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An optimizer of another package, without a field `lr`."""

@@ -27,7 +27,7 @@ from proxima.core import (
     policy_loss,
     precompute,
 )
-from proxima.core.correction import TopEntropy
+from proxima.core.correction import TopEntropy, mismatch_metrics
 from proxima.core.penalty import K3
 from proxima.data import PolicyBatch
 from tests.core.batches import batch_cases, seeded_cases
@@ -112,6 +112,16 @@ def test_a_loss_never_waits_for_the_device(kind: str) -> None:
 def test_the_top_entropies_are_found_without_waiting_for_the_device(share: float) -> None:
     kept = TopEntropy(share)(_without_values(make_batch([7, 0, 3, 5], seed=2, garbage=False))).keep
     assert (kept.shape, kept.device.type) == ((15,), "meta")
+
+
+@pytest.mark.parametrize("kind", sorted(CORRECTED))
+def test_a_correction_never_waits_for_the_device(kind: str) -> None:
+    """Nor does the mismatch; whoever reads a metric waits."""
+    for lengths in ([7, 0, 3, 5], [0, 0]):
+        b = _without_values(make_batch(lengths, seed=2, not_sampled=0.3, garbage=False))
+        corrected = CORRECTED[kind](b)
+        assert (corrected.weight.shape, corrected.weight.device.type) == ((sum(lengths),), "meta")
+        assert mismatch_metrics(b).keys() == mismatch_metrics(make_batch([3], seed=2)).keys()
 
 
 def _without_values(b: PolicyBatch) -> PolicyBatch:

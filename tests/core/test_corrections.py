@@ -232,7 +232,7 @@ def test_towards_chooses_the_numerator() -> None:
     weights = [float(Importance(bound="none", towards=x)(b).weight) for x in ("proximal", "current", "next")]  # type: ignore[arg-type]
     assert weights == pytest.approx([2.0, 3.0, 1.5])
     with pytest.raises(
-        ValueError, match="Importance needs `next_log_prob`, which the batch lacks: the next-policy cache"
+        ValueError, match="Importance needs `next_log_prob`, which the batch lacks: `proximal: next` does"
     ):
         policy_loss(
             replace(b, next_log_prob=None),

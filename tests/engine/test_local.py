@@ -196,6 +196,22 @@ async def steps(found, count):
         await found.compute.run(int)
 
 
+def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeypatch):
+    monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 8)
+    found = engine(slots=8)
+
+    async def at_the_end(asked):
+        assert [completion async for completion in found.generate(asked)]
+        return found.scheduler.generated_tokens
+
+    async def go():
+        long = [at_the_end(requests(1, 1, first=uid, max_tokens=120)) for uid in range(7)]
+        *_, short = await asyncio.gather(*long, at_the_end(requests(1, 1, first=7, max_tokens=10)))
+        return short
+
+    assert asyncio.run(go()) <= 8 * (10 + 2 * 8)  # by turns, each of the others would decode 8 steps in between
+
+
 def test_nothing_asked_nothing_given():
     assert run(engine(), []) == []
 

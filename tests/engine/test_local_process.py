@@ -18,7 +18,7 @@ import torch
 from proxima.cli.main import main
 from proxima.data import FieldError, UserError
 from proxima.engine.local import collect
-from proxima.engine.local_process import LocalProcess, ProcessEngine
+from proxima.engine.local_process import HEALTH_SECONDS, LocalProcess, ProcessEngine
 from proxima.engine.protocol import Engine, ScoreRequest, WeightUpdate
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
@@ -60,9 +60,20 @@ def kill(pid, sign=signal.SIGKILL):
         os.kill(pid, sign)
 
 
+def state_of(stat):
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
 def is_running(pid):
     stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    return stat.exists() and state_of(stat) != "Z"
+
+
+def freeze(pid):
+    """Stop the process and wait until it has stopped: the signal returns before its threads do."""
+    kill(pid, signal.SIGSTOP)
+    threads = list(Path(f"/proc/{pid}/task").iterdir())
+    assert within(10, lambda: all(state_of(thread / "stat") == "T" for thread in threads))
 
 
 def within(seconds, condition):
@@ -218,9 +229,9 @@ def test_killed_in_a_pause_and_in_a_publish():
 
 def test_a_process_that_hangs_is_replaced():
     asked = requests(2, 4)
-    with served(timeout=4.0) as found:
+    with served(timeout=HEALTH_SECONDS + 2) as found:  # it is asked for its health before it is replaced
         first = pid_of(found)
-        kill(first, signal.SIGSTOP)
+        freeze(first)
         health = asyncio.run(found.health())
         assert not health.ok
         assert run(found, asked) == run(engine(slots=8), asked)
@@ -341,4 +352,4 @@ def test_the_spec_checks_itself():
 
 def test_the_laws_of_engines(capsys):
     assert main(["check", "local_process", "dtype=float32"]) == 0
-    assert "engine local_process: 6 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out
+    assert "engine local_process: 7 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import pytest
 
 from proxima.lab import compare_runs, find_runs, read_run
 from proxima.lab.cell_statistics import HELD_OUT
+from proxima.view.comparison_page import page_values
 from tests.lab.runs import CONFIG, answered, curve, make_run, make_sweep, step
 
 
@@ -61,6 +62,45 @@ def test_the_final_table(two):
     assert (cppo.difference["clock"].mean, cppo.difference["clock"].half) == (-8.0, 0.0)
     assert cppo.difference["reward"].mean == pytest.approx(0.0)
     assert cppo.difference["reward"].half == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
+
+
+def of_pairs(margin, *, questions=9):
+    """Two steps of DPO between two evaluations."""
+    steps = [
+        {"kind": "train", "step": n, "time": 1.0, "examples": 4, "time/step": 1.0, "time/train": 1.0}
+        | {"loss": 0.6 - margin, "rewards/margins": margin * n, "rewards/accuracies": 0.75}
+        for n in (1, 2)
+    ]
+    evals = [
+        {"kind": "eval", "step": n, "time": 1.0, "examples": 6, "metric": "accuracy", "questions": questions}
+        | {"accuracy": 0.5 + margin * n, "loss": 0.7 - margin * n, "rewards/margins": margin * n}
+        for n in (0, 2)
+    ]
+    return [evals[0], *steps, evals[1]]
+
+
+def test_runs_on_a_fixed_data_set_show_figures_of_their_own(tmp_path):
+    config = CONFIG.replace("kind: arithmetic ", "kind: {kind} ")
+    cells = {
+        kind: {s: (of_pairs(m + s / 100), {"config": config}) for s in (1, 2, 3)}
+        for kind, m in (("a", 0.1), ("b", 0.2))
+    }
+    found = comparison(make_sweep(tmp_path / "s", cells))
+    margins = ("training margin", "held-out loss", "held-out margin")
+    assert found.figures == ("training loss", "training accuracy", *margins)  # held-out accuracy is the headline
+    a, b = found.rows()
+    assert (a.after.mean, a.reward) == (pytest.approx(0.74), None)
+    means = {name: mean.mean for name, mean in a.figures.items()}
+    assert means == pytest.approx(dict(zip(found.figures, (0.48, 0.75, 0.24, 0.46, 0.24), strict=True)))
+    assert b.difference["held-out margin"].mean == pytest.approx(0.2) and b.difference["training loss"].half < 1e-9
+    assert [text for text in found.warnings if "different tasks" in text] == [
+        "the cells were trained on different tasks (task.kind): do not compare their training figures"
+    ]
+    assert found.as_json()["cells"][0]["figures"]["held-out margin"]["n"] == 3
+    titles = [chart["title"] for chart in page_values(found)["charts"]]
+    assert titles == ["Held-out accuracy", "Training loss", "Training accuracy", "Training margin", "Seconds per step"]
+    mixed = make_sweep(tmp_path / "t", {"a": cells["a"], "rl": {1: (curve([0.1, 0.5]), {})}})
+    assert comparison(mixed).figures == ()
 
 
 def test_a_pairing_needs_common_seeds(tmp_path):

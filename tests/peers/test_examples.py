@@ -8,6 +8,7 @@ from proxima.core.correction import CapFloor, Importance, OffPolicySequence, Rej
 from proxima.core.penalty import K3
 from proxima.core.selection import DropTruncated, DropUniformGroups
 from proxima.core.surrogate import Cispo, Cppo, PpoClip
+from proxima.engine import LocalProcess
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
 
@@ -122,7 +123,9 @@ def test_areal_decoupled(example):
     assert [type(one).__name__ for one in config.reward] == ["Gsm8kReward"] and config.reward[
         0
     ].weight == 1  # the scaling cancels
-    assert {"rollout.max_head_offpolicyness", "actor.kl_ctl"} <= names(done.unsupported)
+    assert (config.runtime.max_lag, config.runtime.max_concurrent_rollouts) == (2, 256)
+    assert isinstance(config.engine, LocalProcess)
+    assert "actor.kl_ctl" in names(done.unsupported)
     assert names(done.unknown) == {"rollout.pauze"}
     assert "actor.reward_scaling" in names(done.ignored)
     assert done.missing == ()

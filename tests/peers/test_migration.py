@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.peers.convert import PEERS
+from proxima.peers.convert import OFFLINE, PEERS
 from proxima.peers.convert.known import option_rules, sort_out
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.trl_offline import convert_offline
@@ -65,12 +65,31 @@ def test_every_option_of_the_trainings_without_rewards_is_known():
     names = named("TRL without rewards")
     assert len(names) >= 15
     known = set()
-    for command in ("sft", "dpo", "kto", "reward"):
+    for command in ("sft", "dpo", "kto", "reward", "gkd"):
         o = Options("TRL", {"loss_type": "discopop", "eval_strategy": "steps"} if command == "dpo" else {}, "file")
         convert_offline(o, command)
         known |= o.asked
     rest = Options("TRL", dict.fromkeys(names), "file", known)
     assert [one.name for one in sort_out(rest, option_rules("trl_offline") | option_rules("trl"))[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "title", "contexts"),
+    [
+        ("areal", "AReaL", [{"train_dataset.type": kind, "valid_dataset.path": "x"} for kind in ("sft", "rw", "dpo")]),
+        ("verl", "verl", [{"model.partial_pretrain": "x", "data.prompt_key": "a"}, {"data.messages_key": "x"}]),
+    ],
+)
+def test_every_option_of_further_trainings_without_rewards_is_known(peer, title, contexts):
+    names, known = named(f"{title} without rewards"), set()
+    assert len(names) >= 15
+    command_of, convert, rules_of = OFFLINE[peer]
+    for context in contexts:
+        o = Options(title, context, "file")
+        convert(o, command_of(o))
+        known |= o.asked
+    rest = Options(title, dict.fromkeys(names), "file", known)
+    assert [one.name for one in sort_out(rest, rules_of(o))[2]] == []
 
 
 def test_the_four_policies_and_the_three_names_are_explained():

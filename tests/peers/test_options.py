@@ -57,6 +57,31 @@ def test_verl_kl_in_the_reward(specs, converted):
     assert "algorithm.kl_penalty" in listed(converted("verl", on | {"algorithm.kl_penalty": "full"}))["unsupported"]
 
 
+def test_verl_says_what_its_asynchronous_options_are_here(converted):
+    fully = {
+        "staleness_threshold": 0.1,
+        "trigger_parameter_sync_step": 4,
+        "require_batches": 1,
+        "partial_rollout": True,
+    }
+    fully |= {"use_rollout_log_probs": True, "compute_prox_log_prob": False}
+    options = GRPO | {f"async_training.{name}": value for name, value in fully.items()}
+    done = converted(
+        "verl", options | {"rollout.total_rollout_steps": 51200, "actor_rollout_ref.rollout.mode": "async"}
+    )
+    why = {one.name: one.why for one in done.unsupported}
+    ours = {
+        "async_training.staleness_threshold": "runtime.max_lag",
+        "async_training.trigger_parameter_sync_step": "train.prompts_per_step",
+        "async_training.require_batches": "train.prompts_per_step",
+        "async_training.partial_rollout": "engine.interrupt",
+        "async_training.use_rollout_log_probs": "algorithm.proximal",
+        "rollout.total_rollout_steps": "train.steps",
+    }
+    assert all(field in why[name] for name, field in ours.items())
+    assert {"async_training.compute_prox_log_prob", "actor_rollout_ref.rollout.mode"} <= listed(done)["ignored"]
+
+
 def test_verl_dr_grpo(specs):
     options = {
         A + "loss_agg_mode": "seq-mean-token-sum-norm",
@@ -295,7 +320,8 @@ DECOUPLED = {**NORM, "actor.use_decoupled_loss": True}
         ({"behave_imp_weight_mode": "token_truncate"}, (Importance("token", "clamp", 5.0, 0.0),)),
         ({"behave_imp_weight_mode": "sequence_mask"}, (Importance("geometric", "clip", 5.0, 0.0),)),
         ({"behave_imp_weight_mode": "disabled"}, ()),
-        ({"behave_imp_weight_cap": None}, ()),
+        ({"behave_imp_weight_cap": None}, (CapFloor(upper=float("inf"), lower=0.0),)),
+        ({"behav_imp_weight_cap": None, "behav_imp_weight_floor": 0.2}, (CapFloor(upper=float("inf"), lower=0.2),)),
         ({"m2_threshold": 0.04, "behave_imp_weight_mode": "disabled"}, (SecondMoment(0.04, "drop"),)),
     ],
 )
@@ -307,6 +333,76 @@ def test_areal_behavior_weights(specs, options, correction):
 
 def test_areal_loglinear(specs):
     assert specs("areal", DECOUPLED | {"actor.prox_logp_method": "loglinear"}).proximal == "loglinear"
+
+
+ASYNC = {"rollout.max_head_offpolicyness": 2, "train_dataset.batch_size": 8}
+SDP = DECOUPLED | ASYNC | {"actor.behav_imp_weight_floor": 0.2}
+
+
+@pytest.mark.parametrize("section", ["", "rollout.", "actor."])
+def test_areal_segment_wise(specs, section):
+    found = specs("areal", SDP | {f"{section}enable_segment_wise_ppo": True})
+    assert found.proximal == "next" and found.correction == (CapFloor(upper=5.0, lower=0.2, towards="next"),)
+
+
+def test_areal_segment_wise_under_rejection(specs):
+    rejection = {"actor.rejection_sampling": {"level": "sequence", "metric": "kl_k1", "upper": 0.5}}
+    found = specs("areal", SDP | rejection | {"enable_segment_wise_ppo": True})
+    assert [one.towards for one in found.correction] == ["next", "next"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"rollout.max_head_offpolicyness": 1}, "ignored"),  # then it is decoupled PPO
+        ({"actor.use_decoupled_loss": False}, "unsupported"),
+        ({"actor.prox_logp_method": "loglinear"}, "unsupported"),
+        ({"actor.behave_imp_weight_mode": "disabled"}, "unsupported"),
+        ({"actor.m2_threshold": 0.04}, "unsupported"),
+    ],
+)
+def test_areal_segment_wise_without_what_it_needs(converted, options, kind):
+    done = converted("areal", SDP | {"enable_segment_wise_ppo": True} | options)
+    assert "enable_segment_wise_ppo" in listed(done)[kind]
+    assert done.recipe["algorithm"]["proximal"] != "next"
+    assert not any("towards" in one for one in done.recipe["algorithm"].get("correction", []))
+
+
+@pytest.mark.parametrize(
+    ("options", "at_once"),
+    [
+        ({}, 8),
+        ({"rollout.consumer_batch_size": 8}, 8),
+        ({"rollout.max_concurrent_rollouts": None}, 8),
+        ({"rollout.max_concurrent_rollouts": 20}, 20),
+        ({"rollout.max_concurrent_rollouts": 99}, 24),  # more are never admitted
+    ],
+)
+def test_areal_asynchrony(converted, options, at_once):
+    harmless = {"queue_size": None, "enable_rollout_tracing": True, "check_trajectory_format": True}
+    harmless |= {"schedule_policy": "round_robin"}
+    done = converted("areal", NORM | ASYNC | options | {f"rollout.{key}": value for key, value in harmless.items()})
+    assert done.recipe["runtime"] == {"max_lag": 2, "max_concurrent_rollouts": at_once, "over_age": "wait"}
+    assert done.recipe["engine"] == {"kind": "local_process"} and "over_age" not in listed(done)["missing"]
+    assert {f"rollout.{name}" for name in harmless} <= listed(done)[
+        "ignored"
+    ] and "the oldest first, and trains on" in " ".join(done.text.replace("#", "").split())
+    assert not any("max_concurrent" in problem for problem in done.problems)
+
+
+def test_areal_asynchrony_with_another_batch(converted):
+    done = converted("areal", NORM | ASYNC | {"rollout.consumer_batch_size": 16})
+    assert "rollout.consumer_batch_size" in listed(done)["unsupported"]
+    assert done.recipe["runtime"]["max_concurrent_rollouts"] == 16
+
+
+@pytest.mark.parametrize(
+    "options", [{"rollout.max_head_offpolicyness": 0}, {"async_training": False}, {"async_training": "false"}]
+)
+def test_areal_synchronous(converted, options):
+    done = converted("areal", NORM | ASYNC | {"rollout.max_concurrent_rollouts": 20} | options)
+    assert done.recipe["runtime"] == {"max_lag": 0} and "kind" not in done.recipe.get("engine", {})
+    assert "rollout.max_concurrent_rollouts" in listed(done)["ignored"]
 
 
 def test_areal_losses(specs):
@@ -380,9 +476,10 @@ def test_areal_levels_without_an_equivalent_are_told(converted, section, mean, s
     assert any(why in one.why for one in told if section in one.name)
 
 
-def test_areal_segments(converted):
-    done = converted("areal", DECOUPLED | {"enable_segment_wise_ppo": True})
-    assert "enable_segment_wise_ppo" in listed(done)["unsupported"]
+def test_unirl_says_what_its_staleness_is_here(converted):
+    done = converted("unirl", {"algorithm._target_": "unirl.algorithms.cppo.CPPO", "buffer_max_staleness": 2})
+    why = {one.name: one.why for one in done.unsupported}["buffer_max_staleness"]
+    assert "runtime.max_lag" in why and "over_age: drop" in why
 
 
 def test_unirl_sources(specs):
@@ -431,11 +528,11 @@ def test_one_value_that_cannot_be_known_stops_nothing(converted, peer, options, 
 @pytest.mark.parametrize(
     ("peer", "options", "why"),
     [
-        ("verl", {"model.partial_pretrain": "x", "optim.lr": 1e-5}, "sets none of its options"),
+        ("verl", {"model.path": "x", "optim.lr": 1e-5}, "sets none of its options"),
         ("trl", {"max_length": 512, "learning_rate": 1e-5}, "sets none of its options"),
         ("trl", {"beta": 0.1, "precompute_ref_log_probs": True}, "sets precompute_ref_log_probs"),
         ("trl", {"num_processes": 8, "mixed_precision": "bf16"}, "sets none of its options"),
-        ("areal", {"actor.path": "x", "actor.optimizer.lr": 1e-5, "train_dataset.type": "sft"}, "sets none"),
+        ("areal", {"actor.path": "x", "actor.optimizer.lr": 1e-5, "train_dataset.type": "rl"}, "sets none"),
         ("areal", {"actor.path": "x", "actor.beta": 0.1}, "sets none of its options"),
         ("unirl", {"stack.micro_batch_size": 1}, "sets none of its options"),
         ("unirl", {"algorithm._target_": "unirl.algorithms.flowgrpo.FlowGRPO"}, "no training of a language model"),

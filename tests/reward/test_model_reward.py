@@ -1,13 +1,14 @@
 """The reward `model`: Hugging Face's own scores, in the thread of the tensor work, and what has no score."""
 
 import asyncio
+import shutil
 import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from proxima.data import FieldError, Prompt, UserError
 from proxima.model import load_scalar_model, save
@@ -75,6 +76,21 @@ def test_text_is_read_by_the_reward_models_own_template(folder):
     without = replace(prompt, tokens=np.array([], np.int32))
     own, found = (exact(folder, encode="text").score(*both) for both in ((prompt, answers), (without, other)))
     assert own == found
+
+
+def test_a_template_that_joins_prompt_and_answer_is_read_as_hugging_face_reads_it(folder, tmp_path):
+    """As one whose generation prompt opens a thought that no finished turn shows."""
+    shutil.copytree(folder, tmp_path / "joined")
+    file = tmp_path / "joined" / "chat_template.jinja"
+    file.write_text(file.read_text() + "{% if add_generation_prompt %}<think>{% endif %}")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "joined")
+    chats = [[*MESSAGES, {"role": "assistant", "content": text}] for text in ("4", "no")]
+    rows = [tokenizer.apply_chat_template(chat)["input_ids"][:-1] for chat in chats]  # up to the end of the turn
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        expected = [float(model(input_ids=torch.tensor([row])).logits) for row in rows]
+    scores = exact(str(tmp_path / "joined"), encode="text").score(asked(tokenizer), answered(tokenizer, "4", "no"))
+    assert [score.value for score in scores] == pytest.approx(expected, abs=3e-5)
 
 
 def test_a_completion_that_is_too_long_has_no_score(folder):

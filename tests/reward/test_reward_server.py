@@ -75,6 +75,16 @@ def test_a_batch_of_prompts_and_the_scores_of_tokens(url, reward):
     assert len(set(detailed[1]["tokens"])) > 5
 
 
+def test_what_a_tokenizer_can_not_read_takes_no_other_score_with_it(url):
+    """Half of a surrogate pair, which JSON can hold and UTF-8 can't: it is read as a question mark."""
+    texts = ("4", "It is \ud83d.", "It is ?.")
+    status, answer = post(
+        f"{url}/score", {"prompt": {"messages": MESSAGES}, "completions": [{"text": t} for t in texts]}
+    )
+    values = [score["value"] for score in answer["scores"]]
+    assert status == 200 and values[1] == pytest.approx(values[2], abs=1e-6) and values[0] != values[1]
+
+
 @pytest.mark.parametrize(
     ("path", "content", "why"),
     [

@@ -13,6 +13,7 @@ from proxima.config.problems import ConfigError
 from proxima.data import FieldError
 from proxima.model.load import load_config, load_tokenizer
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.loop import RunEnded
 from proxima.runtime.rollouts import read_rows
 from tests.runtime.kill_after import kill_after
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
@@ -64,6 +65,21 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tiny_model, tmp_path):
     assert step["distillation/divergence"] == pytest.approx(0, abs=1e-6) and step["grad_norm"] < 1e-4
     rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
     assert {row["outcome"] for row in rows} == {"trained"} and {row["advantage"] for row in rows} == {0.0}
+
+
+def test_a_teacher_alone_needs_no_score(tiny_model, tmp_path):
+    """Completions whose reward failed are trained, and rewards that always fail don't end the run."""
+    reward = [{"kind": "tests.runtime.tiny_run:Even", "fail_on": 1}]
+    fails = {"reward": reward, "runtime__max_unscored_steps": 1, "train__steps": 2}
+    go(tmp_path / "unscored", distilled(tiny_model, **fails))
+    go(tmp_path / "scored", distilled(tiny_model, train__steps=2))
+    steps, scored = metrics(tmp_path / "unscored"), metrics(tmp_path / "scored")
+    assert [r["reward/invalid"] for r in steps] == [16, 16] and "dropped/invalid" not in steps[0]
+    assert [(r["loss"], r["grad_norm"]) for r in steps] == [(r["loss"], r["grad_norm"]) for r in scored]
+    rows = read_rows(RunFolder(tmp_path / "unscored").rollout_file(1))
+    assert {(row["outcome"], row["reward"]) for row in rows} == {("trained", None)}
+    with pytest.raises(RunEnded, match="no completion of the last 1 steps has a score"):
+        go(tmp_path / "both", distilled(tiny_model, algorithm={"surrogate": "reinforce"}, **fails))
 
 
 def test_each_component_has_its_own_denominator(tiny_model, tmp_path):

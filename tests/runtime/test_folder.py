@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from proxima.data import atomic_files as files
+from proxima.data.jsonl import dumps
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
 
@@ -81,8 +83,11 @@ def test_a_file_in_the_way_and_contradictory_wishes(tmp_path):
 
 
 def test_one_process_at_a_time(folder):
-    with pytest.raises(ValueError, match="in use by another process"):
+    mine = rf"is in use by another process \(pid {os.getpid()} on {socket.gethostname()}, `.*`, since 20..-"
+    with pytest.raises(ValueError, match=mine):
         RunFolder(folder.path).begin(resume=True)
+    with pytest.raises(ValueError, match=mine):
+        RunFolder(folder.path).lock_for_reading()
     folder.release()
     code = (
         "import sys, os; from proxima.runtime.folder import RunFolder; RunFolder(sys.argv[1]).begin(); "
@@ -91,7 +96,36 @@ def test_one_process_at_a_time(folder):
     source = str(Path(__file__).parents[2] / "src")
     dead = subprocess.run([sys.executable, "-c", code, str(folder.path)], env={"PYTHONPATH": source})
     assert dead.returncode == -9
-    assert folder.begin() is False  # a killed process leaves no lock behind
+    readers = [RunFolder(folder.path), RunFolder(folder.path)]
+    for reader in readers:
+        reader.lock_for_reading()  # a killed process leaves no lock behind
+    with pytest.raises(ValueError, match=mine):
+        folder.begin(resume=True)
+    for reader in readers:
+        reader.release()
+    assert folder.begin() is False
+
+
+def test_a_note_of_a_process_that_has_ended_is_told_as_such(folder):
+    """What it started holds the lock on."""
+    lock = folder.path / ".lock"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    note = {
+        "pid": ended.pid,
+        "host": socket.gethostname(),
+        "command": "proxima train a",
+        "since": "2026-01-01T00:00:00",
+    }
+    lock.write_text(dumps(note) + "\n")
+    with pytest.raises(ValueError, match=rf"its note is of pid {ended.pid} on .*`proxima train a`.* which has ended"):
+        RunFolder(folder.path).begin(resume=True)
+    lock.write_text(dumps(note | {"host": "elsewhere"}) + "\n")
+    with pytest.raises(ValueError, match=rf"process \(pid {ended.pid} on elsewhere, `proxima train a`, since 2026"):
+        RunFolder(folder.path).begin(resume=True)
+    lock.write_text("")
+    with pytest.raises(ValueError, match=r"is in use by another process; wait for it"):
+        RunFolder(folder.path).begin(resume=True)
 
 
 def test_metrics_lines_are_strict_json(folder):

@@ -3,6 +3,7 @@
 import pytest
 
 from proxima.core import mismatch_metrics
+from proxima.core.correction import CapFloor
 from proxima.runtime.metric_names import METRIC_ALIASES, canonical_metric, metric_of
 from tests.core.batches import make_batch
 
@@ -29,6 +30,9 @@ from tests.core.batches import make_batch
         ("reward", "reward/mean"),
         ("clip_ratio/region_mean", "masked_fraction"),
         ("mismatch/k3_kl", "mismatch/k3_kl"),
+        ("fully_async/trainer/idle_ratio", "idle/trainer"),
+        ("behav_imp_weight/std", "correction/rollout_is_std"),
+        ("behav_kl/avg", "correction/kl"),
         ("no_such_metric", "no_such_metric"),
     ],
 )
@@ -41,6 +45,12 @@ def test_every_mismatch_alias_leads_to_a_metric_that_is_measured() -> None:
     for ours in METRIC_ALIASES.values():
         assert not ours.startswith("mismatch/") or ours in measured
         assert canonical_metric(ours) == ours
+
+
+def test_every_alias_of_a_weight_leads_to_a_metric_of_the_correction() -> None:
+    measured = CapFloor()(make_batch([4])).metrics
+    weights = [ours for name, ours in METRIC_ALIASES.items() if name.startswith("behav_")]
+    assert len(weights) == 5 and set(weights) <= measured.keys()
 
 
 def test_a_record_is_read_under_any_name_old_records_too() -> None:

@@ -164,14 +164,19 @@ def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refu
     file.write_text("def length(completion): return len(completion)\n")
     own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}
     go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | own))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    before = times(tmp_path / "run")
     go(tmp_path / "same", replay(tiny_model("llama"), tmp_path / "run", **own))
     file.write_text("def length(completion): return -len(completion)\n")
     with pytest.raises(UserError, match="another version of reward.0: own.py, which would score .*eval.task=null"):
         go(tmp_path / "other", replay(tiny_model("llama"), tmp_path / "run", **own))
     assert not (tmp_path / "other").exists()
     go(tmp_path / "blind", replay(tiny_model("llama"), tmp_path / "run", **own, eval__task=None, eval__every=0))
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    assert times(tmp_path / "run") == before
+
+
+def times(run):
+    """When each file was written, but for the lock, which names who reads."""
+    return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
 
 
 def test_rollouts_of_another_format_or_vocabulary_are_refused(generated, tiny_model, tmp_path, monkeypatch):

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from proxima.config import resolve
 from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
+from proxima.runtime.run import train
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
 
@@ -258,8 +260,42 @@ def test_resume_of_another_run_is_refused(changes, field, one_step, tiny_model):
         ValueError, match="differs from .*; resume with that value, or start another run with folder=PATH"
     ) as caught:
         go(one_step, other, resume=True)
-    assert str(caught.value).startswith(field) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(field)
     assert RunFolder(one_step).metrics.read_bytes() == before
+
+
+def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step, tiny_model):
+    other = {"train__optimizer__lr": 1e-4, "sampling__temperature": 0.5, "seed": 4, "train__completions_per_prompt": 2}
+    resolved = resolve({**tree(tiny_model("llama"), train__steps=1, eval__every=0, **other), "folder": str(one_step)})
+    with pytest.raises(ValueError, match="differs") as caught, resolved.locating():
+        train(resolved.config, resolved=resolved, resume=True)
+    lines = str(caught.value).splitlines()
+    assert sorted(line.split("=")[0] for line in lines) == sorted(key.replace("__", ".") for key in other)
+    for line in lines:
+        assert ("--accept-changes" in line) == line.startswith(("train.optimizer", "sampling"))
+    assert "seed=4" in "".join(lines) and "the order of the data and all draws come from it" in "".join(lines)
+    with pytest.raises(ValueError, match="differs") as caught:
+        train(resolved.config, resolved=resolved, resume=True, accept_changes=True)
+    assert {error.field for error in caught.value.errors} == {"seed", "train.completions_per_prompt"}
+
+
+def test_an_accepted_change_is_told_from_then_on(tiny_model, tmp_path):
+    folder = tmp_path / "run"
+    go(folder, tree(tiny_model("llama"), train__steps=1, eval__every=0))
+    changes = {"algorithm": {"preset": "grpo"}, "train__optimizer__lr": 1e-4, "reward": [{"kind": "length"}]}
+    other = resolve({**tree(tiny_model("llama"), train__steps=2, eval__every=0, **changes), "folder": str(folder)})
+    watcher = Watcher()
+    summary = train(other.config, resolved=other, observer=watcher, resume=True, accept_changes=True)
+    assert (summary.status, summary.steps, summary.algorithm) == ("done", 2, "grpo")
+    told = [text for text in watcher.warnings if text.startswith("resumed after step 1 with other settings: ")]
+    assert len(told) == 1 and "train.optimizer.lr=0.0001 (was 0.003)" in told[0]
+    (entry,) = summary_of(folder)["changes"]
+    assert entry["step"] == 1
+    assert {"field": "train.optimizer.lr", "before": 3e-3, "now": 1e-4} in entry["changes"]
+    assert "delta: " not in RunFolder(folder).config.read_text()
+    again = Watcher()
+    train(other.config, resolved=other, observer=again, resume=True)  # it is this run now
+    assert told[0] in again.warnings and len(summary_of(folder)["changes"]) == 1
 
 
 def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_model, tmp_path, monkeypatch):

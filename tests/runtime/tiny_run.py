@@ -92,6 +92,11 @@ def recipe(model: Path, **changes: Any) -> dict[str, Any]:
         "runtime": {"threads": 1},
         "seed": 3,
     }
+    return changed(tree, changes)
+
+
+def changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with other values; dotted keys with `__` for the dots."""
     for dotted, value in changes.items():
         *path, last = dotted.split("__")
         place = tree

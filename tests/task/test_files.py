@@ -7,7 +7,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from proxima.data import UserError
 from proxima.task import Jsonl, Parquet
+from proxima.task.protocol import EmptyPromptError, open_tasks
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i), "hint": "add", "level": i} for i in range(5)]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -142,8 +144,6 @@ def test_no_file_no_rows(cls, tmp_path):
         ('{"question": "a", "answ', r"data.jsonl:3 is not JSON: .*; was the file cut off\? repair or remove the line"),
         ("[1, 2]", "data.jsonl:3 holds a list, expected an object"),
         ('{"question": "a"}', "data.jsonl:3 has no column 'answer'; columns: question"),
-        ('{"question": "", "answer": "1"}', "data.jsonl:3: column 'question' is empty"),
-        ('{"question": null, "answer": "1"}', "data.jsonl:3: column 'question' is empty"),
         ("\udcff", "data.jsonl:3 is not JSON"),
     ],
 )
@@ -154,6 +154,23 @@ def test_a_broken_line_is_named_at_once(tmp_path, line, message):
     with pytest.raises(ValueError, match=message) as caught:
         Jsonl(path=str(path)).rows(1)
     assert "\n" not in str(caught.value)
+
+
+@both
+@pytest.mark.parametrize("field", ["question", "messages"])
+def test_a_row_without_a_prompt_can_be_skipped(cls, field, tmp_path):
+    """What opens the data decides: training on questions refuses it at once, where the file is read at once."""
+    prompt = "a" if field == "question" else [{"role": "user", "content": "a"}]
+    columns = [{field: value, "answer": "1"} for value in (prompt, None, prompt[:0], prompt)]
+    task = cls(path=written(cls, tmp_path, columns), **({} if field == "question" else {"messages": "messages"}))
+    rows = open_tasks({"task": task}, 1, may_skip=True)["task"]
+    assert [rows[i].answer for i in (0, 3)] == ["1", "1"]
+    for i in (1, 2):
+        with pytest.raises(EmptyPromptError, match=f"{field}=.* is empty; remove .*data.*, or map another column"):
+            rows[i]
+    if cls is Jsonl:
+        with pytest.raises(UserError, match=f"task: a row has an empty {field}; remove .*data.jsonl:2, or map"):
+            open_tasks({"task": task}, 1)
 
 
 def test_half_an_emoji_in_a_line(tmp_path):
@@ -204,7 +221,6 @@ def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):
     ("chat", "message"),
     [
         ("Hi", r"column 'chat' holds text, expected a list of \{role, content\}"),
-        ([], r"holds \[\], expected a list"),
         ([{"role": "robot", "content": "Hi"}], "expected a role among system, user, assistant"),
         ([{"role": "user"}], "expected a role among"),
         ([{"role": "user", "content": 3}], "and a text content"),

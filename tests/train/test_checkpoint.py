@@ -248,7 +248,7 @@ def test_a_full_disk_in_the_tokenizer_is_a_full_disk(tmp_path, tiny_model, monke
         raise Exception("No space left on device (os error 28)")  # what tokenizers raises
 
     monkeypatch.setattr(t.model.loaded.tokenizer, "save_pretrained", full, raising=False)
-    with pytest.raises(OSError, match="no space left") as caught:
+    with pytest.raises(OSError, match="No space left") as caught:
         write_checkpoint(tmp_path, 1, t.model.loaded, t, {})
     assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 

@@ -62,6 +62,18 @@ def quiet(step, **more):
     return {"kind": "train", "step": step, "time": 4.06 * step, **facts, **speeds, **more}
 
 
+BESIDE = {"async/queue": 12, "async/running": 30, "age/max": 2, "idle/trainer": 0.031, "idle/engine": 0.004}
+
+
+def test_what_only_some_runs_have_in_their_lines(plain, lines):
+    plain.step(quiet(1), None)
+    plain.step(quiet(2, **{"value/explained_variance": 0.4211}), None)
+    plain.step(quiet(3, **BESIDE), None)
+    assert "explained" not in lines[0] and "idle" not in lines[0]
+    assert "masked 0.4 %  explained  0.42  gen" in lines[1]
+    assert "430 tok/s  queue 12  running 30  oldest 2  idle trainer 3.1 % engine 0.4 %  4.1 s" in lines[2]
+
+
 def test_a_run(plain, lines, clock):
     plain.started(info(Path("runs/add-7f3c")))
     clock.advance(18)
@@ -326,6 +338,20 @@ def test_live_view_shows_the_numbers_and_the_sample():
     view.finished({"status": "done", "steps": 40, "seconds": 195.2})
     assert screen.getvalue().rstrip().endswith("done: 40 steps in 3m 15s  runs/add-7f3c/report.html")
     assert screen.getvalue().count("\x1b[?25h") >= 1  # the cursor is back
+
+
+def test_live_view_of_a_run_that_generates_beside_the_training():
+    view, _ = live_on()
+    view.started(info(Path("runs/a")))
+    view.step(record(1, **{"time/generate": 2.0, "time/score": 0.5, "time/step": 4.0}), None)
+    picture = shown(view)
+    assert "trainer      62.5 % idle" in picture and "engine       50.0 % idle" in picture  # from its times
+    assert "queue" not in picture and "oldest" not in picture
+    view.step(record(2, **BESIDE), None)
+    picture = shown(view)
+    for text in ("queue          12 groups", "running       30 prompts", "oldest        2 versions"):
+        assert text in picture
+    assert "trainer       3.1 % idle" in picture and "engine        0.4 % idle" in picture
 
 
 def test_live_view_on_a_narrow_terminal_and_with_nothing_known():

@@ -86,14 +86,17 @@ def test_headline_and_tiles(whole):
 def test_curves_hold_the_records(whole):
     folder, page = whole
     titles = ["Reward", "Accuracy", "Length", "Entropy", "KL", "Masked", "Gradient norm", "Speed", "Loss", "Truncated"]
-    titles += ["Engine against trainer", "Learning rate", "Time per phase"]
+    titles += ["Engine against trainer", "Learning rate", "Where the time goes", "Idle", "Time per phase"]
     places = [page.words.index(f" {title} ") for title in titles]
     assert places == sorted(places)
-    assert page.tags.count("svg") == page.tags.count("figure") == len(page.data["charts"]) == 13
+    assert page.tags.count("svg") == page.tags.count("figure") == len(page.data["charts"]) == 14
     assert page.data["steps"] == list(range(1, 41))
     assert page.data["charts"][0] == [[f"{record(step)['reward/mean']:.3f}" for step in range(1, 41)]]
     assert page.data["charts"][5] == [[f"{100 * record(step)['masked_fraction']:.2f} %" for step in range(1, 41)]]
     assert len(page.data["charts"][-1]) == 5  # four phases and the rest
+    r = record(40)
+    idle = (r["time/generate"] + r["time/score"]) / r["time/step"], 1 - r["time/generate"] / r["time/step"]
+    assert [texts[-1] for texts in page.data["charts"][-2]] == [f"{100 * share:.1f} %" for share in idle]
     assert [len(line) for line in paths(folder.report.read_text(), "raw")][:2] == [40, 40]
 
 
@@ -155,6 +158,33 @@ def test_dynamic_sampling_pruning_and_reward_parts_are_drawn(tmp_path):
     ]  # 16 groups of 8, then without the 96 that were pruned
     parts = [[f"{record(step)['reward/mean']:.3f}" for step in (1, 2)], ["-0.250", "-0.250"]]
     assert parts in page.data["charts"]
+
+
+def beside(step, **more):
+    """Of a run that generates beside the training."""
+    lags = (
+        {"lag/0": 0.25, "lag/1": 0.75} if step < 3 else {f"lag/{n}": share for n, share in enumerate((0.5, *[0.1] * 5))}
+    )
+    facts = {"async/queue": step, "async/running": 30 - step, "idle/trainer": 0.05, "idle/engine": 0.01 * step}
+    return record(step, **{"age/mean": 0.5, "age/max": 2, "tokens/trained": 100 * step} | facts | lags | more)
+
+
+def test_queue_ages_lags_and_idle_shares_of_an_asynchronous_run(tmp_path):
+    folder = make_run(tmp_path / "run", steps=3, finished=False)
+    folder.metrics.unlink()
+    for step in (1, 2, 3):
+        folder.append_metrics(beside(step))
+    page = Page(write_report(folder.path))
+    section = page.words.partition("Where the time goes")[2]
+    places = [section.index(f" {title} ") for title in ("Queue", "Age", "Idle", "Lag", "Time per phase")]
+    assert places == sorted(places) and page.words.count(" Age ") == 1
+    queue, age, idle, lag, _ = page.data["charts"][-5:]
+    assert queue == [["1", "2", "3"], ["29", "28", "27"]] and age == [["0.50"] * 3, ["2.00"] * 3]
+    assert idle == [["5.0 %"] * 3, ["1.0 %", "2.0 %", "3.0 %"]]
+    assert [texts[0] for texts in lag] == ["25.0 %", "75.0 %", "0.0 %", "0.0 %", "0.0 %"]
+    assert [texts[2] for texts in lag] == ["50.0 %", "10.0 %", "10.0 %", "10.0 %", "20.0 %"]  # lags 4 and 5 are one
+    # weighted by the tokens of the steps: (100 + 200) * .25 + 300 * .5 of 600
+    assert "over the run lag 0 37.5 %, lag 1 42.5 %, lag 2 5.0 %, lag 3 5.0 %, lag 4 or more 10.0 %" in page.words
 
 
 def test_acceptance_is_of_the_prompts_that_were_judged(tmp_path):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxima.config.families import OFFLINE
+from proxima.config.offline_schema import OfflineConfig, SftConfig
 from proxima.data import UserError
 from proxima.lab.run_reader import existing_run, read_config, read_mapping
 from proxima.runtime.folder import RunFolder
@@ -57,7 +59,15 @@ class SavedRun:
         Args:
             steps: None: all.
             columns: None: all; tokens and log-probs are arrays of numbers, one for each token.
+
+        Raises:
+            UserError: the run trained on a fixed data set and generated nothing.
         """
+        if (family := self._offline) is not None:
+            remedy = ".metrics and .evaluations have its figures"
+            remedy += ", .answers() the samples of its evaluations" if family is SftConfig else ""
+            what = f"{self.folder} is a run of `proxima {family.command}`: it trained on the rows of its data set"
+            raise UserError(f"{what}, and has no rollouts", remedy=remedy)
         wanted = None if steps is None else {f"{step:06d}" for step in steps}
         files = [file for file in self._parquet(self._files.rollouts) if wanted is None or file.stem in wanted]
         return self._completions(files, columns)
@@ -68,7 +78,13 @@ class SavedRun:
         Args:
             columns: as for `rollouts`.
             held_out: a name of `eval.sets`; empty: those of `eval.task`.
+
+        Raises:
+            UserError: the run trained on pairs, and its evaluations generate nothing.
         """
+        if (family := self._offline) is not None and family is not SftConfig:
+            what = f"{self.folder} is a run of `proxima {family.command}`, whose evaluations generate no answers"
+            raise UserError(what, remedy=".evaluations has their figures")
         return self._completions(self._files.eval_files(held_out), columns)
 
     @property
@@ -91,6 +107,11 @@ class SavedRun:
 
         summary = self.summary
         return f"<run {self.folder}  {closing_line(summary, None) if summary else self.status}>"
+
+    @property
+    def _offline(self) -> type[OfflineConfig] | None:
+        """The config of a run on a fixed data set; None of one with rewards."""
+        return next((family for family in OFFLINE if family.own in self.config), None)
 
     @property
     def _files(self) -> RunFolder:

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+    recipe: Recipe,
+    overrides: Overrides = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
 ) -> SavedRun:
     """Train a model, as `proxima train` does, and return the run.
 
@@ -37,6 +43,7 @@ def train(
             rewards import them again.
         resume: continue the run in the folder, also after a kill; starts it if there is none.
         overwrite: delete the run in the folder and start again.
+        accept_changes: resume also with another algorithm, other rewards and the like; log, summary and report say so.
         quiet: print nothing; otherwise lines, or the live view where standard output is a terminal.
 
     Raises:
@@ -45,34 +52,55 @@ def train(
         KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
             which takes up to the end of the step; `resume` continues from there.
     """
-    return _run(recipe, overrides, RunConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+    return _run(recipe, overrides, RunConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
 
 
 def sft(
-    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+    recipe: Recipe,
+    overrides: Overrides = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
 ) -> SavedRun:
     """Fine-tune a model on given answers, as `proxima sft` does, and return the run; see `train`."""
-    return _run(recipe, overrides, SftConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+    return _run(recipe, overrides, SftConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
 
 
 def reward_model(
-    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+    recipe: Recipe,
+    overrides: Overrides = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
 ) -> SavedRun:
     """Train a reward model on pairs, as `proxima reward` does, and return the run; see `train`."""
-    return _run(recipe, overrides, RewardModelConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+    return _run(recipe, overrides, RewardModelConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
 
 
 def dpo(
-    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+    recipe: Recipe,
+    overrides: Overrides = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
 ) -> SavedRun:
     """Train a model on preferences, as `proxima dpo` does, and return the run; see `train`."""
-    return _run(recipe, overrides, PreferenceConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+    return _run(recipe, overrides, PreferenceConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
 
 
-def _run(recipe: Recipe, overrides: Overrides, root: type, *, resume: bool, overwrite: bool, quiet: bool) -> SavedRun:
+def _how(resume: bool, overwrite: bool, accept_changes: bool) -> dict[str, bool]:
+    return {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
+
+
+def _run(recipe: Recipe, overrides: Overrides, root: type, *, how: Mapping[str, bool], quiet: bool) -> SavedRun:
     from proxima.view import RunViews
 
-    how = {"resume": resume, "overwrite": overwrite}
     with overrides_named():
         resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), root=root, **how)
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
@@ -86,23 +114,34 @@ def _run(recipe: Recipe, overrides: Overrides, root: type, *, resume: bool, over
     return load_run(summary.folder)
 
 
-def begin(resolved: Resolved[Any], observer: "Observer", *, resume: bool, overwrite: bool) -> "Summary":
+def begin(
+    resolved: Resolved[Any], observer: "Observer", *, resume: bool, overwrite: bool, accept_changes: bool = False
+) -> "Summary":
     """Run a resolved config by what its command trains."""
     from proxima.runtime.offline.offline_run import train_offline
     from proxima.runtime.run import train as train_policy
 
     run = train_offline if isinstance(resolved.config, OfflineConfig) else train_policy
-    return run(resolved.config, resolved=resolved, resume=resume, overwrite=overwrite, observer=observer)
+    how: Any = _how(resume, overwrite, accept_changes)
+    return run(resolved.config, resolved=resolved, observer=observer, **how)
 
 
 def resolve_run(
-    recipe: Recipe, overrides: Sequence[str], *, root: type = RunConfig, resume: bool = False, overwrite: bool = False
+    recipe: Recipe,
+    overrides: Sequence[str],
+    *,
+    root: type = RunConfig,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
 ) -> Resolved[Any]:
     """The checked config of a run, of the class of its command; for a resume, of the run in the folder that is given in
     place of a recipe."""
     if resume and overwrite:
         reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
         raise UserError(reason, remedy="keep one")
+    if accept_changes and not resume:
+        raise UserError("--accept-changes is for a resume", remedy="add --resume, or leave it out")
     named = any(word.startswith("folder=") for word in overrides)
     if resume and not named and not isinstance(recipe, Mapping):
         # Its config may name no folder, or the one that it was moved from.

@@ -13,6 +13,7 @@ from typing import NoReturn
 from proxima import __version__
 from proxima.cli.bug_report import report_bug
 from proxima.data.errors import UserError
+from proxima.data.full_disk import is_disk_full
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
@@ -21,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reward": ("proxima.cli.reward_model", "train a reward model on pairs of completions"),
     "dpo": ("proxima.cli.dpo", "train a model on preferences: DPO and its relatives"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
+    "simulate": ("proxima.cli.simulate", "simulate a recipe on virtual time: speed and idle shares of several lags"),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
     "score": ("proxima.cli.score", "score texts with rewards, without a model"),
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         return _refuse(f"{error.filename}: {error.strerror}; give another path")
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             place = f"{error.filename}: " if error.filename else ""
             return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
         if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):

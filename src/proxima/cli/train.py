@@ -24,6 +24,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_overrides(parser)
     resume = f"resume the run in the folder: proxima {command} runs/mine --resume"
     parser.add_argument("--resume", action="store_true", help=resume)
+    accept = "with --resume: also with another algorithm, other rewards and the like; the run says so from then on"
+    parser.add_argument("--accept-changes", action="store_true", help=accept)
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
     parser.add_argument("--quiet", action="store_true", help="print only the outcome")
 
@@ -39,7 +41,7 @@ def run_command(arguments: argparse.Namespace, root: type, overrides: Sequence[s
     """Train the recipe that the arguments name, whose config must be of the class `root`."""
     from proxima.api.training import begin, config_notes, resolve_run
 
-    how = {"resume": arguments.resume, "overwrite": arguments.overwrite}
+    how = {name: getattr(arguments, name) for name in ("resume", "overwrite", "accept_changes")}
     resolved = resolve_run(arguments.recipe, [*arguments.override, *overrides], root=root, **how)
 
     from proxima.runtime.loop import RunEnded

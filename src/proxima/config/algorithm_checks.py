@@ -80,6 +80,8 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
     if algorithm.reference_kl is not None or algorithm.reward_kl is not None:
         supplied |= {"reference_log_prob"}
+    if algorithm.proximal == "next":
+        supplied |= {"next_log_prob"}
     specs = {slot: getattr(algorithm, slot) for slot in ("surrogate", "aggregate", "reference_kl")}
     specs |= {f"correction.{i}": spec for i, spec in enumerate(algorithm.correction)}
     for slot, spec in specs.items():
@@ -93,6 +95,8 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
             remedy = SUPPLIED_BY.get(name, "nothing supplies it")
             if name == "reference_log_prob":
                 remedy = "set algorithm.reference_kl, which loads the reference model"
+            elif name == "next_log_prob":
+                remedy = "set algorithm.proximal=next, in asynchronous training, or towards=proximal"
             else:
                 remedy = f"engine {r.entry('engine.kind').value!r} does not supply it; {remedy}"
             yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
@@ -228,6 +232,49 @@ def prune_rate_is_exact(r: Resolved[Any]) -> Iterator[Problem]:
             if abs(rate - spec.rate) > 1e-9:
                 message = f"keeps {spec.kept(size)} of {size} completions, a rate of {rate:.3g}"
                 yield r.problem(f"algorithm.selection.{i}.rate", message)
+
+
+def next_policy_is_read(r: Resolved[Any]) -> Iterator[Problem]:
+    """`proximal: next` is for corrections towards the next policy, and these replace those towards the proximal one."""
+    algorithm = r.config.algorithm
+    for name, off in (("next_from", "engine"), ("next_missing", "decoupled")):
+        if algorithm.proximal != "next" and getattr(algorithm, name) != off:
+            yield r.problem(f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}")
+    if algorithm.proximal != "next":
+        return
+    for i, spec in enumerate(algorithm.correction):
+        if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
+            message = "compares with the proximal policy, and algorithm.proximal=next is for the next one"
+            remedy = "set its towards=next, or algorithm.proximal=recompute"
+            yield r.problem(f"algorithm.correction.{i}.kind", f"{message}; {remedy}")
+    if not any("next_log_prob" in spec.needs for spec in algorithm.correction):
+        remedy = "add algorithm.correction=[{kind: cap_floor, towards: next}], or set it to recompute"
+        yield r.problem("algorithm.proximal", f"no correction reads the next policy; {remedy}")
+
+
+def next_policy_is_computed(r: Resolved[Any]) -> Iterator[Problem]:
+    """Stored rollouts had other policies after them."""
+    if r.config.algorithm.proximal == "next" and r.config.rollouts is not None:
+        message = "a replay has no versions of its own to compute the next policy from; set it to recompute"
+        yield r.problem("algorithm.proximal", message)
+
+
+def some_tokens_are_older(r: Resolved[Any]) -> Iterator[Problem]:
+    """Only tokens two versions old or older differ from plain decoupled PPO."""
+    config = r.config
+    if config.algorithm.proximal != "next":
+        return
+    if (lag := config.runtime.max_lag) < 2:
+        message = (
+            f"with runtime.max_lag={lag} no token is two versions old, so this is proximal=recompute; set that to 2"
+        )
+        yield r.problem("algorithm.proximal", message)
+    elif config.runtime.max_concurrent_rollouts is None and config.algorithm.dynamic_sampling is None:
+        message = (
+            "without runtime.max_concurrent_rollouts each step trains on its own version's tokens, so this is "
+            "proximal=recompute; set that to the prompts that generate at once"
+        )
+        yield r.problem("algorithm.proximal", message)
 
 
 def correction_has_an_effect(r: Resolved[Any]) -> Iterator[Problem]:

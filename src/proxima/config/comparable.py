@@ -18,6 +18,7 @@ class Purpose(Enum):
     """Why two configs are compared."""
 
     RESUME = auto()  # the run in the folder continues with this config
+    CHANGE = auto()  # it continues with it as another run from there on, because the user accepts that
     RERUN = auto()  # the run in the folder is the one that a sweep would start
     CELL = auto()  # two runs are repetitions of one experiment
     ACCURACY = auto()  # two held-out accuracies were measured on the same questions in the same way
@@ -27,6 +28,8 @@ class FieldClass(Enum):
     """What a change of the field would change, and the purposes for which it may differ."""
 
     LABEL = frozenset(Purpose)  # a name, a place, or the use of the machine: never a result
+    METHOD = frozenset({Purpose.CHANGE})  # how steps are made; a checkpoint fits any value
+    CHECKPOINTED = frozenset[Purpose]()  # within a METHOD: what a checkpoint holds depends on it
     OPERATION = frozenset({Purpose.RESUME, Purpose.CELL})  # how a run is kept alive and stored
     PROGRESS = frozenset({Purpose.RESUME, Purpose.ACCURACY})  # how long it goes on, or when it is evaluated
     RESUMABLE = frozenset({Purpose.RESUME})  # no finished step depends on it: devices, chunk sizes, held-out questions
@@ -34,11 +37,13 @@ class FieldClass(Enum):
 
 
 FIELD_CLASSES: Mapping[str, FieldClass] = {
+    "algorithm": FieldClass.METHOD,
     "algorithm.dynamic_sampling.exhausted": FieldClass.RESUMABLE,  # it says what ends a run
     "algorithm.dynamic_sampling.max_num_gen_batches": FieldClass.RESUMABLE,  # likewise
     "algorithm.mismatch": FieldClass.RESUMABLE,  # it says what a step does from now on, or what ends a run
     "algorithm.preset": FieldClass.LABEL,  # its fields are compared
     "checkpoint": FieldClass.OPERATION,
+    "engine": FieldClass.METHOD,
     "engine.prefill_tokens": FieldClass.RESUMABLE,
     "engine.restarts": FieldClass.OPERATION,
     "engine.threads": FieldClass.LABEL,
@@ -52,15 +57,25 @@ FIELD_CLASSES: Mapping[str, FieldClass] = {
     "model.device": FieldClass.RESUMABLE,
     "model.gradient_checkpointing": FieldClass.RESUMABLE,
     "model.log_prob_chunk": FieldClass.RESUMABLE,
+    "reward": FieldClass.METHOD,
     "rollouts": FieldClass.RESUMABLE,  # the files are compared by content
     "monitor": FieldClass.LABEL,
+    "runtime": FieldClass.METHOD,
+    "runtime.max_concurrent_rollouts": FieldClass.CHECKPOINTED,
+    "runtime.max_lag": FieldClass.CHECKPOINTED,
     "runtime.max_unscored_steps": FieldClass.OPERATION,
     "runtime.reward_timeout": FieldClass.OPERATION,
     "runtime.reward_memory_mb": FieldClass.OPERATION,
     "runtime.reward_workers": FieldClass.OPERATION,
+    "runtime.rollout_retries": FieldClass.OPERATION,
+    "runtime.stall_seconds": FieldClass.OPERATION,
     "runtime.threads": FieldClass.LABEL,
+    "sampling": FieldClass.METHOD,
     "seed": FieldClass.REPLICATION,
+    "train": FieldClass.METHOD,
+    "train.completions_per_prompt": FieldClass.CHECKPOINTED,
     "train.epochs": FieldClass.PROGRESS,
+    "train.optimizer.kind": FieldClass.CHECKPOINTED,
     "train.steps": FieldClass.PROGRESS,
 }
 ABSENT = object()  # stands for the value of a field that one of the two configs lacks

@@ -282,13 +282,18 @@ def time_of(
     critic: ModelFacts | None = None,
 ) -> Time:
     """2 FLOP a parameter and token to generate, 6 to train, 4 with LoRA (2 more for each extra forward), over a share
-    of the GEMM rate. Under dynamic sampling only the first generation batch counts: how many there are, only the
-    questions know."""
+    of the GEMM rate; `proximal: next` as if every completion had one more. Under dynamic sampling only the first
+    generation batch counts: how many there are, only the questions know."""
     p, length = model.parameters, config.sampling.max_tokens
     prompts, sequences = batch.generated
     sequences, prompts = (sequences, prompts) if config.replayed is None else (0, 0)  # a replay generates none
     generate = 2 * p * (sequences * length + prompts * (batch.longest - length)) / (GENERATE_SHARE * gemm)
-    extra = 2 * ((config.algorithm.proximal == "recompute") + config.algorithm.needs_reference)
+    algorithm = config.algorithm
+    following = 2 * (algorithm.proximal == "next")  # one version later, at most once a token
+    if algorithm.next_from == "engine":
+        generate += following * p * sequences * batch.longest / (GENERATE_SHARE * gemm)
+    extra = 2 * (algorithm.proximal in ("recompute", "next")) + 2 * algorithm.needs_reference
+    extra += following if algorithm.next_from == "trainer" else 0
     products = 6 if config.model.lora is None else 4  # frozen weights have no gradient
     of_teacher = 2 * teacher.parameters if teacher is not None else 0
     flop = p * (products * config.train.epochs_per_step + extra) + of_teacher

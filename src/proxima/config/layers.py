@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
+from proxima.config.families import command_of
 from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides
 from proxima.config.schema import Slot
@@ -25,7 +26,7 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], family: type) -> tu
     refused: dict[str, Problem] = {}
     for layer in [*layers, read_overrides(overrides, layout)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, family), layout), family, refused)
-    return _with_evaluation_defaults(tree, layout), refused
+    return _with_learning_rate(_with_evaluation_defaults(tree, layout), family), refused
 
 
 def _with_section_presets(tree: Node, family: type, refused: dict[str, Problem]) -> Node:
@@ -90,6 +91,22 @@ def _with_kind_source(node: Node, text: str) -> Node:
     if "kind" in fields:
         fields["kind"] = replace(fields["kind"], source=replace(node.source, text=text))
     return replace(node, value=fields)
+
+
+def _with_learning_rate(tree: Node, family: type) -> Node:
+    """Write the family's own learning rate under an optimizer of proxima's that has none."""
+    rate = getattr(family, "learning_rate", None)
+    train = (tree.mapping or {}).get("train", Node({}, DEFAULT))
+    if rate is None or train.mapping is None:
+        return tree
+    optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
+    known = (None, *table_of("proxima.train.optimizer:OPTIMIZERS"))
+    if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in known:
+        return tree
+    lr = Node(rate, Source(f"default of proxima {command_of(family)}", "default"), f"{rate:g}")
+    optimizer = replace(optimizer, value={**optimizer.mapping, "lr": lr})
+    train = replace(train, value={**train.mapping, "optimizer": optimizer})
+    return replace(tree, value={**(tree.mapping or {}), "train": train})
 
 
 def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:

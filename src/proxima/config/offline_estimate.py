@@ -92,11 +92,11 @@ class OfflineEstimates(ModelEstimates):
 
 def _rows(config: OfflineConfig) -> tuple[int, list[int]]:
     """How many rows there are, and the tokens of the first ones that can be used."""
-    from proxima.model.load import load_config, load_tokenizer
+    from proxima.model.load import context_limit, load_config, load_tokenizer
 
     tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     text = load_config(config.model.path, config.model.revision).get_text_config()
-    limit = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
+    limit = context_limit(text)
     context, rows, lengths = min(config.model.max_length or limit, limit), config.task.rows(config.seed), []
     for number in range(min(SAMPLE_ROWS, len(rows))):
         try:

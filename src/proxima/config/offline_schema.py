@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.schema import (
+    STALL,
     CheckpointConfig,
     ModelConfig,
     OptimizationConfig,
@@ -39,6 +40,11 @@ class OfflineTrainConfig(OptimizationConfig):
     steps: Annotated[int, "steps of the run; 0: as many as the epochs need"] = 0
     epochs: Annotated[int | None, "passes over the rows, in place of steps; null: 1 unless steps is set"] = None
     examples_per_step: Annotated[int, "rows a step, which is one optimizer update"] = 16
+    optimizer: Annotated[
+        Any,
+        Slot("proxima.train.optimizer:OPTIMIZERS", default="adamw"),
+        "optimizer; lr is 2e-5 in sft, 1e-5 in reward and 1e-6 in dpo where it is not set",
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,9 +95,11 @@ class SampledEvalConfig(OfflineEvalConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineRuntimeConfig:
+    stall_seconds: Annotated[float, STALL] = 600.0
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
+        require_at_least(self, 0, "stall_seconds", remedy="0 never warns")
         require_at_least(self, 0, "threads", remedy="0 uses all cores")
 
 
@@ -99,11 +107,13 @@ class OfflineRuntimeConfig:
 class OfflineConfig:
     """What a run on a fixed data set has, whatever its method.
 
-    command: the command of `proxima` that trains it; own: the section that only its recipes have.
+    command: the command of `proxima` that trains it; own: the section that only its recipes have; learning_rate: of
+        its optimizer where a recipe says nothing.
     """
 
     command: ClassVar[str]
     own: ClassVar[str]
+    learning_rate: ClassVar[float]
 
     model: Annotated[ModelConfig, "the model that is trained"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training rows"]
@@ -144,6 +154,7 @@ class SftConfig(OfflineConfig):
 
     command: ClassVar[str] = "sft"
     own: ClassVar[str] = "sft"
+    learning_rate: ClassVar[float] = 2e-5  # as TRL
 
     sft: Annotated[SftSection, "what the loss is about"] = field(default_factory=SftSection)
     eval: Annotated[SampledEvalConfig, "held-out evaluation"] = field(default_factory=SampledEvalConfig)
@@ -189,6 +200,7 @@ class RewardModelConfig(OfflineConfig):
 
     command: ClassVar[str] = "reward"
     own: ClassVar[str] = "reward_model"
+    learning_rate: ClassVar[float] = 1e-5  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
 
     reward_model: Annotated[RewardModelSection, "pairs and loss"] = field(default_factory=RewardModelSection)
 

@@ -74,6 +74,7 @@ class PreferenceConfig(OfflineConfig):
 
     command: ClassVar[str] = "dpo"
     own: ClassVar[str] = "preference"
+    learning_rate: ClassVar[float] = 1e-6  # as TRL
 
     preference: Annotated[PreferenceSection, "loss, reference and columns"]
 

@@ -41,6 +41,18 @@ def completion_pruning(rate: float) -> Preset:
     }
 
 
+def decoupled_ppo(proximal: str, towards: str) -> Preset:
+    """AReaL's decoupled PPO: clip 0.4, weights in [0.2, 5], filtered tokens stay in the denominator."""
+    weights = {"kind": "cap_floor", "upper": 5.0, "lower": 0.2, "rejected": "count", "towards": towards}
+    return {
+        "proximal": proximal,
+        "advantage": {"kind": "grpo", "scale": "group", "epsilon": 1.0e-5},
+        "surrogate": {"kind": "ppo_clip", "epsilon_low": 0.4, "epsilon_high": 0.4},
+        "aggregate": {"kind": "token_mean"},
+        "correction": [weights],
+    }
+
+
 DAPO: dict[str, Any] = {"epsilon_low": 0.2, "epsilon_high": 0.28, "dual_clip": 10.0}
 SEQUENCE_MEAN = "sequence_mean_token_mean"
 
@@ -71,6 +83,9 @@ ALGORITHMS: dict[str, Preset] = {
     ),
     # Without section 3.2, dynamic sampling: uniform groups stay, also in the denominator. AIME 2024: 50 %, not 52 %.
     "dapo_no_dynamic": preset("ppo_clip", **DAPO),
+    # arXiv 2505.24298, AReaL: for stale data, in asynchronous training. The trust region is around the policy that the
+    # update starts from, and each token is weighted from the one that sampled it to that, with 0 outside [0.2, 5].
+    "decoupled": decoupled_ppo("recompute", "proximal"),
     # arXiv 2306.13649: a student learns its teacher's distribution on samples of its own. Reverse KL, as in MiniLLM
     # (2306.08543), over the teacher's 16 most probable tokens and a bucket for the rest. Without a surrogate, rewards
     # are only measured. The teacher is yours to name: distillation.path.
@@ -84,6 +99,9 @@ ALGORITHMS: dict[str, Preset] = {
     "dr_grpo": preset("ppo_clip", "none", "sequence_mean_token_sum_norm", epsilon_low=0.2, epsilon_high=0.2),
     # arXiv 2606.09821, UniRL: 12.5 is the public recipe and hardly pulls; 0.1 to 1 does.
     "drpo": preset("drpo", "none", epsilon=12.5),
+    # AReaL, segment-wise decoupled PPO: `decoupled` with the weight of each token towards the version right after its
+    # own. Published at max_head_offpolicyness 2: runtime.max_lag=2.
+    "sdp": decoupled_ppo("next", "next"),
     # arXiv 2507.20673: the geometric mean of a sequence's clipped ratios.
     "gmpo": preset("geo_mean", "group", SEQUENCE_MEAN, epsilon_low=0.4, epsilon_high=0.4),
     # arXiv 2402.03300. The paper's KL (k3, coefficient 0.04) is off, as is usual today; reference_kl={kind: k3,

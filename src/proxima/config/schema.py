@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from proxima.core.correction import MismatchGuard
+from proxima.core.proximal import NextMissing
 from proxima.core.reward_kl import RewardKl
 from proxima.data import require
 from proxima.engine.protocol import Sampling
 from proxima.model.lora import Lora
+from proxima.rollout.admission import OverAge
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
 
@@ -169,7 +171,16 @@ class DistillationConfig:
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
-    proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
+    proximal: Annotated[
+        Literal["behavior", "recompute", "loglinear", "next"],
+        "centre of the trust region; next: as recompute, and corrections go towards the version after the sampling one",
+    ] = "behavior"
+    next_from: Annotated[
+        Literal["engine", "trainer"], "who computes that version's log-probs: up to one forward pass more"
+    ] = "engine"
+    next_missing: Annotated[NextMissing, "a token without: the proximal one's, or weight 0, or so its completion"] = (
+        "decoupled"
+    )
     behavior: Annotated[Literal["untruncated", "sampled"], "the behavior policy's engine log-prob"] = "untruncated"
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"] = None
@@ -304,22 +315,44 @@ class CheckpointConfig:
         require_at_least(self, 0, "every", "keep_last")
 
 
+STALL = "seconds without a token or a finished stage before a warning says what waits for whom; 0: never"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    max_lag: Annotated[int, "policy versions a group may be behind at its update; 0 discards surplus groups"] = 1
+    max_lag: Annotated[
+        int, "policy versions a group may be behind at its update; 0: synchronous, no surplus groups"
+    ] = 1
+    max_concurrent_rollouts: Annotated[
+        int | None, "prompts that generate at once, beside the training, with max_lag >= 1; null: between the updates"
+    ] = None
+    over_age: Annotated[
+        OverAge, "groups beyond max_lag: wait for the oldest, so that none is; take what is finished and drop or train"
+    ] = "wait"
+    rollout_retries: Annotated[int, "how often a prompt whose engine call failed is generated again"] = 2
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
     max_unscored_steps: Annotated[int, "steps in a row without one valid score after which the run ends; 0: never"] = 3
+    stall_seconds: Annotated[float, STALL] = 600.0
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
+        require_at_least(self, 0, "stall_seconds", remedy="0 never warns")
+        if self.max_concurrent_rollouts is not None:
+            require_at_least(self, 1, "max_concurrent_rollouts", remedy="null generates between the updates")
+        require_at_least(self, 0, "rollout_retries", remedy="0 ends the run at the first failure")
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
         require_at_least(self, 0, "reward_memory_mb")
         require_at_least(self, 1, "reward_workers")
         require_at_least(self, 0, "max_unscored_steps", remedy="0 never ends the run")
         require_at_least(self, 0, "threads", remedy="0 uses all cores")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether prompts generate beside the training."""
+        return self.max_concurrent_rollouts is not None and self.max_lag > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,10 @@ def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = 
     """`top` laid over `base`; ConfigError for an index (`reward.3.weight=2`) that the list below does not have."""
     top = _long_form(top, layout)
     if base is None:
-        return top
+        fields = top.mapping if layout.children else None
+        if fields is None:
+            return top
+        return replace(top, value={key: merge(None, child, layout.child(key)) for key, child in fields.items()})
     base = _long_form(base, layout)
     if base.items is not None and _is_of_one(top, layout):
         top = _at_first(base.items, top, path)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from proxima.config import algorithm_checks, critic_checks, machine_checks, replay_checks, schedule_checks
+from proxima.config import algorithm_checks, async_checks, critic_checks, machine_checks, replay_checks, schedule_checks
 from proxima.config.describe import fields_of
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolve import Recipe, Resolved, resolve
@@ -38,6 +38,10 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.baseline_rewards_are_per_completion, "algorithm reward"),
     (algorithm_checks.selection_metrics_exist, "algorithm reward"),
     (algorithm_checks.correction_has_an_effect, "algorithm"),
+    (async_checks.overlap_is_possible, "runtime rollouts algorithm engine"),
+    (async_checks.overlap_settings_have_an_effect, "runtime rollouts"),
+    (algorithm_checks.next_policy_is_read, "algorithm"),
+    (algorithm_checks.next_policy_is_computed, "algorithm rollouts"),
     (machine_checks.model_exists, "model"),
     (machine_checks.adapters_are_ready, "model"),
     (critic_checks.critic_model_exists, "critic"),
@@ -61,7 +65,9 @@ WARNINGS: Sequence[tuple[Check, str]] = (
     (schedule_checks.completions_fit_micro_batch, "sampling train"),
     (schedule_checks.overlong_penalty_is_reachable, "sampling reward"),
     (algorithm_checks.prune_rate_is_exact, "algorithm train"),
+    (algorithm_checks.some_tokens_are_older, "algorithm runtime"),
     (schedule_checks.weights_resolve_an_update, "model train"),
+    (async_checks.overlap_is_of_use, "runtime train algorithm engine rollouts"),
 )
 
 

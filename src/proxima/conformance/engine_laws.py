@@ -14,6 +14,7 @@ from proxima.engine.protocol import (
     Capabilities,
     Engine,
     EngineSetup,
+    InFlight,
     Request,
     Sampling,
     ScoreRequest,
@@ -151,6 +152,43 @@ async def aborting(engine: Engine) -> None:
     require_that(len(found) == len(wanted), f"{len(found)} completions for {len(wanted)} requests")
 
 
+async def in_flight(engine: Engine) -> None:
+    """Whenever it is asked, every token sampled before is in `in_flight` or in a completion that was yielded."""
+    wanted = requests(4, 4, max_tokens=40)
+    made: dict[tuple[int, int, int], Completion] = {}
+    seen: dict[tuple[int, int, int], InFlight] = {}
+    asked = {(request.prompt.uid, request.sample, request.turn): request for request in wanted}
+
+    async def collect() -> None:
+        async for completion in engine.generate(wanted):
+            made[completion.key] = completion
+            for _ in range(3):  # others end while the caller is busy
+                await asyncio.sleep(0)
+
+    task = asyncio.create_task(collect())
+    while not task.done():
+        answer = await engine.in_flight()
+        found: dict[tuple[int, int, int], InFlight | Completion] = {one.key: one for one in answer}
+        require_that(len(found) == len(answer), "in_flight() names a completion twice")
+        found |= made
+        for key, before in seen.items():
+            now = found.get(key)
+            longer = now is not None and np.array_equal(now.tokens[: len(before.tokens)], before.tokens)
+            require_that(longer, f"prompt {key[0]}, sample {key[1]}: tokens that were in flight are in no place now")
+        for one in answer:
+            prompt = asked[one.key].prompt
+            require_that(np.array_equal(one.prompt_tokens, prompt.tokens), "in_flight() has another prompt's tokens")
+            seen[one.key] = one
+        await asyncio.sleep(0)
+    await task
+    require_that(bool(seen), "nothing was ever in flight")
+    for key, before in seen.items():
+        for name in ("tokens", "policy_version"):
+            final = getattr(made[key], name)[: len(before.tokens)]
+            require_that(np.array_equal(final, getattr(before, name)), f"{name} in flight are not those of the end")
+    require_that(not await engine.in_flight(), "completions are in flight after all were yielded")
+
+
 async def _versions(update: WeightUpdate, engine: Engine) -> None:
     await engine.publish(update)
     require_that((await engine.health()).version == update.version, "health() does not report the published version")
@@ -199,5 +237,6 @@ ENGINE_LAWS = (
         applies=_takes_modules,
     ),
     _law("pause", "a weight update hangs the run", pausing),
+    _law("in_flight", "the next-policy cache misses tokens", in_flight, applies=_needs("in_flight")),
     _law("abort", "a run can't be stopped", aborting),
 )

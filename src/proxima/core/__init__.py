@@ -47,7 +47,7 @@ from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
 from proxima.core.penalty import PENALTIES
 from proxima.core.precompute import needs_precompute, precompute
 from proxima.core.preference import PREFERENCES, PreferencePairs
-from proxima.core.proximal import interpolated_proximal
+from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
 from proxima.core.selection import SELECTIONS, Selection, select
 from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo
 from proxima.core.value import RewardLoss, ValueLoss
@@ -61,5 +61,5 @@ __all__ = [
     "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo", "Spread", "SumCount",
     "Surrogate", "TokenLoss", "TokenMean", "TokenSum", "ValueLoss", "distillation_loss", "gradient_weight", "health",
     "interpolated_proximal", "merge_metrics", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute",
-    "select",
+    "segment_wise_log_prob", "select",
 ]  # fmt: skip

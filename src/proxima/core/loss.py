@@ -18,7 +18,7 @@ SUPPLIED_BY: dict[str, str] = {
     "advantage": "an advantage spec does (per sequence, spread over its tokens)",
     "behavior_log_prob": "the engine does: the log-prob of each sampled token",
     "proximal_log_prob": "`proximal: recompute` does, or behavior_log_prob, which is its default",
-    "next_log_prob": "the next-policy cache of the asynchronous controller does",
+    "next_log_prob": "`proximal: next` does",
     "reference_log_prob": "a forward pass of the frozen reference model does",
     "entropy": "the model does, if its forward pass computes entropy",
     "token": "the caller does: the id of each response token",
@@ -206,7 +206,8 @@ class Corrections:
 
 @torch.no_grad()
 def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> Corrections:
-    """Weights multiply, rejections add up. Each correction sees the original batch, so their order is irrelevant."""
+    """Weights multiply, rejections add up. Each correction sees the original batch, so their order is irrelevant; one
+    that reads `next_log_prob` sees the loss tokens that have it, and rejects those where it is NaN."""
     keep = loss_mask = batch.loss_mask
     if batch.weight is not None:  # precomputed: the loss mask is already reduced and the metrics are counted
         return Corrections(batch.masked("weight").detach(), keep & (batch.weight > 0), loss_mask, {})
@@ -215,7 +216,7 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     weight: Tensor | None = None
     metrics: Metrics = {}
     for spec in corrections:
-        one = spec(batch)
+        one = spec(_with_next(batch) if "next_log_prob" in spec.needs else batch)
         weight = one.weight if weight is None else weight * one.weight
         keep = keep & one.keep
         loss_mask = loss_mask & one.keep if spec.rejected == "drop" else loss_mask
@@ -224,6 +225,12 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
     metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, nonempty)
     return Corrections(weight, keep, loss_mask, metrics)
+
+
+def _with_next(b: PolicyBatch) -> PolicyBatch:
+    """The batch with those loss tokens alone whose `next_log_prob` is known."""
+    assert b.next_log_prob is not None
+    return b.with_loss_mask(b.loss_mask & ~b.next_log_prob.isnan())
 
 
 def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:

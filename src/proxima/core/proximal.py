@@ -1,4 +1,4 @@
-"""A proximal policy without a forward pass: interpolated between behavior and current policy."""
+"""The policies between the one that sampled a token and the current one: interpolated, or of the version after it."""
 
 from typing import Literal
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from proxima.data import require
+
+NextMissing = Literal["decoupled", "drop_token", "drop_sample"]  # what becomes of a token without `next_log_prob`
 
 
 def interpolated_proximal(
@@ -40,3 +42,38 @@ def interpolated_proximal(
     if kind == "loglinear":
         return behavior + share * (current - behavior)
     return torch.lerp(behavior.exp(), current.exp(), share).log()
+
+
+def segment_wise_log_prob(
+    behavior_log_prob: Tensor,
+    proximal_log_prob: Tensor,
+    cached_log_prob: Tensor,
+    policy_version: Tensor,
+    current_version: int,
+) -> Tensor:
+    """[N] log-probs, detached, under the version right after the one that sampled each token: `next_log_prob`.
+
+        log pi_min(v + 1, V):    v = V: log mu    v = V - 1: log pi_prox    v <= V - 2: cached
+
+    V is the version whose log-probs are the proximal ones, v the token's own. So a correction `towards: next` weighs a
+    single version, however old the token is. For v <= V - 2, weight times ratio leaves out what the versions from v + 2
+    to V have changed: it is biased, by design, and varies as the weight of a single version does.
+
+    Args:
+        behavior_log_prob, proximal_log_prob: [N] float, nats. cached_log_prob: [N] float, nats, under version v + 1,
+            evaluated when that was the newest; NaN where nobody did.
+        policy_version: [N] int, v; negative: unknown. current_version: V.
+    Returns: [N] in the dtype of `proximal_log_prob`; NaN where the cached one is needed and missing.
+    Raises: ValueError for a version later than the current one.
+    Edge cases: what is cached for a token of the last two versions is not read. A token of unknown version is missing.
+    Source: segment-wise decoupled PPO (AReaL `enable_segment_wise_ppo`); decoupled PPO, arXiv 2505.24298.
+    """
+    age = current_version - policy_version
+    if bool((age < 0).any()):
+        latest = f"policy_version {int(policy_version.max())}"
+        raise ValueError(f"segment_wise_log_prob: {latest} is later than current_version {current_version}.")
+    proximal = proximal_log_prob.detach()
+    older = torch.where(age == 1, proximal, cached_log_prob.detach().to(proximal.dtype))
+    return torch.where(
+        policy_version < 0, torch.nan, torch.where(age == 0, behavior_log_prob.detach().to(proximal.dtype), older)
+    )

@@ -242,16 +242,19 @@ def rank_in_group(key: Tensor, index: Tensor) -> Tensor:
     return rank
 
 
-def select(specs: Sequence[Selection], outcomes: Outcomes, advantage: Tensor) -> tuple[Tensor, list[str | None]]:
+def select(
+    specs: Sequence[Selection], outcomes: Outcomes, advantage: Tensor, *, unscored: bool = False
+) -> tuple[Tensor, list[str | None]]:
     """Apply the specs in order.
 
     Args:
         specs: each sees only the completions that the former ones kept.
         outcomes: S completions; invalid ones are dropped first, for the reason "invalid".
         advantage: [S].
+        unscored: keep invalid ones too, until a spec drops them.
     Returns: keep [S] bool, and the reason why each completion was dropped, None if it was kept.
     """
-    keep = outcomes.valid.clone()
+    keep = torch.ones_like(outcomes.valid) if unscored else outcomes.valid.clone()
     reasons: list[str | None] = [None if valid else "invalid" for valid in keep.tolist()]
     for spec in specs:
         left = keep.nonzero().flatten()

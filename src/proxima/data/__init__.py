@@ -8,7 +8,7 @@
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     errors         UserError, FieldError                         random         all random draws
     jsonl          JSON lines that survive a kill                atomic_files   atomic writes
-    recipe_files   recipes by name
+    full_disk      recognises one                         recipe_files   recipes by name
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
 construction. Nothing is padded. Tensor classes are imported on first use: commands without torch do not load it.
@@ -27,6 +27,7 @@ from proxima.data.errors import (
     NotFiniteError,
     OverLengthError,
     UserError,
+    renamed,
     require,
     within,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "check_choices",
     "check_fields",
     "pack",
+    "renamed",
     "require",
     "within",
 ]

@@ -6,6 +6,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from proxima.data.full_disk import is_disk_full
+
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
@@ -22,7 +24,9 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
+        if is_disk_full(error) and error.filename is None:
+            error.filename = str(path)  # a failed write names no file
         with suppress(OSError):
             part.unlink()
         raise

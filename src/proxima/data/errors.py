@@ -102,6 +102,18 @@ def within(section: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def renamed(field: str, other: str) -> Iterator[None]:
+    """Let each `FieldError` of `field` raised inside be one of `other`: what loads a model names `model.path`, and this
+    model has its path elsewhere."""
+    try:
+        yield
+    except FieldError as error:
+        if error.field == field:
+            error.field = other
+        raise
+
+
 def raise_together(errors: Sequence[FieldError]) -> None:
     """Raise them together; one alone is raised as it is, none raises nothing."""
     if errors:

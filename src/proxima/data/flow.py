@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from proxima.data.columns import Columns, Floats, Ints
+from proxima.data.errors import UserError
 
 FinishReason = Literal["stop", "length", "abort"]
+REPAIR = "the engine is at fault: repair it or use another, and resume (--resume)"
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 
 
@@ -72,6 +75,27 @@ class Completion(Columns):
     top_k: Ints | None = None
     top_k_log_prob: Floats | None = None
 
+    def __post_init__(self) -> None:
+        """As `Columns`; a UserError names the completion, for an engine that answers so does it again."""
+        try:
+            super().__post_init__()
+            for name in ("sampled_log_prob", "untruncated_log_prob", "policy_version"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"Completion.{name}: missing for {len(self.tokens)} tokens.")
+        except ValueError as error:
+            place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
+            raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error
+
+    def check_version(self, newest: int | None = None) -> None:
+        """UserError with the completion if a token is of a version below 0 or after the newest."""
+        if not len(self.tokens):
+            return
+        first, last = int(self.policy_version.min()), int(self.policy_version.max())
+        if first < 0 or (newest is not None and last > newest):
+            wrong, bound = (first, "versions begin with 0") if first < 0 else (last, f"the weights are of {newest}")
+            place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
+            raise UserError(f"{place}: Completion.policy_version: {wrong}, but {bound}", remedy=REPAIR)
+
     @property
     def key(self) -> tuple[int, int, int]:
         """Prompt uid, sample and turn: unique in a run."""
@@ -126,7 +150,7 @@ class Group:
             counts = f"{len(self.scores)} scores for {len(self.completions)} completions"
             raise ValueError(f"Group.scores: {counts} of prompt {self.prompt.uid}.")
 
-    @property
+    @cached_property
     def oldest_version(self) -> int | None:
         """The oldest policy version among the tokens of the completions; None where there is no token."""
         return min((int(c.policy_version.min()) for c in self.completions if len(c.tokens)), default=None)

@@ -39,8 +39,8 @@ class PackedBatch:
         target: [N] int64, the response token ids.
         temperature: [N] float32.
         reward, returns, value, score_variance: [N] float32, see `Trajectory`.
-        tokens_of, sampled_of: of each sequence, how many response tokens it has and how many of them are sampled; on
-            the host.
+        tokens_of, sampled_of, in_loss_of: of each sequence, how many response tokens it has, how many of them are
+            sampled, and how many are in the loss; on the host.
         the rest: see `PolicyBatch`.
     """
 
@@ -58,6 +58,7 @@ class PackedBatch:
     advantage: Annotated[Tensor, "float N"]
     tokens_of: tuple[int, ...]
     sampled_of: tuple[int, ...]
+    in_loss_of: tuple[int, ...]
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None
@@ -95,7 +96,8 @@ class PackedBatch:
         bucket_log_prob: Tensor | None = None,
     ) -> PolicyBatch:
         """The input of the loss: the columns that both batches have, and the model's outputs."""
-        counts = HostCounts(self.tokens_of, self.sampled_of, self.cu_seqlens, self.sampled, self.loss_mask)
+        of_sequences = self.tokens_of, self.sampled_of, self.in_loss_of
+        counts = HostCounts(*of_sequences, self.cu_seqlens, self.sampled, self.loss_mask)
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
         facts = {name: getattr(self, name) for name in shared}
         return PolicyBatch(
@@ -152,9 +154,11 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
     columns |= _optional(trajectories)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
-    sampled_of = np.diff(_prefix_sum(columns["sampled"])[cu_seqlens])
+    masks = (columns["sampled"], columns["loss_mask"])
+    sampled_of, in_loss_of = (tuple(np.diff(_prefix_sum(mask)[cu_seqlens]).tolist()) for mask in masks)
     tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
-    return PackedBatch(**tensors, tokens_of=tuple(lengths.tolist()), sampled_of=tuple(sampled_of.tolist()))
+    tokens_of = tuple(lengths.tolist())
+    return PackedBatch(**tensors, tokens_of=tokens_of, sampled_of=sampled_of, in_loss_of=in_loss_of)
 
 
 def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:

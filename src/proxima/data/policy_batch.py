@@ -17,13 +17,14 @@ class HostCounts:
     """What the host knows of a batch's sequences, so that it need not ask the device.
 
     Args:
-        tokens, sampled: of each sequence, how many.
+        tokens, sampled, in_loss: of each sequence, how many; `in_loss` is None where only the device knows.
         edges, sampled_mask, loss_mask: the tensors `cu_seqlens`, `sampled` and `loss_mask` that were counted; a batch
             with others is validated again.
     """
 
     tokens: tuple[int, ...]
     sampled: tuple[int, ...]
+    in_loss: tuple[int, ...] | None
     edges: Tensor
     sampled_mask: Tensor
     loss_mask: Tensor
@@ -47,7 +48,8 @@ class PolicyBatch:
         behavior_log_prob: [N] float, nats, policy μ that sampled the token; any value where not `sampled`.
         proximal_log_prob: [N] float, nats, centre of the trust region π_prox. Omitted: the behavior policy (`proximal:
             behavior`).
-        next_log_prob: [N] float, nats, the version right after the one that sampled the token.
+        next_log_prob: [N] float, nats, the version right after the one that sampled the token; NaN where it is
+            unknown, which rejects the token for corrections that read it.
         reference_log_prob: [N] float, nats, frozen reference policy.
         sampled: [N] bool, the policy chose the token (tool and environment tokens: False). Omitted: all True.
         policy_version: [N] int, version that sampled the token.
@@ -111,13 +113,15 @@ class PolicyBatch:
         if not cut or cut[0] != 0 or cut[-1] != tokens or min(lengths, default=0) < 0:
             raise ValueError(f"PolicyBatch.cu_seqlens: {cut[:8]}, expected 0 … N = {tokens}, ascending.")
         assert self.sampled is not None
-        before = torch.cat([self.cu_seqlens.new_zeros(1), self.sampled.cumsum(0)])[self.cu_seqlens.long()]
-        *sampled, wrong = torch.cat([before.diff(), (self.loss_mask & ~self.sampled).sum()[None]]).tolist()
+        masks = torch.stack([self.sampled, self.loss_mask]).cumsum(1)
+        ends = torch.cat([masks.new_zeros(2, 1), masks], 1)[:, self.cu_seqlens.long()].diff().flatten()
+        *counts, wrong = torch.cat([ends, (self.loss_mask & ~self.sampled).sum()[None]]).tolist()
         if wrong:
             at = int((self.loss_mask & ~self.sampled).nonzero()[0])
             token = f"token {at} is in the loss but not sampled: no policy chose it"
             raise ValueError(f"PolicyBatch.loss_mask: {token}. Mask it, or mark it sampled.")
-        return HostCounts(lengths, tuple(sampled), self.cu_seqlens, self.sampled, self.loss_mask)
+        sampled, in_loss = tuple(counts[: len(lengths)]), tuple(counts[len(lengths) :])
+        return HostCounts(lengths, sampled, in_loss, self.cu_seqlens, self.sampled, self.loss_mask)
 
     @property
     def counts(self) -> HostCounts:
@@ -127,7 +131,7 @@ class PolicyBatch:
 
     def with_loss_mask(self, loss_mask: Tensor) -> "PolicyBatch":
         """The batch with fewer loss tokens, all of them loss tokens already: nothing has to be validated."""
-        return replace(self, loss_mask=loss_mask, host_counts=replace(self.counts, loss_mask=loss_mask))
+        return replace(self, loss_mask=loss_mask, host_counts=replace(self.counts, in_loss=None, loss_mask=loss_mask))
 
     def __len__(self) -> int:
         return len(self.log_prob)
@@ -160,6 +164,7 @@ class PolicyBatch:
         rows: list[int] = order.tolist() if isinstance(order, Tensor) else list(order)
         counts = self.counts
         kept, sampled = (tuple(column[row] for row in rows) for column in (counts.tokens, counts.sampled))
+        in_loss = None if counts.in_loss is None else tuple(counts.in_loss[row] for row in rows)
         order = torch.as_tensor(order, dtype=torch.long, device=self.cu_seqlens.device)
         lengths = self.lengths[order]
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -168,7 +173,7 @@ class PolicyBatch:
         assert self.group is not None
         own: dict[str, Any] = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
         own |= {name: value[tokens] for name, value in self.token_fields().items()}
-        counted = HostCounts(kept, sampled, own["cu_seqlens"], own["sampled"], own["loss_mask"])
+        counted = HostCounts(kept, sampled, in_loss, own["cu_seqlens"], own["sampled"], own["loss_mask"])
         return replace(self, **own, host_counts=counted)
 
     @classmethod
@@ -180,7 +185,9 @@ class PolicyBatch:
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         tokens = tuple(count for part in parts for count in part.counts.tokens)
         sampled = tuple(count for part in parts for count in part.counts.sampled)
-        counted = HostCounts(tokens, sampled, cut, joined["sampled"], joined["loss_mask"])
+        known = [part.counts.in_loss for part in parts]
+        in_loss = None if None in known else tuple(count for one in known for count in one or ())
+        counted = HostCounts(tokens, sampled, in_loss, cut, joined["sampled"], joined["loss_mask"])
         return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 
     def token_fields(self) -> dict[str, Tensor]:

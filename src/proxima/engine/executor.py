@@ -14,6 +14,7 @@ from proxima.engine.protocol import (
     Capabilities,
     Engine,
     Health,
+    InFlight,
     PauseMode,
     Request,
     ScoreRequest,
@@ -192,6 +193,9 @@ class Executor:
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         return await self.engine.score(requests)
+
+    async def in_flight(self) -> list[InFlight]:
+        return await self.engine.in_flight()
 
     async def publish(self, update: WeightUpdate) -> None:
         await self.engine.publish(update)

@@ -21,6 +21,7 @@ from proxima.engine.protocol import (
     EngineSetup,
     EngineSpec,
     Health,
+    InFlight,
     Interrupt,
     PauseMode,
     Request,
@@ -125,6 +126,9 @@ class LocalEngine:
         self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length)
         self._open = asyncio.Event()
         self._open.set()
+        self._callers: dict[int, tuple[Sequence[Request], deque[Completion]]] = {}  # with what they have not taken yet
+        self._turn: asyncio.Future[None] | None = None  # of the caller that decodes
+        self._ended = 0  # completions of all callers
         self._drains = False  # `pause("wait")`: nothing is admitted until `resume`
 
     @property
@@ -132,6 +136,7 @@ class LocalEngine:
         return Capabilities(
             weight_updates=frozenset({"module"}),
             score=True,
+            in_flight=True,
             top_k=self.spec.top_k_log_probs,
             deterministic=self.scheduler.cache.device.type == "cpu",  # elsewhere kernels are chosen by the row count
         )
@@ -143,26 +148,46 @@ class LocalEngine:
             UserError: a prompt that leaves no room for one token.
         """
         done: deque[Completion] = deque()
-        sink = done.append  # marks this caller's requests
-        await self.compute.run(self.scheduler.enqueue, requests, sink)
+
+        def sink(completion: Completion) -> None:  # marks this caller's requests
+            done.append(completion)
+            self._ended += 1
+
         remaining = len(requests)
+        self._callers[id(done)] = requests, done
         try:
+            await self.compute.run(self.scheduler.enqueue, requests, sink)
             while remaining:
                 while not done and not self._open.is_set():
                     await self._open.wait()
+                ended = self._ended  # read first: the compute thread may end a completion at any moment
                 if not done:
-                    await self.compute.run(self._advance, done)
+                    await self._decode(ended)
                 while done:
                     remaining -= 1
                     yield done.popleft()
         finally:
+            del self._callers[id(done)]
             if remaining:
                 self.compute.submit(self.scheduler.discard, sink)  # not awaited: the caller may be gone
 
-    def _advance(self, done: deque[Completion]) -> None:
-        """Decode until this caller has a completion, or another caller, `pause` or `abort` waits for its turn."""
+    async def _decode(self, ended: int) -> None:
+        """Wait for a completion, anyone's, after the first `ended`. One caller decodes for all of them: if each did in
+        turn, what ends in one's turn would wait for those of all others."""
+        if self._turn is not None:
+            await asyncio.wait({self._turn})  # and cancel it with no caller that leaves
+            return
+        self._turn = turn = asyncio.get_running_loop().create_future()
+        try:
+            await self.compute.run(self._advance, ended)
+        finally:
+            self._turn = None
+            turn.set_result(None)
+
+    def _advance(self, ended: int) -> None:
+        """Decode until a completion ends, or another caller, `pause` or `abort` waits for its turn."""
         steps = 0
-        while not done and (steps < STEPS_PER_TURN or not self.compute.wanted):
+        while self._ended == ended and (steps < STEPS_PER_TURN or not self.compute.wanted):
             self.scheduler.step()
             steps += 1
 
@@ -193,6 +218,18 @@ class LocalEngine:
                 column[at : at + SCORE_ROWS] = log_prob.cpu().numpy()
             out.append(column)
         return out
+
+    async def in_flight(self) -> list[InFlight]:
+        return await self.compute.run(self._in_flight)
+
+    def _in_flight(self) -> list[InFlight]:
+        """In the compute thread, which alone ends completions: none falls between those that run and those that
+        wait."""
+        found = self.scheduler.in_flight()
+        for requests, done in list(self._callers.values()):
+            prompts = {request.prompt.uid: request.prompt.tokens for request in requests}
+            found += [InFlight.of(completion, prompts[completion.prompt_uid]) for completion in tuple(done)]
+        return found
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture.
@@ -243,8 +280,14 @@ class LocalEngine:
         self._deliver()
 
     async def health(self) -> Health:
-        waiting = sum(len(entry.requests) for entry in self.scheduler.waiting)
-        return Health(ok=True, version=self.scheduler.version, running=len(self.scheduler.running), waiting=waiting)
+        scheduler = self.scheduler
+        return Health(
+            ok=True,
+            version=scheduler.version,
+            running=len(scheduler.running),
+            waiting=sum(len(entry.requests) for entry in list(scheduler.waiting)),
+            tokens=scheduler.generated_tokens,
+        )
 
 
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) -> Scheduler:

@@ -18,6 +18,7 @@ from proxima.engine.protocol import (
     Engine,
     EngineSetup,
     Health,
+    InFlight,
     PauseMode,
     Request,
     ScoreRequest,
@@ -103,6 +104,7 @@ class ProcessEngine:
         return Capabilities(
             weight_updates=frozenset({"module"}),
             score=True,
+            in_flight=True,
             top_k=self.spec.top_k_log_probs,
             deterministic=self._on_cpu,
         )
@@ -123,6 +125,13 @@ class ProcessEngine:
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         scores: list[Floats] = await self._supervisor.ask("score", list(requests))
         return scores
+
+    async def in_flight(self) -> list[InFlight]:
+        """The process sends a completion before it answers without it, so that what its answer lacks has arrived
+        here."""
+        running: list[InFlight] = await self._supervisor.ask("in_flight")
+        here = [InFlight.of(one, request.prompt.tokens) for one, request in self._supervisor.not_taken()]
+        return list({one.key: one for one in [*running, *here]}.values())
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture to the shared memory, and have the process load them;

@@ -94,6 +94,40 @@ class ScoreRequest(Columns):
             raise ValueError("ScoreRequest.prompt_tokens: empty; nothing predicts the first token.")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InFlight(Columns):
+    """A completion that its caller has not got yet, as far as it is: it runs, or it has ended and waits to be yielded.
+
+    Args:
+        prompt_uid, sample, turn: the `key` that the completion will have.
+        prompt_tokens: [P] int32, of its request.
+        tokens: [T] int32, sampled so far.
+        policy_version: [T] int32, the version of the weights that sampled each.
+        temperature: of its request.
+    """
+
+    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
+
+    prompt_uid: int
+    sample: int
+    turn: int = 0
+    prompt_tokens: Ints
+    tokens: Ints
+    policy_version: Ints
+    temperature: float = 1.0
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Prompt uid, sample and turn."""
+        return self.prompt_uid, self.sample, self.turn
+
+    @classmethod
+    def of(cls, completion: Completion, prompt_tokens: Ints) -> "InFlight":
+        """A whole completion. No column is copied."""
+        names = ("prompt_uid", "sample", "turn", "tokens", "policy_version", "temperature")
+        return cls(prompt_tokens=prompt_tokens, **{name: getattr(completion, name) for name in names})
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightUpdate:
     """New weights for an engine: a module in this process, or the folder of a checkpoint.
@@ -124,6 +158,7 @@ class Capabilities:
         weight_updates: the kinds of `WeightUpdate` that `publish` accepts.
         pause_modes: the modes that `pause` accepts.
         score: `score` is available.
+        in_flight: `in_flight` is available.
         top_k: most probable tokens reported with each token; 0 for none.
         deterministic: a completion depends on weights, seed, prompt uid, sample and turn, and on nothing else that is
             queued.
@@ -132,18 +167,28 @@ class Capabilities:
     weight_updates: frozenset[UpdateKind]
     pause_modes: frozenset[PauseMode] = frozenset({"keep", "wait", "abort"})
     score: bool = False
+    in_flight: bool = False
     top_k: int = 0
     deterministic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """Answer to a health check."""
+    """Answer to a health check.
+
+    Args:
+        ok: calls are answered.
+        version: of the weights.
+        running, waiting: completions that are sampled now, and those that wait for a slot.
+        tokens: sampled so far; None: the engine does not count them.
+        detail: what else the engine tells.
+    """
 
     ok: bool
     version: int
     running: int = 0
     waiting: int = 0
+    tokens: int | None = None
     detail: dict[str, Any] = field(default_factory=dict)
 
 
@@ -221,6 +266,11 @@ class Engine(Protocol):
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         """[T] float32, nats, of each request: log-probs of its tokens under the current weights, in order."""
+        ...
+
+    async def in_flight(self) -> list[InFlight]:
+        """Every completion with a token that was not yielded when this was called, and changes nothing. A token that
+        was sampled before is in the answer, or in a completion that was yielded before it came; perhaps in both."""
         ...
 
     async def publish(self, update: WeightUpdate) -> None:

@@ -14,7 +14,7 @@ from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserE
 from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
-from proxima.engine.protocol import Request
+from proxima.engine.protocol import InFlight, Request
 from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.token_table import Lines, TokenTable
 
@@ -162,6 +162,26 @@ class Scheduler:
             for request, sink in entry.requests:
                 sink(self._completion(request, self.table.empty(), "abort"))
 
+    def in_flight(self) -> list[InFlight]:
+        """The running completions, with the tokens that the table lacks; changes nothing."""
+        batch, unwritten = self._batch, dict[int, Ints]()
+        if batch is not None and batch.sampled:
+            sampled = torch.stack([one.token for one in batch.sampled], 1).to(torch.int32).cpu().numpy()
+            unwritten = dict(zip(batch.lines.tolist(), sampled, strict=True))
+        return [self._so_far(running, unwritten.get(running.line, np.empty(0, np.int32))) for running in self.running]
+
+    def _so_far(self, running: RunningRequest, unwritten: Ints) -> InFlight:
+        request, written = running.request, self.table.read(running.line)
+        return InFlight(
+            prompt_uid=request.prompt.uid,
+            sample=request.sample,
+            turn=request.turn,
+            prompt_tokens=request.prompt.tokens,
+            tokens=np.concatenate([written["tokens"], unwritten]),
+            policy_version=np.append(written["policy_version"], np.full_like(unwritten, self.version)),
+            temperature=request.sampling.temperature,
+        )
+
     def load(self, weights: nn.Module, version: int, keep: bool = False) -> None:
         """Copy new weights. Before their next token the KV of running completions is recomputed, unless `keep`; that of
         waiting prompts always is, for their first token comes from a hidden state."""
@@ -177,9 +197,8 @@ class Scheduler:
         """One token for every running completion, or the first token of those that are admitted."""
         if self._rebuild:
             self._recompute_running()
-        # a prefill reads all weights: wait until it is worth it, unless nothing else is to do
         free = self.slots - len(self.running)
-        if self.waiting and self.admits and (not self.running or free >= max(1, self.slots // 8)):
+        if self.waiting and self.admits and worth_admitting(free, self.slots):
             self._admit(free)
         elif self.running:
             self._decode()
@@ -303,6 +322,12 @@ class Scheduler:
             temperature=sampling.temperature,
             **columns,
         )
+
+
+def worth_admitting(free: int, slots: int) -> bool:
+    """Whether requests that wait enter the free slots now. A prefill reads all weights: they wait until it is worth it,
+    unless nothing else is to do."""
+    return free == slots or free >= max(1, slots // 8)
 
 
 def _stop_at(text: str, stop: Sequence[str]) -> int | None:

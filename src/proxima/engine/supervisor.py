@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -29,18 +30,25 @@ class EngineCall:
 
     Args:
         method, arguments: of `ServedEngine.answer`.
-        reply: takes each reply, in the event loop of the supervisor.
+        arrived: the replies that the caller has not taken yet.
+        wake: tells the caller of one, from the event loop of the supervisor.
     """
 
     method: str
     arguments: tuple[Any, ...]
-    reply: Callable[[str, Any], None]
+    arrived: deque[tuple[str, Any]]
+    wake: Callable[[], None]
     owed: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method == "generate":
             for request in self.arguments[0]:
                 self.owed.setdefault((request.prompt.uid, request.sample, request.turn), []).append(request)
+
+    def reply(self, kind: str, value: Any) -> None:
+        """One more for the caller."""
+        self.arrived.append((kind, value))
+        self.wake()
 
     def received(self, completion: Completion) -> None:
         """A completion is not owed any more."""
@@ -75,6 +83,7 @@ class Supervisor:
         self.ended = 0  # processes so far
         self._fruitless = 0  # of these, the last ones without a completion
         self._calls: dict[int, EngineCall] = {}
+        self._callers: dict[int, EngineCall] = {}  # those that still take replies, of calls answered in full too
         self._numbers = count(1)
         self._paused = False
         self._writer: asyncio.StreamWriter | None = None  # of a process that is ready
@@ -98,6 +107,15 @@ class Supervisor:
         """Completions that have not come."""
         return sum(len(same) for call in list(self._calls.values()) for same in list(call.owed.values()))
 
+    def not_taken(self) -> list[tuple[Completion, Request]]:
+        """Completions that have come and that their callers have not taken, each with its request."""
+        found = []
+        for call in list(self._callers.values()):
+            came = [value for kind, value in tuple(call.arrived) if kind == "item"]
+            asked = {(one.prompt.uid, one.sample, one.turn): one for one in call.arguments[0]} if came else {}
+            found += [(completion, asked[completion.key]) for completion in came]
+        return found
+
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
         """The replies to a call, `done` the last; closing the stream cancels it.
 
@@ -105,21 +123,26 @@ class Supervisor:
             UserError: one process after the other ended without a completion.
             Exception: what the engine raised.
         """
-        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]]()
+        loop, some, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[tuple[str, Any]]()
 
-        def deliver(kind: str, value: Any) -> None:
+        def wake() -> None:
             with suppress(RuntimeError):  # the caller's event loop is closed
-                loop.call_soon_threadsafe(arrived.put_nowait, (kind, value))
+                loop.call_soon_threadsafe(some.set)
 
         number, kind = next(self._numbers), ""
-        self._loop.call_soon_threadsafe(self._begin, number, EngineCall(method, arguments, deliver))
+        call = self._callers[number] = EngineCall(method, arguments, arrived, wake)
+        self._loop.call_soon_threadsafe(self._begin, number, call)
         try:
             while kind != "done":
-                kind, value = await arrived.get()
+                while not arrived:
+                    await some.wait()
+                    some.clear()
+                kind, value = arrived.popleft()
                 if kind == "error":
                     raise value
                 yield kind, value
         finally:
+            del self._callers[number]
             with suppress(RuntimeError):  # closed
                 self._loop.call_soon_threadsafe(self._cancel, number)
 

@@ -36,6 +36,10 @@ class Interval:
         """Half the width."""
         return (self.high - self.low) / 2
 
+    def figures(self, name: str) -> dict[str, float]:
+        """As in a record of metrics.jsonl: `NAME`, `NAME/low`, `NAME/high`."""
+        return {name: self.value, f"{name}/low": self.low, f"{name}/high": self.high}
+
 
 def wilson(correct: float, questions: int, z: float = Z) -> tuple[float, float]:
     """The Wilson score interval of a share (z = 1.959964 for 95 %).

@@ -64,16 +64,16 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
     scores = np.array([score for pair in pairs for score in (pair.chosen, pair.rejected)])
     low, high = wilson(count / 2, count)
     out = {
-        **_named("accuracy", over_questions(right, question)),
+        **over_questions(right, question).figures("accuracy"),
         "correct": int(right.sum()),
         "answers": len(pairs),
         "questions": count,
         "loss": float(np.logaddexp(0, -lead).mean()),
-        **_named("length_only/accuracy", over_questions(length, question)),
+        **over_questions(length, question).figures("length_only/accuracy"),
         "random/accuracy": 0.5,
         "random/accuracy/low": low,
         "random/accuracy/high": high,
-        **_named("over_length/accuracy", _sums(right - length, question)),
+        **_sums(right - length, question).figures("over_length/accuracy"),
         "score/mean": float(scores.mean()),
         "score/std": float(scores.std()),
     }
@@ -114,7 +114,3 @@ def over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
 def _sums(values: np.ndarray, question: np.ndarray) -> Interval:
     found = ratio_of_sums(np.bincount(question, weights=values).tolist(), np.bincount(question).tolist())
     return replace(found, low=max(float(values.min()), found.low), high=min(float(values.max()), found.high))
-
-
-def _named(name: str, found: Interval) -> dict[str, float]:
-    return {name: found.value, f"{name}/low": found.low, f"{name}/high": found.high}

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +112,7 @@ class CellSummary:
         generate_rate, train_rate: tokens per second.
         reach: axis → cost of the target; empty without a target.
         difference: measure → mean over common seeds of (this cell - baseline); empty for the baseline.
+        figures: those of `EXAMPLE_FIGURES` that the comparison shows.
     """
 
     cell: str
@@ -129,6 +130,7 @@ class CellSummary:
     train_rate: SeedMean | None
     reach: Mapping[str, TargetCost]
     difference: Mapping[str, SeedMean]
+    figures: Mapping[str, SeedMean | None]
 
 
 def after_training(run: Run) -> float | None:
@@ -147,6 +149,29 @@ def final_value(metric: str) -> Measure:
     return measure
 
 
+def last_evaluated(key: str) -> Measure:
+    """A metric of the evaluation at the last step of the run."""
+
+    def measure(run: Run) -> float | None:
+        value = run.evals[-1].get(key) if run.evals and run.evals[-1]["step"] == run.steps > 0 else None
+        return None if value is None else float(value)
+
+    return measure
+
+
+def _training_accuracy(run: Run) -> float | None:
+    found = final_value("accuracy")(run)
+    return final_value("rewards/accuracies")(run) if found is None else found
+
+
+EXAMPLE_FIGURES: dict[str, Measure] = {  # of runs on a fixed data set, which have no reward
+    "training loss": final_value("loss"),
+    "training accuracy": _training_accuracy,
+    "training margin": final_value("rewards/margins"),
+    "held-out loss": last_evaluated("loss"),
+    "held-out accuracy": last_evaluated("accuracy"),
+    "held-out margin": last_evaluated("rewards/margins"),
+}
 COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
     "after": after_training,
     "best": lambda run: run.headline.best(value for _, value in run.held_out()),
@@ -163,16 +188,19 @@ MEASURES: dict[str, Measure] = COMPARED | {
 }
 
 
-def summarize(cell: CellRuns, baseline: CellRuns, target: float | None) -> CellSummary:
-    """The row of a cell in the final table."""
+def summarize(cell: CellRuns, baseline: CellRuns, target: float | None, figures: Sequence[str] = ()) -> CellSummary:
+    """The row of a cell in the final table, with these of the `EXAMPLE_FIGURES`."""
     axes = [axis for axis in CLOCKS if target is not None and cell.has(axis)]
-    pairs = {} if cell is baseline else {name: paired(cell, baseline, measure) for name, measure in COMPARED.items()}
+    shown = {name: EXAMPLE_FIGURES[name] for name in figures}
+    compared = {} if cell is baseline else COMPARED | shown
+    pairs = {name: paired(cell, baseline, measure) for name, measure in compared.items()}
     return CellSummary(
         cell=cell.name,
         n=len(cell.used),
         runs=len(cell.runs),
         reach={axis: target_cost(cell, baseline, target or 0.0, axis) for axis in axes},
         difference={name: mean for name, mean in pairs.items() if mean is not None},
+        figures={name: cell.over_seeds(measure) for name, measure in shown.items()},
         **{name: cell.over_seeds(measure) for name, measure in MEASURES.items()},
     )
 

@@ -17,7 +17,7 @@ from proxima.config.problems import suggestion
 from proxima.data import UserError
 from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import REWARD, Headline
-from proxima.lab.cell_statistics import CellRuns, CellSummary, summarize
+from proxima.lab.cell_statistics import EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
 from proxima.lab.run_reader import AXES, Run, first_warning
 from proxima.lab.seed_statistics import t_quantile
 from proxima.runtime.metric_names import canonical_metric
@@ -32,6 +32,7 @@ class RunComparison:
         headline: the figure of the evaluations that is compared.
         target: the value of it whose cost is computed.
         axes: those that all cells recorded.
+        figures: names of `EXAMPLE_FIGURES` that a cell has; empty unless all runs are on fixed data sets.
         differing: dotted path → value in each cell, for fields that are not equal in all; None where a cell lacks it.
         warnings: why the comparison may be unfair.
         notes: what is unfinished, left out, or based on two seeds.
@@ -42,13 +43,14 @@ class RunComparison:
     headline: Headline
     target: float | None
     axes: tuple[str, ...]
+    figures: tuple[str, ...]
     differing: Mapping[str, tuple[Any, ...]]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
     def rows(self) -> list[CellSummary]:
         """The final table."""
-        return [summarize(cell, self.baseline, self.target) for cell in self.cells]
+        return [summarize(cell, self.baseline, self.target, self.figures) for cell in self.cells]
 
     def as_json(self) -> dict[str, Any]:
         """All numbers of the final table, with the folders of the runs. An infinite ratio or cost is null."""
@@ -94,9 +96,21 @@ def compare_runs(
         headline=headline,
         target=target,
         axes=tuple(axis for axis in AXES if all(cell.has(axis) for cell in cells)),
+        figures=_figures(cells, headline),
         differing=differing,
         warnings=tuple(_warnings(cells, list(differing), headline)),
         notes=tuple(_notes(cells, headline)),
+    )
+
+
+def _figures(cells: Sequence[CellRuns], headline: Headline) -> tuple[str, ...]:
+    """What runs on fixed data sets have in place of rewards, but for the headline, which has columns of its own."""
+    if not all(run.offline for cell in cells for run in cell.runs):
+        return ()
+    return tuple(
+        name
+        for name, measure in EXAMPLE_FIGURES.items()
+        if name != f"held-out {headline.name}" and any(cell.over_seeds(measure) for cell in cells)
     )
 
 
@@ -148,7 +162,8 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
     if rewards and headline.key == REWARD:
         texts.append(f"the cells have different rewards ({', '.join(rewards)}): do not compare their mean rewards")
     if tasks := [path for path in differing if path.startswith("task.")]:
-        texts.append(f"the cells were trained on different tasks ({', '.join(tasks)}): do not compare their rewards")
+        what = "training figures" if all(run.offline for cell in cells for run in cell.runs) else "rewards"
+        texts.append(f"the cells were trained on different tasks ({', '.join(tasks)}): do not compare their {what}")
     held_out = [path for path in differing if path.startswith("eval.") and not may_differ(path, Purpose.ACCURACY)]
     questions = {record.get("questions") for cell in cells for run in cell.runs for record in run.evals}
     if held_out or len(questions) > 1:
@@ -192,7 +207,7 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
         for run in cell.runs:
             if run.status != "done":
                 error = f" ({run.summary['error']})" if run.summary.get("error") else ""
-                steps = f"step {run.steps} of {run.config.get('train.steps', '?')}"
+                steps = f"step {run.steps} of {run.config.get('train.steps') or '?'}"  # 0: whole epochs
                 texts.append(f"{cell.name} seed {run.seed}: {run.status}{error} at {steps}; {effect}")
             if told := first_warning(run.summary):
                 texts.append(f"{cell.name} seed {run.seed}: {told}; see its report.html")
@@ -200,5 +215,6 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
             remedy = "set eval.task and eval.after"
             if any(run.evals for run in cell.used):
                 remedy = "--metric reward compares the mean rewards"
+                remedy = "--metric NAME compares another of their figures" if cell.runs[0].offline else remedy
             texts.append(f"{cell.name}: no held-out {headline.name}; {remedy}")
     return texts

@@ -67,6 +67,11 @@ class Run:
         """Steps finished."""
         return int(self.train[-1]["step"]) if self.train else 0
 
+    @property
+    def offline(self) -> bool:
+        """True of a run on a fixed data set: it has no rewards."""
+        return any("examples" in r for r in (*self.train, *self.evals))
+
     def has(self, axis: str) -> bool:
         """True if every step recorded the axis's key."""
         key = AXES[axis]

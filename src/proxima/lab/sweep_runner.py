@@ -6,7 +6,6 @@ The sweep's folder gets sweep.json (settings, versions, machine). Each run's fol
 planned with; later edits of the recipe do not matter) and output.txt (the output of its processes).
 """
 
-import errno
 import itertools
 import os
 import signal
@@ -24,6 +23,7 @@ from proxima.config.dump import dump
 from proxima.config.families import command_of
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
+from proxima.data.full_disk import is_disk_full
 from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.run_reader import first_warning, read_mapping
@@ -38,7 +38,6 @@ except ImportError:  # not on Windows: there, two sweeps in one folder are not d
 
 POLL = 0.5  # seconds between two polls of the runs
 SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 OUTPUT = "output.txt"
 USER_ERROR = 2  # exit code
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
@@ -249,7 +248,7 @@ class _SweepLoop:
             try:
                 event(observer)
             except OSError as error:
-                if error.errno not in DISK_FULL:
+                if not is_disk_full(error):
                     raise
 
     def forward_interrupts(self, waiting: list[RunProgress]) -> None:

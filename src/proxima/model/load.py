@@ -59,7 +59,7 @@ class LoadedModel:
     @property
     def max_length(self) -> int:
         """Longest sequence that the model supports, in tokens."""
-        return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 20)
+        return context_limit(self.model.config)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -118,6 +118,11 @@ def check_path(path: str) -> None:
         raise FieldError("model.path", path, "does not exist", remedy=remedy)
 
 
+def context_limit(config: Any) -> int:
+    """Tokens that a model of this config was made for; 2^20 where the config does not say."""
+    return int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+
+
 def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     """The model's config alone, of an adapter without one its base's: no weights are read (for GGUF, its header is)."""
     from transformers import AutoConfig
@@ -170,6 +175,16 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
         return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)
     except Exception as error:
         raise _unreadable(path, "has no usable tokenizer", error) from error
+
+
+def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
+    """How another model's vocabulary differs from the policy's; None where every token has the same id in both."""
+    different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
+    if not different:
+        return None
+    token = min(different, key=lambda one: (min(ours.get(one, 1 << 40), theirs.get(one, 1 << 40)), one))
+    there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
+    return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
 
 
 def load(

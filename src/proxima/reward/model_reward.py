@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from proxima.data import Completion, FieldError, Prompt, Score, UserError, require
+from proxima.data import Completion, Prompt, Score, UserError, renamed, require
 from proxima.data.columns import Floats
 from proxima.data.trajectory import Trajectory
 from proxima.reward.base import ComputeReward
@@ -42,7 +43,8 @@ class ModelReward(ComputeReward):
     Raises: FieldError before the run for a folder that is no reward model; in a run nothing.
     Edge cases: an empty completion gets the score of its prompt. A score that is not finite, a completion that is too
         long, and in `text` one that the chat template refuses have no score. In `text`, a truncated completion
-        (`length`) gets no end-of-turn token.
+        (`length`) gets no end-of-turn token, and one whose first token the tokenizer joins with the prompt's last (both
+        are line ends) is read as such a chat.
     """
 
     path: str
@@ -69,7 +71,8 @@ class ModelReward(ComputeReward):
     def check(self) -> None:
         from proxima.model.scalar_model import scalar_config, score_normalization
 
-        config, _ = self._own(scalar_config, self.path, self.revision)
+        with renamed("model.path", "path"):
+            config, _ = scalar_config(self.path, self.revision)
         known = not self.normalize or score_normalization(config) is not None
         remedy = "train it with eval.task, or set normalize=false"
         require(known, "normalize", True, f"{self.path} holds no mean and deviation of its scores", remedy=remedy)
@@ -86,7 +89,8 @@ class ModelReward(ComputeReward):
         from proxima.model.load import load_tokenizer
 
         if self.encode == "tokens":
-            own = self._own(load_tokenizer, self.path, self.revision).get_vocab()
+            with renamed("model.path", "path"):
+                own = load_tokenizer(self.path, self.revision).get_vocab()
             differing = sum(own.get(token) != i for token, i in policy.get_vocab().items())
             reason = f"needs the policy's vocabulary, and {differing:,} of its tokens differ in {self.path}"
             require(differing == 0, "encode", "tokens", reason, remedy="set encode=text")
@@ -100,7 +104,8 @@ class ModelReward(ComputeReward):
         from proxima.model.load import DTYPES
 
         dtype = DTYPES[self.dtype]
-        loaded = self._own(load_scalar_model, self.path, revision=self.revision, dtype=dtype, device=self.device)
+        with renamed("model.path", "path"):
+            loaded = load_scalar_model(self.path, revision=self.revision, dtype=dtype, device=self.device)
         loaded.model.requires_grad_(False)
         return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])
 
@@ -144,21 +149,15 @@ class ModelReward(ComputeReward):
         return (values - mean) / deviation
 
     def _trajectory(self, prompt: Prompt, completion: Completion) -> Trajectory:
-        from proxima.model.chat import completion_tokens, prompt_tokens
+        from proxima.model.chat import read_tokens
 
         if self.encode == "tokens":
             reason = "reads the prompt's tokens, and there are none"
             require(len(prompt.tokens) > 0, "encode", "tokens", reason, remedy="set encode=text")
             return Trajectory(group=prompt.uid, prompt_tokens=prompt.tokens, tokens=completion.tokens)
         tokenizer: Any = self._scorer.loaded.tokenizer
-        tokens = completion_tokens(prompt.messages, completion.text, tokenizer)
+        before, tokens = read_tokens(prompt.messages, completion.text, tokenizer)
         if completion.finish_reason != "stop":
             tokens = tokens[:-1]  # the model ended no turn
-        return Trajectory(group=prompt.uid, prompt_tokens=prompt_tokens(prompt.messages, tokenizer), tokens=tokens)
-
-    def _own(self, call: Any, *arguments: Any, **named: Any) -> Any:
-        """What the call returns; its error names this reward's field."""
-        try:
-            return call(*arguments, **named)
-        except FieldError as error:
-            raise FieldError("path", error.value, error.bound, remedy=error.remedy) from error
+        group = int.from_bytes(sha256(before.tobytes()).digest()[:7])  # of those that share a prompt
+        return Trajectory(group=group, prompt_tokens=before, tokens=tokens)

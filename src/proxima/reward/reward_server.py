@@ -16,6 +16,7 @@ import numpy as np
 
 from proxima.data import Completion, Prompt, Score
 from proxima.data.columns import Floats
+from proxima.data.jsonl import utf8
 from proxima.reward.http import MAX_BYTES
 from proxima.reward.model_reward import ModelReward
 
@@ -73,7 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(413, {"error": f"the request must have a Content-Length of at most {MAX_BYTES >> 20} MiB"})
             return
         try:
-            self._send(200, self.server.answer(self.path, json.loads(self.rfile.read(int(size)))))
+            text = utf8(json.dumps(json.loads(self.rfile.read(int(size))), ensure_ascii=False))  # no lone surrogates
+            self._send(200, self.server.answer(self.path, json.loads(text)))
         except (ValueError, RecursionError) as error:
             self._send(400, {"error": " ".join(str(error).split())[:300]})
 

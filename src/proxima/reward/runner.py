@@ -79,6 +79,7 @@ class RewardRunner:
                 memory_mb=TEXT_MEMORY_MB if where == "text" else memory_mb,
             )
         self._threads = [DaemonThreads(reward.concurrency or workers) for reward in self.rewards]
+        self.awaited: dict[str, list[int]] = {label: [] for label in self.labels}  # prompts of the calls that run
 
     @property
     def has_batch(self) -> bool:
@@ -146,7 +147,7 @@ class RewardRunner:
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""
-        columns = await self._columns(False, lambda i: self._group_column(i, prompt, completions))
+        columns = await self._columns(False, [prompt.uid], lambda i: self._group_column(i, prompt, completions))
         before, last = Score(value=0.0), not self._batch_counts
         added = [{i: column[at] for i, column in columns.items()} for at in range(len(completions))]
         return [self._add(before, one, last) for one in added]
@@ -159,7 +160,8 @@ class RewardRunner:
         """
         if not groups:
             return []
-        columns = await self._columns(True, lambda i: self._batch_column(i, groups))
+        uids = [group.prompt.uid for group in groups]
+        columns = await self._columns(True, uids, lambda i: self._batch_column(i, groups))
         if not columns:
             return list(groups)
         scored = []
@@ -176,10 +178,20 @@ class RewardRunner:
         for threads in self._threads:
             threads.close()
 
-    async def _columns(self, whole_batch: bool, column: Callable[[int], Any]) -> dict[int, Any]:
+    async def _columns(self, whole_batch: bool, uids: list[int], column: Callable[[int], Any]) -> dict[int, Any]:
         """By number, what each reward of one of the two kinds returns."""
         members = [i for i, reward in enumerate(self.rewards) if reward.whole_batch == whole_batch]
-        return dict(zip(members, await asyncio.gather(*map(column, members)), strict=True))
+
+        async def awaited(i: int) -> Any:
+            waiting = self.awaited[self.labels[i]]
+            waiting += uids
+            try:
+                return await column(i)
+            finally:
+                for uid in uids:
+                    waiting.remove(uid)
+
+        return dict(zip(members, await asyncio.gather(*map(awaited, members)), strict=True))
 
     def _add(self, before: Score, added: dict[int, Score], last: bool) -> Score:
         """A score with the scores of more rewards, by number, added; `last` if no other reward that counts follows."""

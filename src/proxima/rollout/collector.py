@@ -8,16 +8,17 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.data import Group
+from proxima.data import Completion, Group, Prompt
 from proxima.rollout.dynamic_sampling import MAX_OVERSAMPLE, DynamicSampling, running_acceptance
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.task.prompts import PromptSource
 
 STALE, SURPLUS = "stale", "surplus"
 Dropped = tuple[tuple[Group, str], ...]  # groups with the reason of each
+Reject = Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]]  # uid → reason, of groups that can't be used
 History = Callable[[], Iterable[Mapping[str, Any] | None]]  # metrics of the finished steps, newest first
 
 
@@ -52,13 +53,16 @@ class CollectedBatch:
     Args:
         groups: what the step trains on, before the selection within groups; by uid.
         dropped: the groups that it doesn't train on, with the reason of each.
-        generated: the groups generated in this step, wherever they ended.
+        generated: the groups generated in this step, wherever they ended; beside the training, those that leave with
+            it, whenever they were generated.
         carried: surplus for the next step.
         gen_batches: generation batches made.
         replayed: all groups, `generated` too, are those that another run stored.
         version: policy version at the beginning of the step.
         scoring_seconds: time spent waiting for rewards after the last completion.
         accepted, unscored: of the groups generated, those that could be used, and those without a valid score.
+        measured: further metrics of the collector.
+        notes: what the user should know about the step.
     """
 
     groups: tuple[Group, ...]
@@ -71,6 +75,8 @@ class CollectedBatch:
     scoring_seconds: float = 0.0
     accepted: int = 0
     unscored: int = 0
+    measured: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def metrics(self) -> dict[str, float]:
         """Counts of the step, and the age of the groups that it uses, in policy versions."""
@@ -84,10 +90,90 @@ class CollectedBatch:
             "age/mean": sum(ages) / len(ages) if ages else 0.0,
             "age/max": max(ages, default=0),
             **({"replayed": 1} if self.replayed else {}),
+            **self.measured,
         }
 
 
-class BatchCollector:
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """What a collector holds for later steps at one instant, by uid. With the data cursor of the same instant it is all
+    that a resume needs.
+
+    Args:
+        groups: generated, and not used or dropped by any step.
+        prompts: admitted, and not generated in full.
+        rejected: uid → reason, of the groups that a step will drop.
+        unjudged: of the groups, those whose whole-batch rewards or rejection are still to come.
+    """
+
+    groups: tuple[Group, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    unjudged: frozenset[int] = frozenset()
+
+    def facts(self) -> dict[str, Any]:
+        """JSON values for a checkpoint, beside the groups; without those that are empty."""
+        more = {
+            "in_flight": [prompt.uid for prompt in self.prompts],
+            "rejected": [[uid, reason] for uid, reason in self.rejected.items()],
+            "unjudged": sorted(self.unjudged),
+        }
+        return {"pending": [group.prompt.uid for group in self.groups]} | {k: v for k, v in more.items() if v}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], groups: Sequence[Group], prompts: Sequence[Prompt]) -> "Pending":
+        """What `facts` described; the prompts are those of `in_flight`."""
+        return cls(
+            groups=tuple(groups),
+            prompts=tuple(prompts),
+            rejected={int(uid): reason for uid, reason in facts.get("rejected", ())},
+            unjudged=frozenset(facts.get("unjudged", ())),
+        )
+
+
+class Collector:
+    """Where the groups of a step come from. The defaults are those of one that does nothing between two steps.
+
+    Args:
+        generator: turns prompts into scored groups; None where none is generated.
+    """
+
+    generator: GroupGenerator | None
+
+    def state(self) -> dict[str, Any]:
+        """The data cursor, as JSON values that its source can load."""
+        raise NotImplementedError
+
+    async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
+        """The groups of the next step.
+
+        Args:
+            version: of the present weights.
+            history: metrics of the finished steps.
+        """
+        raise NotImplementedError
+
+    def pending(self) -> Pending:
+        """What is held for later steps, at this very instant."""
+        return Pending()
+
+    def held(self) -> list[tuple[Prompt, Completion]]:
+        """Every completion that no step has taken yet, those of unfinished groups included, with its prompt."""
+        return [(group.prompt, completion) for group in self.pending().groups for completion in group.completions]
+
+    def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Metrics known at the end of a step.
+
+        Args:
+            seconds: of its stages, and of the whole `step`.
+        """
+        return {}
+
+    def abandon(self) -> None:
+        """End what runs between two steps; nothing is collected any more."""
+
+
+class BatchCollector(Collector):
     """Draws prompts, has them generated and scored, and fills the batch of a step.
 
     Args:
@@ -107,19 +193,22 @@ class BatchCollector:
         source: PromptSource,
         *,
         prompts: int,
-        reject: Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]],
+        reject: Reject,
         refill: DynamicSampling | None = None,
         max_lag: int = 1,
         listener: RolloutListener,
         carried: Sequence[Group] = (),
     ) -> None:
-        self.generator, self.source, self.prompts = generator, source, prompts
+        self.generator: GroupGenerator = generator
+        self.source, self.prompts = source, prompts
         self.reject, self.refill, self.max_lag = reject, refill, max_lag
         self.listener, self.carried = listener, tuple(carried)
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `source.load` restores."""
         return self.source.state()
+
+    def pending(self) -> Pending:
+        return Pending(groups=self.carried)
 
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
         """The groups of the next step.
@@ -161,7 +250,7 @@ class BatchCollector:
             version=version,
             scoring_seconds=scoring_seconds,
             accepted=accepted,
-            unscored=_unscored(generated),
+            unscored=without_score(generated),
         )
 
     async def _generate(self, count: int) -> list[Group]:
@@ -192,11 +281,12 @@ class BatchCollector:
             return missing
         if (fixed := self.refill.generation_batch(self.prompts)) is not None:
             return fixed
-        rate = running_acceptance(history(), len(generated) - _unscored(generated), accepted)
+        rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
         return min(math.ceil(missing / rate), MAX_OVERSAMPLE * self.prompts)
 
 
-def _unscored(groups: Sequence[Group]) -> int:
+def without_score(groups: Sequence[Group]) -> int:
+    """How many of the groups have no valid score."""
     return sum(not any(score.valid for score in group.scores) for group in groups)
 
 

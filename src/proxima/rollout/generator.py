@@ -46,6 +46,9 @@ class RolloutListener:
     def completed(self, done: int, total: int) -> None:
         """`done` of `total` completions of the current batch are generated."""
 
+    def generated(self, uid: int) -> None:
+        """All completions of a prompt are generated; its rewards follow."""
+
     def rewarded(self, done: int, total: int) -> None:
         """The rewards of `done` of `total` groups of the current batch are known; whole-batch rewards may follow."""
 
@@ -61,12 +64,14 @@ class GroupGenerator:
         spec: how a group is generated.
         now: seconds, for `scoring_seconds`.
 
+    `newest` is the version of the weights, which no token may be ahead of; None: unknown.
     `scoring_seconds` is the time that the last batch waited for its rewards after its last completion.
     """
 
     def __init__(self, engine: Engine, rewards: RewardRunner, spec: GroupSpec, now: Callable[[], float]) -> None:
         self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
         self.scoring_seconds = self._completed_at = 0.0
+        self.newest: int | None = None
 
     async def generate(
         self, prompts: Sequence[Prompt], listener: RolloutListener | None = None
@@ -111,9 +116,11 @@ class GroupGenerator:
         done = 0
         try:
             async for completion in self.engine.generate(requests):
+                completion.check_version(self.newest)
                 samples = generated[completion.prompt_uid]
                 samples[completion.sample] = completion
                 if len(samples) == self.spec.size:
+                    listener.generated(completion.prompt_uid)
                     group = tuple(samples[i] for i in range(self.spec.size))
                     scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group, arrivals)))
                 done += 1
@@ -131,9 +138,27 @@ class GroupGenerator:
     async def _score(
         self, prompt: Prompt, completions: tuple[Completion, ...], arrivals: "asyncio.Queue[Group | BaseException]"
     ) -> None:
+        arrivals.put_nowait(await self.score(prompt, completions))
+
+    async def complete(self, prompt: Prompt, received: dict[int, Completion]) -> tuple[Completion, ...]:
+        """The completions of one prompt, by an engine call of its own.
+
+        Args:
+            received: gets each completion by its sample, as soon as it comes.
+
+        Raises:
+            RuntimeError: the engine ended without some of them; any exception of the engine.
+        """
+        async for completion in self.engine.generate(self.spec.requests(prompt)):
+            completion.check_version(self.newest)
+            received[completion.sample] = completion
+        if len(received) < self.spec.size:
+            raise RuntimeError(f"the engine ended without all completions of prompt {prompt.uid}")
+        return tuple(received[i] for i in range(self.spec.size))
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
+        """The group of a prompt; whole-batch rewards are still to come."""
         scores = await self.rewards.score(prompt, completions)
         baseline = scores[-1].value if self.spec.greedy_baseline else None
         n = self.spec.completions
-        arrivals.put_nowait(
-            Group(prompt=prompt, completions=completions[:n], scores=tuple(scores[:n]), baseline=baseline)
-        )
+        return Group(prompt=prompt, completions=tuple(completions[:n]), scores=tuple(scores[:n]), baseline=baseline)

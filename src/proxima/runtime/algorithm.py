@@ -130,6 +130,7 @@ class Algorithm:
         reward_kl: the KL to the reference in the reward; None: the score is the reward.
         kl_coefficient: what its coefficient is now, where it is not at its start value.
         value_warmup: the first steps, in which only the critic is trained.
+        unscored: completions without a valid score are trained too: what trains them reads no reward.
     """
 
     advantage: Any
@@ -161,6 +162,7 @@ class Algorithm:
         return replace(self, kl_coefficient=beta)
 
     value_warmup: int = 0
+    unscored: bool = False
 
     def unjudged(self, groups: Sequence[Group]) -> str:
         """What to tell the user if a selection compares accuracies and no reward gives one; otherwise empty."""
@@ -183,7 +185,7 @@ class Algorithm:
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
         outcomes = Outcomes.from_groups(groups, self.rewards)
         advantage = torch.zeros_like(outcomes.reward) if unknown else self.advantage(outcomes)
-        keep, reasons = select(local, outcomes, advantage)
+        keep, reasons = select(local, outcomes, advantage, unscored=self.unscored)
         kept = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
         keys = [completion.key for group in groups for completion in group.completions]
         dropped = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
@@ -200,7 +202,7 @@ class Algorithm:
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
         outcomes = Outcomes.from_groups(ordered, self.rewards)
         advantage, items, metrics = self._with_advantages(ordered, outcomes)
-        keep, reasons = select(self.selection, outcomes, advantage)
+        keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
         trajectories: list[Trajectory] = []
         advantages: dict[Key, float] = {}
         dropped_for: dict[Key, str] = {}

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from proxima import __version__
-from proxima.config.algorithm_checks import unsupported_by_loop
+from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
 from proxima.config.critic_schema import ModelCritic
 from proxima.config.describe import kind_of
 from proxima.core.advantage import needs_baseline
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.penalty import EntropyBonus
 from proxima.core.selection import prompts_factor
-from proxima.data import FieldError, Group
+from proxima.data import FieldError
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import EngineSetup, Sampling
 from proxima.model import LoadedModel, PackedModel, Policy, load
@@ -25,8 +25,10 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
-from proxima.rollout.collector import BatchCollector
-from proxima.rollout.generator import GroupGenerator, GroupSpec
+from proxima.rollout.admission import Admission
+from proxima.rollout.async_collector import AsyncCollector
+from proxima.rollout.collector import BatchCollector, Collector, Pending, Reject
+from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller
@@ -34,11 +36,13 @@ from proxima.runtime.critic import Critic, ValueHead
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.learner import Learner
 from proxima.runtime.loop import Plan
+from proxima.runtime.next_policy import NextLogProbs, make_next_policy
 from proxima.runtime.observer import Observer
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.run_data import RunData
 from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.runtime.teacher import make_distillation, make_teacher_stage
+from proxima.task.prompts import PromptSource
 from proxima.train import (
     ForwardStage,
     LogProbStage,
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from proxima.config.offline_schema import OfflineConfig
     from proxima.config.schema import EvalSetConfig, EvaluateConfig, ModelConfig, OptimizationConfig, RunConfig
 
+RECOMPUTED = ("recompute", "next")  # the centre is the policy that the update starts from
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
 
 
@@ -115,6 +120,7 @@ def make_plan(config: "RunConfig | OfflineConfig", steps: int, **more: Any) -> P
         checkpoint_every=config.checkpoint.every,
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
+        stall_seconds=config.runtime.stall_seconds,
         **more,
     )
 
@@ -153,7 +159,7 @@ def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective
     if algorithm.preference is not None:
         return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
-    if algorithm.proximal == "recompute" and not recomputes_proximal(config):
+    if algorithm.proximal in RECOMPUTED and not recomputes_proximal(config):
         proximal = "first_forward"
     in_loss = algorithm.reference_kl is not None and algorithm.reference_kl.coefficient > 0
     penalties = [algorithm.reference_kl] if in_loss else []
@@ -165,6 +171,7 @@ def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective
         corrections=algorithm.correction,
         penalties=penalties,
         proximal=proximal,
+        next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
         skip_zero_advantage=algorithm.skip_zero_advantage,
         distillation=make_distillation(config),
         # A guard that rejects has measured before the update.
@@ -176,7 +183,7 @@ def recomputes_proximal(config: "RunConfig") -> bool:
     """True when the proximal log-probs have a forward pass of their own. The first forward of the update gives them
     where there is one update a step and no reward that reads them before."""
     several = config.train.updates_per_step * config.train.epochs_per_step > 1
-    return config.algorithm.proximal == "recompute" and (several or config.algorithm.reward_kl is not None)
+    return config.algorithm.proximal in RECOMPUTED and (several or config.algorithm.reward_kl is not None)
 
 
 def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> list[ForwardStage]:
@@ -220,6 +227,7 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         reward_kl=algorithm.reward_kl,
         kl_coefficient=kl_coefficient,
         value_warmup=value_warmup(config),
+        unscored=not trains_on_rewards(config) and config.critic is None,  # a critic learns from scores
     )
 
 
@@ -269,16 +277,17 @@ def make_controller(
     *,
     observer: Observer,
     clock: Clock,
-    carried: Sequence[Group] = (),
+    pending: Pending | None = None,
     kl_coefficient: float | None = None,
+    next_log_probs: Sequence[NextLogProbs] = (),
     stages: StageFactory | None = None,
     critic: Critic | ValueHead | None = None,
 ) -> Controller:
-    """Everything that the loop touches. A checkpoint kept `carried`, the scored groups for the next step, and the
-    `kl_coefficient` of the reward."""
+    """Everything that the loop touches. A checkpoint kept `pending`, what the collector held for later steps, with the
+    `next_log_probs` of these, and the `kl_coefficient` of the reward."""
     learner = make_learner(config, loaded, compute, stages, critic)
     algorithm = make_algorithm(config, learner, kl_coefficient)
-    recorder = RolloutRecorder(store.journal, data.source, observer)
+    recorder = RolloutRecorder(store, data.source, observer)
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):
         log = store.folder.engine_log
@@ -287,25 +296,55 @@ def make_controller(
         rewards = make_rewards(config, config.reward, compute)
         generator = GroupGenerator(engine, rewards, training_groups(config), clock.now)
         evaluation = make_evaluation(config, data, generator, compute, observer)
-    collector: BatchCollector | StoredRollouts
+    collector: Collector
     if isinstance(data.source, StoredRollouts):
         collector = data.source
         collector.generator, collector.listener = generator, recorder
     else:
         assert generator is not None
-        collector = BatchCollector(
-            generator,
-            data.source,
-            prompts=config.train.prompts_per_step * prompts_factor(algorithm.selection, generator.spec.completions),
-            reject=partial(compute.run, algorithm.reject),
-            refill=config.algorithm.dynamic_sampling,
-            max_lag=config.runtime.max_lag,
-            listener=recorder,
-            carried=carried,
-        )
-    metric, unscored = config.eval.metric, config.runtime.max_unscored_steps
+        reject = partial(compute.run, algorithm.reject)
+        made = (pending or Pending(), store.journal.step)
+        collector = make_collector(config, generator, data.source, recorder, reject, *made)
+        if config.algorithm.proximal == "next":
+            log_prob = partial(compute.run, learner.stack.log_prob)
+            cache = make_next_policy(config.algorithm, generator.engine, collector.held, log_prob, next_log_probs)
+            learner = replace(learner, next_policy=cache)
+    metric, unscored = config.eval.metric, config.runtime.max_unscored_steps if trains_on_rewards(config) else 0
     plan = make_plan(config, config.train.steps, metric=metric, max_unscored_steps=unscored)
     return Controller(plan, collector, algorithm, learner, store, evaluation, observer, clock)
+
+
+def make_collector(
+    config: "RunConfig",
+    generator: GroupGenerator,
+    source: PromptSource,
+    listener: RolloutListener,
+    reject: Reject,
+    pending: Pending,
+    finished: int,
+) -> Collector:
+    """What fills the batches of a run that generates: beside the training or, by default, between the updates; after
+    `finished` steps, with what a checkpoint kept."""
+    runtime, factor = config.runtime, prompts_factor(config.algorithm.selection, generator.spec.completions)
+    prompts, refill = config.train.prompts_per_step * factor, config.algorithm.dynamic_sampling
+    common: dict[str, Any] = {"reject": reject, "refill": refill, "listener": listener}
+    if not runtime.overlaps:
+        common |= {"prompts": prompts, "max_lag": runtime.max_lag, "carried": pending.groups}
+        return BatchCollector(generator, source, **common)
+    admission = Admission(
+        prompts=prompts,
+        concurrent=runtime.max_concurrent_rollouts or 1,
+        max_lag=runtime.max_lag,
+        steps=config.train.steps,
+        over_age=runtime.over_age,
+        retries=runtime.rollout_retries,
+    )
+    common |= {"pending": pending, "finished": finished}
+    collector = AsyncCollector(generator, source, admission, **common)
+    if isinstance(generator.engine, Executor):
+        generator.engine.register_post_pause_hook(collector.engine_paused)
+        generator.engine.register_post_resume_hook(collector.engine_resumed)
+    return collector
 
 
 def make_evaluation(

@@ -1,7 +1,5 @@
 """From a config to the critic: loading, resuming, and what is refused before any weights are loaded."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.config.critic_schema import HeadCritic, ModelCritic
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, ScalarModel, load_scalar_model
-from proxima.model.load import DTYPES, load_tokenizer
+from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.build import make_stack, packed_settings
 from proxima.runtime.critic import Critic, ValueHead
-from proxima.runtime.teacher import vocabulary_problem
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 
@@ -32,7 +29,7 @@ def check_critic_tokens(config: "RunConfig") -> None:
     critic, model = config.critic, config.model
     if not isinstance(critic, ModelCritic) or critic.path is None:
         return
-    with _of_critic():
+    with renamed("model.path", "critic.path"):
         other = load_tokenizer(critic.path, critic.revision)
     ours = load_tokenizer(model.path, model.revision)
     if problem := vocabulary_problem(ours.get_vocab(), other.get_vocab()):
@@ -77,7 +74,7 @@ def _load(config: "RunConfig", spec: ModelCritic, restored: Path | None) -> Load
         if not (restored / CRITIC).is_dir():
             raise _without(restored / CRITIC)
         return load_scalar_model(str(restored / CRITIC), **place)
-    with _of_critic():
+    with renamed("model.path", "critic.path"):
         path, revision = (spec.path, spec.revision) if spec.path else (config.model.path, config.model.revision)
         return load_scalar_model(path, revision=revision, new_head=spec.head_std, seed=config.seed, **place)
 
@@ -92,13 +89,3 @@ def _restore_head(layer: torch.nn.Linear, file: Path) -> None:
 def _without(place: Path) -> UserError:
     message = f"{place.parent}: no {place.name}, the critic's weights, is in this checkpoint"
     return UserError(message, remedy="delete this checkpoint to use the one before, or start another run")
-
-
-@contextmanager
-def _of_critic() -> Iterator[None]:
-    """Errors of loading name the critic's path."""
-    try:
-        yield
-    except FieldError as error:
-        error.field = error.field.replace("model.path", "critic.path")
-        raise

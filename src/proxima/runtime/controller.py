@@ -3,26 +3,32 @@
     task → engine → reward → advantage → selection → pack → model → surrogate → aggregate → step → publish
 
 A deterministic state machine: the state of each prompt is in the journal before anyone acts on it, and all times are of
-the injected clock. Training is synchronous: no prompt is admitted for a step before the weights of the step before it
-are published. What takes long runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
+the injected clock. The collector decides whether training is synchronous: `BatchCollector` admits no prompt for a step
+before the weights of the step before it are published, `AsyncCollector` generates beside the training. What takes long
+runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxima.core.correction import health
+from proxima.data import UserError
+from proxima.engine.executor import HookError
 from proxima.engine.protocol import WeightUpdate, close_engine
-from proxima.rollout.collector import BatchCollector, BatchNotFilled, CollectedBatch, score_errors
+from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector, score_errors
+from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.algorithm import Algorithm, StepBatch
 from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.clock import Clock
 from proxima.runtime.held_out import Evaluation, named_metric, summarise
 from proxima.runtime.learner import Learner
 from proxima.runtime.loop import Plan, RunEnded, Trained, TrainingLoop
+from proxima.runtime.next_policy import NEXT_POLICY, NextLogProbs, write_next_policy
 from proxima.runtime.observer import Observer, Sample
 from proxima.runtime.replay import StoredRollouts
-from proxima.runtime.rollouts import write_evals, write_rollouts
+from proxima.runtime.rollouts import write_evals
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
@@ -48,7 +54,7 @@ class Controller(TrainingLoop):
     def __init__(
         self,
         plan: Plan,
-        collector: BatchCollector | StoredRollouts,
+        collector: Collector,
         algorithm: Algorithm,
         learner: Learner,
         store: RunStore,
@@ -61,30 +67,46 @@ class Controller(TrainingLoop):
         super().__init__(plan, trained, store, observer, clock)
         self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
         self._score_error = self._unjudged = ""
+        self._engines_ended = 0
+        self._hook_error: HookError | None = None
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
-        self._cursor, self._carried = collector.state(), collector.carried
+        self._cursor, self._pending = collector.state(), collector.pending()
+        self._next_log_probs: list[NextLogProbs] = []
+        if learner.next_policy is not None:
+            self._next_log_probs = learner.next_policy.after_step(self._pending)
+        for group in self._pending.groups:
+            self.activity.scored(group.prompt.uid)
+        self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
-        await self.publish(self.journal.version)
+        with self.activity.stage("publish"):
+            await self.publish(self.journal.version)
+        self.end_if_hook_failed()
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
         while self.journal.step < self.plan.steps:
             step = self.journal.step + 1
             self._times, cpu = {}, self.clock.cpu()
-            with self.timed("step"):
+            with self.timed("step", step=step):
                 collected = await self.collect(step)  # queued → generating → scored
                 batch = await self.learner.compute.run(
                     self.algorithm.step_batch, collected.groups, step, collected.dropped
                 )
                 with self.timed("train"):
                     batch, mismatch = await self.learner.compute.run(self.learner.reject_mismatched, batch)
-                self.journal.select(step, batch.kept, batch.dropped)  # scored → selected | dropped
+                    if (next_policy := self.learner.next_policy) is not None:
+                        batch = await next_policy.prepare(batch, collected.version)
+                await self.disk.write(
+                    self.journal.select, step, batch.kept, batch.dropped
+                )  # scored → selected | dropped
                 result = await self.update(batch, collected.version)
                 result.metrics.update(mismatch)
+                if next_policy is not None:
+                    next_policy.trained(batch, result.token_statistics, collected.version)
                 version = self.journal.version
                 if result.updates:  # without one, there are no new weights
                     version += 1
@@ -92,7 +114,12 @@ class Controller(TrainingLoop):
                         await self.publish(version)
             self._times["cpu"] = self.clock.cpu() - cpu
             record = self.record(step, version, collected, batch, result)
-            await self.finish_step(record, collected, batch, result)  # selected | dropped → consumed: the step is done
+            with self.activity.stage("write", step=step):
+                await self.finish_step(
+                    record, collected, batch, result
+                )  # selected | dropped → consumed: the step is done
+            await self.tell_replaced_engines(step)
+            self.end_if_hook_failed()
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
             self.end_if_unscored(step)
@@ -112,7 +139,7 @@ class Controller(TrainingLoop):
                 )
             except BatchNotFilled as shortfall:
                 file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
-                write_rollouts(file, step, nothing.groups, nothing.records({}))
+                await self.disk.write(self.store.write_rollouts, step, nothing.groups, nothing.records({}))
                 raise RunEnded(
                     f"step {step}: {shortfall}; see rollouts/{file.name}. Start another run with easier or harder "
                     "questions or more completions per prompt, or resume this one (--resume) with a higher "
@@ -121,6 +148,8 @@ class Controller(TrainingLoop):
         if not self._unjudged and (notice := self.algorithm.unjudged(collected.generated)):
             self._unjudged = notice
             self.observer.warning(notice)
+        self.activity.taken(group.prompt.uid for group in collected.groups)
+        self.activity.taken(group.prompt.uid for group, _ in collected.dropped)
         self._times[stage] -= collected.scoring_seconds
         self._times["score"] = collected.scoring_seconds
         return collected
@@ -130,18 +159,32 @@ class Controller(TrainingLoop):
         with self.timed("train"):
             return await self.learner.compute.run_with_progress(
                 lambda progress: self.learner.update(batch, version, progress),
-                lambda done, total: self.observer.progress("train", done, total, "tokens"),
+                lambda done, total: self.progress("train", done, total, "tokens"),
             )
 
     async def publish(self, version: int) -> None:
-        """The engine, if there is one, gets the weights."""
+        """The engine, if there is one, gets the weights. A hook that raises ends the run when the step is whole."""
         if (generator := self.collector.generator) is not None:
-            await generator.engine.pause()
-            await generator.engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
-            await generator.engine.resume()
+            try:
+                await generator.engine.pause()
+                generator.newest = version
+                await generator.engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
+                await generator.engine.resume()
+            except HookError as error:
+                for _, problem in error.failures:
+                    if isinstance(problem, UserError):
+                        raise problem from error
+                self._hook_error = error
+                return
+            self.activity.published(version)
+
+    @property
+    def generator(self) -> GroupGenerator | None:
+        return self.collector.generator
 
     def close(self) -> None:
-        """End the workers of the rewards, and the engine's process if it has one."""
+        """End what is being generated, the workers of the rewards, and the engine's process if it has one."""
+        self.collector.abandon()
         generators = [self.collector.generator] if self.collector.generator is not None else []
         generators += [one.generator for one in self.evaluation.others.values()] if self.evaluation else []
         for generator in generators:
@@ -152,13 +195,17 @@ class Controller(TrainingLoop):
         self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch, result: UpdateResult
     ) -> None:
         """Files first, then the journal's one transaction: a step in the journal has left all its traces."""
-        step, file = record["step"], self.folder.rollout_file(record["step"])
-        await self.learner.compute.run(write_rollouts, file, step, batch.groups, batch.records(result.token_statistics))
-        self.folder.append_metrics(record)
-        self._cursor, self._carried = self.collector.state(), collected.carried
+        step, outcomes = record["step"], batch.records(result.token_statistics)
+        await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
+        await self.disk.write(self.folder.append_metrics, record)
         self.algorithm = self.algorithm.after(batch)
         uids = [group.prompt.uid for group in batch.groups]
-        self.journal.consume(step, uids, self._cursor, record, version=record["policy_version"])
+        # of one instant: what is admitted after it is admitted after the step, and a resume draws it again
+        self._cursor, self._pending = self.collector.state(), self.collector.pending()
+        if self.learner.next_policy is not None:
+            self._next_log_probs = self.learner.next_policy.after_step(self._pending)
+        consume = partial(self.journal.consume, version=record["policy_version"])
+        await self.disk.write(consume, step, uids, self._cursor, record)
         self.observer.step(record, _sample(batch, step))
         self.warn(record, collected, batch)
 
@@ -167,13 +214,14 @@ class Controller(TrainingLoop):
         step, start = self.journal.step, self.now()
         if self.evaluation is None or self.store.evaluated(step):
             return
-        groups = await self.unless_stopped(self.evaluation.groups())
-        await self.learner.compute.run(write_evals, self.folder.eval_file(step, label), step, groups)
         others: dict[str, Any] = {}
-        for name, held_out in self.evaluation.others.items():
-            answered = await self.unless_stopped(held_out.groups())
-            await self.learner.compute.run(write_evals, self.folder.eval_file(step, f"{label}-{name}"), step, answered)
-            others |= {f"{name}/{key}": value for key, value in summarise(answered).items()}
+        with self.activity.stage("evaluate", step=step):
+            groups = await self.unless_stopped(self.evaluation.groups())
+            await self.write_aside(write_evals, self.folder.eval_file(step, label), step, groups)
+            for name, held_out in self.evaluation.others.items():
+                answered = await self.unless_stopped(held_out.groups())
+                await self.write_aside(write_evals, self.folder.eval_file(step, f"{label}-{name}"), step, answered)
+                others |= {f"{name}/{key}": value for key, value in summarise(answered).items()}
         record = {
             "kind": "eval",
             "step": step,
@@ -190,18 +238,32 @@ class Controller(TrainingLoop):
                 raise RunEnded(problem)
             if problem:
                 self.observer.warning(problem)
-        self.store.write_evaluation(record)
+        await self.store.write_evaluation(record)
         self.observer.evaluated(record)
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
-        facts = {"cursor": self._cursor, "pending": [group.prompt.uid for group in self._carried]}
-        facts |= self.algorithm.state()
+        facts = {"cursor": self._cursor, **self._pending.facts(), **self.algorithm.state()}
         files: dict[str, Callable[[Path], None]] = {}
-        if self._carried:
-            files[CARRIED_GROUPS] = lambda path: write_groups(path, self._carried)
+        if self._pending.groups:
+            files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
+        if self._next_log_probs:
+            files[NEXT_POLICY] = lambda path: write_next_policy(path, self._next_log_probs)
         if (head := self.learner.policy.value_head) is not None:
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
+
+    async def tell_replaced_engines(self, step: int) -> None:
+        """An engine that died and was replaced costs time and no completion; the user hears of it all the same."""
+        if self.generator is None:
+            return
+        ended = int((await self.generator.engine.health()).detail.get("ended", 0))
+        if ended > self._engines_ended:
+            times = "once" if ended - self._engines_ended == 1 else f"{ended - self._engines_ended} times"
+            self.observer.warning(
+                f"step {step}: the engine's process ended {times} and was replaced; what it had not finished is "
+                f"generated again. See {self.folder.engine_log.name}"
+            )
+            self._engines_ended = ended
 
     def end_if_unscored(self, step: int) -> None:
         """A reward that always fails would let the run use up all its questions and learn nothing."""
@@ -214,6 +276,12 @@ class Controller(TrainingLoop):
                 f"no completion of the last {limit} steps has a score ({self._score_error}); fix the reward and resume "
                 "(--resume), or set runtime.max_unscored_steps=0 to train without scores"
             )
+
+    def end_if_hook_failed(self) -> None:
+        """The step is in the journal, so that its checkpoint fits its weights."""
+        if (error := self._hook_error) is not None:
+            where = f"after step {self.journal.step}: {error}"
+            raise RunEnded(f"{where}; repair or remove the hook and resume (--resume)") from error
 
     def end_if_mismatched(self, record: Mapping[str, Any]) -> None:
         """`algorithm.mismatch.on_mismatch: stop`."""
@@ -241,11 +309,13 @@ class Controller(TrainingLoop):
             **collected.metrics(),
             **batch.metrics,
             **mean_metrics(result.metrics),
+            **({} if self.learner.next_policy is None else self.learner.next_policy.metrics()),
             "skipped_zero_advantage": float(result.skipped),
             "updates": result.updates,
             "tokens/trained": result.tokens,
             "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
             "tokens_per_second/train": result.tokens / training if training else 0.0,
+            **self.collector.step_metrics(self._times),
             **seconds,
             "policy_version": version,
         }
@@ -253,6 +323,14 @@ class Controller(TrainingLoop):
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch) -> None:
         """Tell the user what matters about the step, and what to do."""
         step, invalid = record["step"], record["reward/invalid"]
+        for note in collected.notes:
+            self.observer.warning(f"step {step}: {note}")
+        if (cache := self.learner.next_policy) is not None and cache.missed:
+            self.observer.warning(
+                f"step {step}: the engine gave no next_log_prob ({cache.missed}); tokens that lack it are counted in "
+                "next/missing_fraction, and algorithm.next_missing says what becomes of them"
+            )
+            cache.missed = ""
         if invalid:
             self._score_error = score_errors(collected.generated)
             self.observer.warning(

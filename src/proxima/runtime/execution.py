@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from proxima.config.dump import dump
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.disk import Disk, StoppedWaiting
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.inputs import check_inputs, numerics_note
@@ -18,13 +19,16 @@ from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop
 from proxima.runtime.journal import Journal
 from proxima.runtime.loop import TrainingLoop
 from proxima.runtime.observer import Observer, RunInfo, WarningList
-from proxima.runtime.resume import check_resume, rewind_run, schedule_note
+from proxima.runtime.resume import Change, change_notes, check_resume, record_changes, rewind_run, schedule_note
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary, summarise_run
 from proxima.train.checkpoint import Checkpoint, restore
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
+
+
+Mode = Literal["new", "resume", "change"]
 
 
 class Workload(Protocol):
@@ -79,6 +83,7 @@ def execute(
     resolved: "Resolved[Any] | None" = None,
     resume: bool = False,
     overwrite: bool = False,
+    accept_changes: bool = False,
     observer: Observer | None = None,
     clock: Clock | None = None,
 ) -> Summary:
@@ -89,6 +94,7 @@ def execute(
         config, resolved: the config, and with provenance for config.yaml; None writes no config.yaml.
         resume: continue the run in the folder from its last complete checkpoint; starts one if there is none.
         overwrite: delete the run in the folder first.
+        accept_changes: resume it with another algorithm, other rewards and the like; the run keeps a record of that.
 
     Raises:
         UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
@@ -100,10 +106,11 @@ def execute(
     with quiet_transformers():
         workload = make()
         resuming = folder.begin(resume=resume, overwrite=overwrite)
+        mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
         try:
             compute = ComputeThread()
             with signals_restored():
-                return compute.serve(_run(workload, resolved, folder, resuming, compute, observer, clock))
+                return compute.serve(_run(workload, resolved, folder, mode, compute, observer, clock))
         finally:
             folder.release()
             workload.close()
@@ -113,36 +120,33 @@ async def _run(
     work: Workload,
     resolved: "Resolved[Any] | None",
     folder: RunFolder,
-    resuming: bool,
+    mode: Mode,
     compute: ComputeThread,
     observer: Observer,
     clock: Clock,
 ) -> Summary:
-    config, checkpoint = work.config, None
+    config, disk = work.config, Disk(folder.path, observer.warning)
+    resuming, checkpoint = mode != "new", None
     if resuming:
-        with Journal(folder.journal, clock) as journal:
-            check_resume(journal, config)
-            check_inputs(journal, work.hashes())
-            checkpoint = rewind_run(folder, journal, observer)
-            if checkpoint is not None:
-                work.rewind(checkpoint, journal)
+        checkpoint = await disk.write(_rewind, work, folder, clock, observer, mode == "change")
     observer.progress("load", 0, 1, "models")
     hashing = None if resuming else asyncio.create_task(asyncio.to_thread(work.hashes))  # beside the loading
     loaded = await compute.run(_load_weights, work, checkpoint)
-    with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
-        check_resume(journal, config)
+    with await disk.write(Journal, folder.journal, clock) as journal:  # from here on the folder contains a run
+        await disk.write(check_resume, journal, config)
         if hashing is not None:
-            check_inputs(journal, await hashing)
-        schedule = schedule_note(journal, config.train.schedule, work.steps)
-        for note in filter(None, (schedule, numerics_note(journal, config))):
+            await disk.write(check_inputs, journal, await hashing)
+        schedule = await disk.write(schedule_note, journal, config.train.schedule, work.steps)
+        numerics = await disk.write(numerics_note, journal, config)
+        for note in filter(None, (*change_notes(journal), schedule, numerics)):
             observer.warning(note)
         if resolved is not None:
-            folder.write_config(dump(resolved))
-        loop = work.make_loop(loaded, RunStore(journal, folder), compute, observer, clock)
+            await disk.write(folder.write_config, dump(resolved))
+        loop = work.make_loop(loaded, RunStore(journal, folder, disk), compute, observer, clock)
         if checkpoint:
             await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
         model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
-        folder.write_environment(describe_environment(config.seed, model))
+        await disk.write(folder.write_environment, describe_environment(config.seed, model))
         observer.started(work.info(loaded, folder.path, journal.step))
         for note in work.notes:
             observer.warning(note)
@@ -152,6 +156,7 @@ async def _run(
             status = "done" if await loop.run() else "stopped"
         except (asyncio.CancelledError, KeyboardInterrupt):  # a second Ctrl-C
             status, error = "stopped", "interrupted"
+            disk.stop.set()
             raise
         except BaseException as problem:
             error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
@@ -162,9 +167,27 @@ async def _run(
             seconds = folder.elapsed() if finished_before else loop.now()
             summary = summarise_run(config, folder, journal, status, seconds, error)
             summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
-            folder.write_summary(asdict(summary))
+            try:
+                await disk.write(folder.write_summary, asdict(summary))
+            except StoppedWaiting as full:
+                observer.warning(f"{full}: the run has no summary.json until it is resumed")
             observer.finished(asdict(summary))
     return summary
+
+
+def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer, accept: bool) -> Checkpoint | None:
+    """Everything but weights and optimizer as it was at the last checkpoint, which is returned."""
+    with Journal(folder.journal, clock) as journal:
+        changes, hashes = check_resume(journal, work.config, accept=accept), work.hashes()
+        files = check_inputs(journal, hashes, accept=accept)
+        changes += [Change(field=name, before="another content", now="changed") for name in files]
+        checkpoint = rewind_run(folder, journal, observer)
+        record_changes(journal, work.config, changes)
+        if files:
+            journal.set("inputs", hashes)
+        if checkpoint is not None:
+            work.rewind(checkpoint, journal)
+    return checkpoint
 
 
 def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:

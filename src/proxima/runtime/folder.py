@@ -1,25 +1,23 @@
 """The run folder: its files, its lock, and how it is restored to an earlier step.
 
 config.yaml  environment.json  metrics.jsonl  run.sqlite  rollouts/000012.parquet  evals/000012-after.parquet
-checkpoints/000040/  summary.json  report.html  log.txt  engine.log
+checkpoints/000040/  timeline.json  summary.json  report.html  log.txt  engine.log
 """
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from proxima.data import UserError
 from proxima.data.atomic_files import flush_to_disk, write_atomic
 from proxima.data.jsonl import complete_length, dumps, read_lines
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes in one folder are not detected
-    fcntl = None  # type: ignore[assignment]
+from proxima.runtime.folder_lock import FolderLock
+from proxima.runtime.timeline import rewind_timeline
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
@@ -40,12 +38,13 @@ class RunFolder:
         self.rollouts = self.path / "rollouts"
         self.evals = self.path / "evals"
         self.checkpoints = self.path / "checkpoints"
+        self.timeline = self.path / "timeline.json"
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
         self.engine_log = self.path / "engine.log"
         self.trackers = self.path / "trackers"
-        self._lock: IO[bytes] | None = None
+        self._lock: FolderLock | None = None
         self.earlier_warnings: list[dict[str, Any]] = []  # of the run that `rewind` found, up to its step
         self._spent = 0.0  # seconds up to the end of the run that `rewind` found, if it repeats no step of it
 
@@ -104,7 +103,7 @@ class RunFolder:
         """
         self.check(resume=resume, overwrite=overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
+        self._lock = FolderLock(self.path / ".lock")
         if overwrite:
             self._clear()
         for folder in (self.rollouts, self.evals, self.checkpoints):
@@ -121,12 +120,12 @@ class RunFolder:
             UserError: a process writes to the folder.
         """
         if (self.path / ".lock").is_file():  # a copy may lack it
-            self._take_lock(shared=True)
+            self._lock = FolderLock(self.path / ".lock", shared=True)
 
     def release(self) -> None:
         """Unlock the folder; the end of the process, however it ends, unlocks it too."""
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
@@ -144,10 +143,11 @@ class RunFolder:
             try:
                 written = file.write(line)
                 if written != len(line):  # a nearly full disk takes a part without an error
-                    raise OSError(28, "No space left on device", str(self.metrics))
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
-            except OSError:
+            except OSError as error:
                 file.truncate(before)
+                error.filename = str(self.metrics)
                 raise
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ class RunFolder:
         self, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
     ) -> list[Mapping[str, Any]]:
         """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
-        summary and report. Checkpoints and log.txt stay.
+        summary and report, and the timeline after the last record. Checkpoints and log.txt stay.
 
         Step 0 is the run before anything happened: the evaluation before the first step is deleted too.
 
@@ -192,6 +192,7 @@ class RunFolder:
         evals = list({r["step"]: r for r in known if 0 < step >= r["step"]}.values())
         records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
         write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))
+        rewind_timeline(self.timeline, self.elapsed())
         for folder in (self.rollouts, self.evals):
             for file in folder.glob("*.parquet"):
                 number = file.stem.partition("-")[0]
@@ -208,23 +209,11 @@ class RunFolder:
             entry.name in skeleton or entry.name.endswith(".part") for entry in self.path.iterdir()
         )
 
-    def _take_lock(self, *, shared: bool = False) -> None:
-        lock = (self.path / ".lock").open("rb" if shared else "wb")
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except OSError as error:
-                lock.close()
-                raise UserError(
-                    f"{self.path} is in use by another process; wait for it, stop it, or set folder=PATH"
-                ) from error
-        self._lock = lock
-
     def _clear(self) -> None:
         """Delete the files of the run; others stay."""
         for folder in (self.rollouts, self.evals, self.checkpoints, self.trackers):
             shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
-        for path in (*files, *journal):
+        for path in (*files, self.timeline, *journal):
             path.unlink(missing_ok=True)

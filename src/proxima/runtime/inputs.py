@@ -22,7 +22,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.replay import StoredRollouts
 from proxima.task.prompts import PromptSource
-from proxima.task.protocol import Rows
+from proxima.task.protocol import EmptyPromptError, Rows
 
 if TYPE_CHECKING:
     from proxima.config.schema import ModelConfig, RunConfig
@@ -104,14 +104,23 @@ def rows_sha(rows: Rows) -> str:
     count = len(rows)
     numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
     digest = sha256(str(count).encode())
-    for row in map(rows.__getitem__, numbers):
-        content = [row.messages, row.answer, row.metadata]
+    for number in numbers:
+        try:
+            row = rows[number]
+            content = [row.messages, row.answer, row.metadata]
+        except EmptyPromptError as error:  # skipped by the run
+            content = [error.field, error.value]
         digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
     return digest.hexdigest()
 
 
-def check_inputs(journal: Journal, now: Mapping[str, str]) -> None:
+def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:
     """Refuse other inputs than those that the journal names; a journal without any gets these.
+
+    Args:
+        accept: the user accepts other rewards.
+
+    Returns: the rewards that differ, which the caller records.
 
     Raises:
         UserError: names what differs, and the remedy.
@@ -119,11 +128,14 @@ def check_inputs(journal: Journal, now: Mapping[str, str]) -> None:
     before = journal.get("inputs")
     if before is None:
         journal.set("inputs", dict(now))
-        return
-    if differing := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
+        return []
+    found = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    accepted = [name for name in found if accept and name.startswith("reward.")]
+    if differing := [name for name in found if name not in accepted]:
         remedy = "restore it, or start another run with folder=PATH"
         place = f"since the run in {journal.path.parent} was started"
         raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
+    return accepted
 
 
 def numerics_note(journal: Journal, config: Any) -> str | None:

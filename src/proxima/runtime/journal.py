@@ -9,6 +9,7 @@ and the metrics are written. So either all of a step happened or none of it. The
 
 import errno
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.data import UserError
+from proxima.data.full_disk import as_disk_full
 from proxima.data.jsonl import dumps
 from proxima.runtime.clock import Clock, SystemClock
 
@@ -126,9 +128,14 @@ class Journal:
                         self._db.execute(statement)
                     self._set("format", FORMAT)
             found = self.get("format")
+        except OSError:
+            self._db.close()
+            raise
         except sqlite3.DatabaseError as error:
             self._db.close()
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                if full := self._disk_full(error):
+                    raise full from error
                 remedy = "check the disk, then resume with --resume"
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
             remedy = "move it away or use another run folder"
@@ -324,17 +331,25 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")  # a writer at once: a later upgrade could fail with "database is locked"
         try:
+            self._db.execute(
+                "BEGIN IMMEDIATE"
+            )  # a writer at once: a later upgrade could fail with "database is locked"
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                message = "no space left; free some and resume with --resume"
-                raise OSError(errno.ENOSPC, message, str(self.path)) from error
+            if isinstance(error, sqlite3.OperationalError) and (full := self._disk_full(error)):
+                raise full from error
             raise
+
+    def _disk_full(self, error: sqlite3.OperationalError) -> OSError | None:
+        """The full disk behind an error of SQLite, which calls a spent quota, and what it can't place beside the file,
+        an I/O error."""
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        return as_disk_full(error, self.path) if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR else None
 
     def _move(self, uid: int, target: State, columns: str, **values: Any) -> None:
         """Change the state of a prompt, inside a transaction."""

@@ -11,6 +11,7 @@ from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
 from proxima.runtime.critic import Critic
+from proxima.runtime.next_policy import NextPolicy
 from proxima.runtime.online_pairs import update_on_pairs
 from proxima.train import (
     EarlyStop,
@@ -35,6 +36,7 @@ class Learner:
         updates: optimizer steps of a full batch; the learning rate schedule counts these.
         epochs: passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`, nats a token; None: no
             limit.
+        next_policy: the cache of `proximal: next`, which the loop calls and no other thread; None: off.
         guard: what is done when rollout engine and trainer differ too much.
         compute: the thread that all of this runs in.
     """
@@ -47,6 +49,7 @@ class Learner:
     updates: int = 1
     epochs: int = 1
     max_epoch_kl: float | None = None
+    next_policy: NextPolicy | None = None
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     compute: ComputeThread = field(default_factory=ComputeThread)
 

@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,14 @@ from typing import Any
 from proxima.data import NotFiniteError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.rollout.generator import GroupGenerator
+from proxima.runtime.activity import Activity
 from proxima.runtime.clock import Clock
-from proxima.runtime.observer import Observer
+from proxima.runtime.disk import StoppedWaiting
+from proxima.runtime.observer import Observer, Stage
+from proxima.runtime.stall import StallWatch
 from proxima.runtime.store import RunStore
+from proxima.runtime.timeline import Timeline
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 
@@ -39,6 +44,7 @@ class Plan:
         keep_last, keep_best: see `CheckpointConfig`.
         metric: see `EvalConfig`.
         max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
+        stall_seconds: without a token or a finished stage, after which a warning says what waits; 0: never.
     """
 
     steps: int
@@ -51,6 +57,7 @@ class Plan:
     keep_best: bool = False
     metric: str | None = None
     max_unscored_steps: int = 0
+    stall_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +93,10 @@ class TrainingLoop:
         self.plan, self.trained, self.compute = plan, trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.clock = observer, clock
-        self._start = clock.now() - self.folder.elapsed()
-        self._stop = asyncio.Event()
+        timeline = Timeline(self.folder.timeline, observer.warning)
+        self.activity = store.activity = Activity(clock, self.folder.elapsed(), timeline)
+        self.disk = store.disk
+        self._stop = store.disk.stop
         self._times: dict[str, float] = {}
 
     async def train(self) -> None:
@@ -105,6 +114,11 @@ class TrainingLoop:
     def close(self) -> None:
         """End what the loop started beside this process."""
 
+    @property
+    def generator(self) -> GroupGenerator | None:
+        """Engine and rewards that the steps wait for; None: they need none."""
+        return None
+
     async def run(self) -> bool:
         """Train to the last step, or until `stop`; both end with a checkpoint.
 
@@ -113,6 +127,20 @@ class TrainingLoop:
         Raises:
             RunEnded: the run can't continue; a checkpoint is written all the same, unless the weights diverged.
         """
+        watch = StallWatch(self.plan.stall_seconds, self.activity, self.observer.warning, self.generator)
+        watching = asyncio.create_task(watch.run())
+        try:
+            return await self._run()
+        except StoppedWaiting as error:  # perhaps in the middle of a step
+            saved = checkpoints(self.folder.checkpoints)
+            place = f"from the checkpoint of step {saved[-1].step}" if saved else "from the start, without a checkpoint"
+            self.observer.warning(f"{error}: stopped without another checkpoint; --resume continues {place}")
+            return False
+        finally:
+            watching.cancel()
+            self.activity.timeline.close()
+
+    async def _run(self) -> bool:
         try:
             await self.train()
             done = True
@@ -121,7 +149,8 @@ class TrainingLoop:
         except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
             raise RunEnded(self.diverged(error)) from error
         except RunEnded:
-            await self.checkpoint(self.journal.step)
+            with suppress(StoppedWaiting):
+                await self.checkpoint(self.journal.step)
             raise
         await self.checkpoint(self.journal.step)
         return done
@@ -153,7 +182,8 @@ class TrainingLoop:
         facts = {"policy_version": self.journal.version, "seed": self.plan.seed, **facts}
         own = self.trained
         parts = own.loaded, own.stack, facts, files, own.others
-        await self.compute.run(write_checkpoint, self.folder.checkpoints, step, *parts)
+        with self.activity.stage("checkpoint", step=step):
+            await self.write_aside(write_checkpoint, self.folder.checkpoints, step, *parts)
 
     def diverged(self, error: NotFiniteError) -> str:
         """What happened in the step that could not be finished, and what to do."""
@@ -168,17 +198,28 @@ class TrainingLoop:
             remedy = f"there is no checkpoint to resume from. Training diverges: {remedy}"
         return f"step {self.journal.step + 1}: {error}; {remedy}"
 
+    async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
+        """Write a large file in the compute thread, as soon as there is space for it."""
+        await self.disk.patiently(lambda: self.compute.run(write, *arguments))
+
     def now(self) -> float:
         """Seconds since the run began, over all resumes."""
-        return self.clock.now() - self._start
+        return self.activity.now()
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str, **facts: Any) -> Iterator[None]:
+        """A stage of a step; its seconds are in the step's record, and its span with the `facts` in the timeline."""
         start = self.clock.now()
         try:
-            yield
+            with self.activity.stage(stage, **facts):
+                yield
         finally:
             self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        """Tell who watches how far the running stage is."""
+        self.activity.advanced(done, total, unit)
+        self.observer.progress(stage, done, total, unit)
 
     async def unless_stopped(self, work: Awaitable[Any]) -> Any:
         """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is known."""

@@ -16,6 +16,8 @@ METRIC_ALIASES: dict[str, str] = {
     "actor/ppo_kl": "approx_kl_k1",
     "actor/pg_clipfrac": "masked_fraction",
     "actor/pg_clipfrac_lower": "clip_fraction_dual",
+    "fully_async/trainer/idle_ratio": "idle/trainer",
+    "fully_async/rollouter/idle_ratio": "idle/engine",
     "actor/reward_kl_penalty": "reward_kl/mean",
     "actor/reward_kl_penalty_coeff": "reward_kl/coefficient",
     "actor/pg_loss": "loss",
@@ -51,6 +53,11 @@ METRIC_ALIASES: dict[str, str] = {
     "policy/clipfrac_avg": "masked_fraction",
     # AReaL
     "behave_imp_weight/avg": "mismatch/rollout_is_mean",
+    "behav_imp_weight/avg": "correction/rollout_is_mean",
+    "behav_imp_weight/std": "correction/rollout_is_std",
+    "behav_imp_weight/min": "correction/rollout_is_min",
+    "behav_imp_weight/max": "correction/rollout_is_max",
+    "behav_kl/avg": "correction/kl",
     # prime-rl, slime
     "mismatch_kl/mean": "mismatch/k3_kl",
     "train/train_rollout_logprob_abs_diff": "mismatch/log_prob_absdiff_mean",

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.data.jsonl import utf8
-from proxima.rollout.collector import CollectedBatch, History
+from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.list_columns import numpy_columns
@@ -28,7 +28,7 @@ PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_versi
 CHECKED = 32  # completions of the first step that are decoded again
 
 
-class StoredRollouts:
+class StoredRollouts(Collector):
     """The groups of a run's steps, in its order: to the loop, what `BatchCollector` is to a run that generates.
 
     A group that the run used is judged again by the replay's own selection; one that it dropped before its advantages
@@ -42,7 +42,6 @@ class StoredRollouts:
         FieldError: it is no run, is being trained, has fewer finished steps, lacks files, or is of another format.
     """
 
-    carried: Sequence[Group] = ()
     rows: Sequence[Row] = ()  # prompts come with the groups
 
     def __init__(self, path: Path, steps: int) -> None:

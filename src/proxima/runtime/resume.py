@@ -1,13 +1,28 @@
 """A resume: what would make it another run is refused, and everything is restored as it was at the last checkpoint."""
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values
-from proxima.data import FieldError, UserError
+from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
+from proxima.config.scalars import in_one_line
+from proxima.data import FieldError, FieldErrors, UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
 from proxima.train.checkpoint import Checkpoint, last_whole
+
+BOUND = {  # why not even a user who accepts it may change a field, by section
+    "model": "the checkpoint has the weights of that model",
+    "critic": "the checkpoint has the weights of that critic",
+    "seed": "the order of the data and all draws come from it",
+    "task": "the data cursor counts its rows",
+    "data": "the data cursor counts its rows",
+    "train.optimizer.kind": "the checkpoint has the state of that optimizer",
+    "train.completions_per_prompt": "the groups that wait in the checkpoint have that many",
+    "runtime": "the prompts in flight and the groups in the checkpoint were admitted under it",
+    "": "a checkpoint may not fit another value",
+}
 
 
 def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Checkpoint | None:
@@ -18,6 +33,7 @@ def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Check
         _restore_steps(journal, folder, checkpoint, observer)
     last = journal.step
     journal.rewind(step)
+    journal.set("changes", [one | {"step": min(one["step"], step)} for one in journal.get("changes") or ()])
     steps = [journal.metrics(number) or {} for number in range(1, step + 1)]
     journal.set("evaluations", folder.rewind(step, steps, journal.get("evaluations") or ()))
     if step < last:
@@ -43,22 +59,75 @@ def _restore_steps(journal: Journal, folder: RunFolder, checkpoint: Checkpoint, 
     )
 
 
-def check_resume(journal: Journal, config: Any) -> None:
-    """Record the config in a new journal; refuse a resume whose config differs in a field that may not.
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A field, or what a run reads, that is not what it was when the run was started."""
+
+    field: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}={in_one_line(self.now)} (was {in_one_line(self.before)})"
+
+
+def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list[Change]:
+    """Record the config in a new journal; refuse a resume whose config differs in fields that may not.
+
+    Args:
+        accept: the user accepts differences where a checkpoint fits the other value.
+
+    Returns: the accepted differences, for `record_changes`.
 
     Raises:
-        FieldError: names the first field that differs, both values, and the remedy.
+        FieldErrors: names each field that differs, both values, and the remedy.
     """
     now = compared(flat_values(config), Purpose.RESUME)
     before = journal.get("config")
     if before is None:
         journal.set("config", now)
-        return
-    for path, was, wanted in differences(before, now, Purpose.RESUME):
-        shown = "a config without it" if was is ABSENT else repr(was)
-        reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
-        remedy = "resume with that value, or start another run with folder=PATH"
-        raise FieldError(path, None if wanted is ABSENT else wanted, reason, remedy=remedy)
+        return []
+    found = list(differences(before, now, Purpose.RESUME))
+    refused = [one for one in found if not (accept and may_differ(one[0], Purpose.CHANGE))]
+    if refused:
+        raise FieldErrors(*(_refusal(journal, *one) for one in refused))
+    return [
+        Change(
+            field=path, **{key: None if value is ABSENT else value for key, value in (("before", was), ("now", new))}
+        )
+        for path, was, new in found
+    ]
+
+
+def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
+    shown = "a config without it" if was is ABSENT else repr(was)
+    reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
+    other = "resume with that value, or start another run with folder=PATH"
+    if may_differ(path, Purpose.CHANGE):
+        other += "; --accept-changes resumes all the same, and says so in log, summary and report"
+    else:
+        section = next((name for name in BOUND if path == name or path.startswith(f"{name}.")), "")
+        reason += f", and {BOUND[section]}"
+    return FieldError(path, None if wanted is ABSENT else wanted, reason, remedy=other)
+
+
+def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> None:
+    """Go on with another config from here on, and keep what the former one was."""
+    if changes:
+        entry = {"step": journal.step, "changes": [asdict(change) for change in changes]}
+        known = journal.get("changes") or []
+        if known[-1:] != [entry]:  # a kill may have come between the two
+            journal.set("changes", [*known, entry])
+        journal.set("config", compared(flat_values(config), Purpose.RESUME))
+
+
+def change_notes(journal: Journal) -> list[str]:
+    """A warning for each time that the run was resumed as another one: nobody shall take it for an unbroken run."""
+    return [
+        f"resumed after step {entry['step']} with other settings: "
+        f"{', '.join(str(Change(**change)) for change in entry['changes'])}; the steps before were made with the former"
+        for entry in journal.get("changes") or ()
+    ]
 
 
 def schedule_note(journal: Journal, schedule: str, now: int) -> str | None:

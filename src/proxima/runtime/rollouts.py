@@ -55,6 +55,12 @@ _TRAINING = [
         "behavior_log_prob", _FLOATS, "nats, the one of the two that the algorithm chose; null if dropped", null=True
     ),
     _field("policy_version", _INTS),
+    _field(
+        "next_log_prob",
+        _FLOATS,
+        "nats, under the version after the sampling one, of proximal=next; NaN: none",
+        null=True,
+    ),
     _field("log_prob", _FLOATS, "nats, the trainer's first forward; null where it made none", null=True),
     _field("keep", list_of(pa.bool_()), "the token stayed in the trust region at the first update", null=True),
     _field("entropy", _FLOATS, "nats, of the policy at the position, first forward", null=True),
@@ -74,6 +80,7 @@ _TRAINING = [
 EVAL_SCHEMA = pa.schema([*_COMMON, _PARTS], metadata={"proxima": "evals 3"})
 ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 4"})
 
+FORWARD = ("log_prob", "keep", "entropy")  # of the trainer's first forward
 Key = tuple[int, int, int]  # prompt uid, sample, turn
 
 
@@ -104,6 +111,11 @@ class CompletionRecord:
     def behavior_log_prob(self) -> Floats | None:
         """[T] nats, the policy that the algorithm chose as μ."""
         return None if self.trajectory is None else self.trajectory.behavior_log_prob
+
+    @property
+    def next_log_prob(self) -> Floats | None:
+        """[T] nats, what the next-policy cache had for the step."""
+        return None if self.trajectory is None else self.trajectory.next_log_prob
 
     @property
     def token_advantage(self) -> Floats | None:
@@ -203,7 +215,7 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
 
 
 def _training(group: Group, completion: Completion, score: Score, record: CompletionRecord) -> dict[str, Any]:
-    per_token = {name: getattr(record, name) for name in ("behavior_log_prob", "log_prob", "keep", "entropy")}
+    per_token = {name: getattr(record, name) for name in ("behavior_log_prob", "next_log_prob", *FORWARD)}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {group.prompt.uid}, sample {completion.sample}"

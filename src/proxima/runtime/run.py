@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.estimate import at_once, pruned
-from proxima.data import Group
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.rollout.collector import Pending
 from proxima.runtime.build import StageFactory, describe_model, load_model, make_controller
 from proxima.runtime.build_critic import check_critic_tokens, make_critic
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
@@ -16,6 +16,7 @@ from proxima.runtime.controller import Controller
 from proxima.runtime.execution import execute
 from proxima.runtime.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.journal import Journal
+from proxima.runtime.next_policy import NEXT_POLICY, NextLogProbs, read_next_policy
 from proxima.runtime.observer import Observer, RunInfo
 from proxima.runtime.replay import StoredRollouts, rollouts_sha
 from proxima.runtime.run_data import load_run_data
@@ -34,6 +35,7 @@ def train(
     resolved: "Resolved[RunConfig] | None" = None,
     resume: bool = False,
     overwrite: bool = False,
+    accept_changes: bool = False,
     observer: Observer | None = None,
     clock: Clock | None = None,
     stages: StageFactory | None = None,
@@ -41,7 +43,7 @@ def train(
     """Train as the config says; all results are in the run folder.
 
     Args:
-        resolved, resume, overwrite: see `execute`.
+        resolved, resume, overwrite, accept_changes: see `execute`.
         stages: from the trained policy to forward stages beside those of the loss, such as a critic for `gae`. They
             must be the same at each resume.
 
@@ -54,6 +56,7 @@ def train(
         resolved=resolved,
         resume=resume,
         overwrite=overwrite,
+        accept_changes=accept_changes,
         observer=observer,
         clock=clock,
     )
@@ -68,7 +71,8 @@ class Reinforcement:
         self.data = load_run_data(config)
         check_replayed_rewards(config)
         self.notes = self.data.notes
-        self.carried: list[Group] = []
+        self.pending = Pending()
+        self.next_log_probs: list[NextLogProbs] = []
         self.kl_coefficient: float | None = None
         self.restored: Path | None = None
 
@@ -81,14 +85,17 @@ class Reinforcement:
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         self.restored = checkpoint.path
-        source = self.data.source
-        source.load(checkpoint.facts["cursor"])
-        carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
-        lost = [group.prompt for group in carried if journal.prompt(group.prompt.uid) is None]
-        journal.admit(lost, size=len(source.rows))
-        journal.generating(group.prompt.uid for group in carried)  # the rewind has queued them
-        journal.scored(carried)
-        self.carried, self.kl_coefficient = carried, checkpoint.facts.get("kl_coefficient")
+        source, facts = self.data.source, checkpoint.facts
+        source.load(facts["cursor"])
+        groups = read_groups(checkpoint.path / CARRIED_GROUPS, facts.get("pending", []))
+        in_flight = [] if isinstance(source, StoredRollouts) else source.again(facts.get("in_flight", []))
+        self.pending = pending = Pending.of(facts, groups, in_flight)
+        prompts = [*(group.prompt for group in groups), *in_flight]
+        journal.admit([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
+        journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
+        journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
+        self.kl_coefficient = facts.get("kl_coefficient")
+        self.next_log_probs = read_next_policy(checkpoint.path / NEXT_POLICY)
 
     def load(self, path: str | None) -> LoadedModel:
         return load_model(self.config, path)
@@ -99,7 +106,8 @@ class Reinforcement:
         views: dict[str, Any] = {"observer": observer, "clock": clock}
         critic = compute.call(make_critic, self.config, loaded, self.restored)
         more: dict[str, Any] = {"stages": self.stages, "critic": critic}
-        kept: dict[str, Any] = {"carried": self.carried, "kl_coefficient": self.kl_coefficient}
+        kept: dict[str, Any] = {"pending": self.pending, "kl_coefficient": self.kl_coefficient}
+        kept["next_log_probs"] = self.next_log_probs
         return make_controller(self.config, loaded, self.data, store, compute, **more, **views, **kept)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.data import Prompt
-from proxima.model.load import load_config, load_tokenizer
+from proxima.model.load import context_limit, load_config, load_tokenizer
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.teacher import check_teacher
@@ -89,7 +89,7 @@ def load_run_data(config: "RunConfig") -> RunData:
 def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:
     """The tokenizer, and the tokens that prompt and completion may have together."""
     text_config = load_config(model.path, model.revision).get_text_config()
-    limit = int(getattr(text_config, "max_position_embeddings", 0) or 1 << 20)
+    limit = context_limit(text_config)
     return load_tokenizer(model.path, model.revision), min(model.max_length or limit, limit)
 
 

@@ -1,15 +1,19 @@
 """What survives the process: the journal and the files of the run folder, and what a run reads back from them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from proxima.data import Group, Prompt
 from proxima.rollout.generator import RolloutListener
+from proxima.runtime.activity import Activity
+from proxima.runtime.disk import Disk
 from proxima.runtime.export import best_checkpoint
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
 from proxima.runtime.replay import StoredRollouts
+from proxima.runtime.rollouts import CompletionRecord, Key, write_rollouts
 from proxima.task.prompts import PromptSource
 from proxima.train.checkpoint import checkpoints, prune
 
@@ -19,23 +23,33 @@ class RunStore:
 
     Args:
         journal, folder: open, and locked by this process.
+        disk: what is written to either waits there while it is full.
+
+    `activity` is set by the loop, whose time it has.
     """
 
-    def __init__(self, journal: Journal, folder: RunFolder) -> None:
-        self.journal, self.folder = journal, folder
+    activity: Activity
+
+    def __init__(self, journal: Journal, folder: RunFolder, disk: Disk) -> None:
+        self.journal, self.folder, self.disk = journal, folder, disk
 
     def history(self) -> Iterator[dict[str, Any] | None]:
         """Metrics of the finished steps, newest first."""
         return (self.journal.metrics(step) for step in range(self.journal.step, 0, -1))
 
+    def write_rollouts(self, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
+        """The completions of a step; see `rollouts.write_rollouts`."""
+        write_rollouts(self.folder.rollout_file(step), step, groups, records)
+
     def evaluated(self, step: int) -> bool:
         """True when the weights of `step` were evaluated, in this process or before a resume."""
         return any(r["kind"] == "eval" and r["step"] == step for r in self.folder.read_metrics())
 
-    def write_evaluation(self, record: Mapping[str, Any]) -> None:
+    async def write_evaluation(self, record: Mapping[str, Any]) -> None:
         """The evaluation's line of metrics.jsonl; the journal keeps it too, should that file be lost."""
-        self.journal.set("evaluations", [*(self.journal.get("evaluations") or ()), dict(record)])
-        self.folder.append_metrics(record)
+        evaluations = [*(self.journal.get("evaluations") or ()), dict(record)]
+        await self.disk.write(self.journal.set, "evaluations", evaluations)
+        await self.disk.write(self.folder.append_metrics, record)
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
         """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
@@ -44,17 +58,26 @@ class RunStore:
 
 
 class RolloutRecorder(RolloutListener):
-    """Writes the states of a training batch's prompts to the journal, and tells the observer how far it is."""
+    """Writes the states of a training batch's prompts to the journal and the timeline, and tells the observer how far
+    it is."""
 
-    def __init__(self, journal: Journal, source: PromptSource | StoredRollouts, observer: Observer) -> None:
-        self.journal, self.source, self.observer = journal, source, observer
+    def __init__(self, store: RunStore, source: PromptSource | StoredRollouts, observer: Observer) -> None:
+        self.store, self.source, self.observer = store, source, observer
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:
-        self.journal.admit(prompts, size=len(self.source.rows), cursor_state=self.source.state())
-        self.journal.generating(prompt.uid for prompt in prompts)
+        journal, uids = self.store.journal, [prompt.uid for prompt in prompts]
+        admit = partial(journal.admit, size=len(self.source.rows), cursor_state=self.source.state())
+        self.store.disk.soon(admit, prompts)
+        self.store.disk.soon(journal.generating, uids)
+        if not isinstance(self.source, StoredRollouts):  # of a replay, no engine gets them
+            self.store.activity.admitted(uids)
+
+    def generated(self, uid: int) -> None:
+        self.store.activity.generated(uid)
 
     def rewarded(self, done: int, total: int) -> None:
         self.observer.progress("generate", done, total, "prompts")
 
     def scored(self, group: Group) -> None:
-        self.journal.scored([group])
+        self.store.disk.soon(self.store.journal.scored, [group])
+        self.store.activity.scored(group.prompt.uid)

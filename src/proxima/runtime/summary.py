@@ -34,6 +34,9 @@ class Summary:
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     replay: Mapping[str, str | None] | None = None
+    changes: Sequence[
+        Mapping[str, Any]
+    ] = ()  # resumes with other settings: `step`, and `field`, `before`, `now` of each
     warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `text` and `times` of each: see `WarningList`
     links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
     error: str | None = None
@@ -60,6 +63,7 @@ def summarise_run(
     headline = Headline.of(evals)
     named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
     steps = [r for r in records if r["kind"] == "train"]
+    beside = any("idle/engine" in r for r in steps)  # then the time of the stage `generate` is the trainer's wait
 
     def rate(tokens: str, time: str) -> float:
         spent = sum(r.get(time) or 0.0 for r in steps)
@@ -74,10 +78,11 @@ def summarise_run(
         folder=str(folder.path),
         eval={label: _outcome(r, headline) for label, r in named.items() if r is not None},
         tokens_per_second={
-            "generate": rate("tokens/generated", "time/generate"),
+            "generate": rate("tokens/generated", "time/step" if beside else "time/generate"),
             "train": rate("tokens/trained", "time/train"),
         },
         peak_memory_bytes=_peak_memory(),
+        changes=journal.get("changes") or (),
         error=error,
     )
 

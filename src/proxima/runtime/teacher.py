@@ -1,14 +1,12 @@
 """The teacher of a distillation: what is checked before any weights are loaded, and the stage that asks it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from proxima.data import FieldError
+from proxima.data import FieldError, renamed
 from proxima.engine.protocol import EngineSetup
 from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.load import DTYPES, LoadedModel, load_config, load_tokenizer
+from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
 from proxima.train import ForwardStage
 from proxima.train.objectives import DistillationTerm
 from proxima.train.teacher_stage import EngineTeacherStage, TeacherStage
@@ -18,15 +16,6 @@ if TYPE_CHECKING:
 
 PATH = "algorithm.distillation.path"
 FAMILY = "use a teacher of the student's family: they are compared token by token"
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """A teacher's folder that can't be read is named by its own field, not as model.path."""
-    try:
-        yield
-    except FieldError as error:
-        raise FieldError(PATH, error.value, error.bound, remedy=error.remedy) from error
 
 
 def check_teacher(config: "RunConfig", tokenizer: Any, context: int) -> None:
@@ -43,7 +32,7 @@ def check_teacher(config: "RunConfig", tokenizer: Any, context: int) -> None:
     if distillation is None:
         return
     path = distillation.path
-    with _named():
+    with renamed("model.path", PATH):
         limits, other = load_config(path).get_text_config(), load_tokenizer(path)
     if problem := vocabulary_problem(tokenizer.get_vocab(), other.get_vocab()):
         raise FieldError(PATH, path, problem, remedy=FAMILY)
@@ -51,23 +40,12 @@ def check_teacher(config: "RunConfig", tokenizer: Any, context: int) -> None:
         ours, theirs = getattr(tokenizer, name, None), getattr(other, name, None)
         if ours != theirs:
             raise FieldError(PATH, path, f"has {name}={theirs}, and model.path has {ours}", remedy=FAMILY)
-    limit = int(getattr(limits, "max_position_embeddings", 0) or 1 << 20)
-    if limit < context:
+    if (limit := context_limit(limits)) < context:
         reason = f"reads at most {limit} tokens, and prompt and completion may have {context}"
         raise FieldError(PATH, path, reason, remedy=f"set model.max_length={limit}")
     if distillation.divergence.top_k > (size := shared_vocabulary(config)):
         field = "algorithm.distillation.divergence.top_k"
         raise FieldError(field, distillation.divergence.top_k, f"must be at most the vocabulary, {size}")
-
-
-def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
-    """How another model's vocabulary differs from the policy's; None where every token has the same id in both."""
-    different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
-    if not different:
-        return None
-    token = min(different, key=lambda one: (min(ours.get(one, 1 << 40), theirs.get(one, 1 << 40)), one))
-    there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
-    return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
 
 
 def shared_vocabulary(config: "RunConfig") -> int:
@@ -90,7 +68,7 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
     Raises:
         FieldError: they can't be loaded, or the engine does not score.
     """
-    with _named():
+    with renamed("model.path", PATH):
         teacher = compute.call(_load, config, distillation.path)
     divergence = distillation.divergence
     if distillation.engine is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxima.data import FieldError, Message, UserError, require
 from proxima.data.errors import raise_together
-from proxima.task.protocol import Row, user_message
+from proxima.task.protocol import EmptyPromptError, Row, user_message
 
 ROLES = ("system", "user", "assistant")
 # columns of pictures and sound, whose rows would lose them in silence
@@ -122,21 +122,29 @@ class ColumnMapping:
             raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{found[0]}]")
 
     def row(self, values: Mapping[str, Any], source: str) -> Row:
-        """The row that these values make; UserError, with source and column, if one is missing, empty, or no chat."""
+        """The row that these values make.
+
+        Raises:
+            EmptyPromptError: its question or its chat is empty.
+            UserError: a column is missing or no chat, with source and column.
+        """
         self.refuse_media((name for name in MEDIA & values.keys() if values[name]), source)
         try:
             answer = None if self.answer is None else _value(self.answer, values)
             names = values if self.metadata is None else self.metadata
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
             if self.messages is not None:
-                messages = as_messages(look_up(values, self.messages), f"{source}: column {self.messages!r}")
+                chat = look_up(values, self.messages)
+                if chat is None or (isinstance(chat, (str, list, tuple)) and not chat):
+                    raise _without_prompt("messages", chat, self.messages, source)
+                messages = as_messages(chat, f"{source}: column {self.messages!r}")
                 return Row(messages=messages, answer=answer, metadata=metadata, chat=True)
             question = _value(self.question, values)
         except KeyError as error:
             columns = ", ".join(values) or "none"
             raise UserError(f"{source} has no column {error.args[0]!r}; columns: {columns}") from None
         if question is None or question == "":
-            raise UserError(f"{source}: column {self.question!r} is empty; remove the row or map another column")
+            raise _without_prompt("question", question, self.question, source)
         return Row(messages=user_message(as_text(question)), answer=answer, metadata=metadata)
 
 
@@ -161,6 +169,10 @@ def as_messages(value: Any, source: str) -> tuple[Message, ...]:
             expected = f"expected a role among {', '.join(ROLES)} and a text content"
             raise UserError(f"{source} holds the message {message!r:.80}, {expected}")
     return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in value)
+
+
+def _without_prompt(field: str, value: Any, column: str, source: str) -> EmptyPromptError:
+    return EmptyPromptError(field, value, "is empty", remedy=f"remove {source}, or map another column than {column!r}")
 
 
 def _value(text: str, values: Mapping[str, Any]) -> Any:

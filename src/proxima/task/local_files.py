@@ -15,7 +15,7 @@ from typing import Any
 from proxima.data import FieldError, UserError, require
 from proxima.data.jsonl import utf8
 from proxima.task.column_mapping import ColumnMapping
-from proxima.task.protocol import MappedRows, Row, Rows
+from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows
 
 DEEPEST = 100  # levels of a row: what writes it into the run folder recurses
 
@@ -40,20 +40,25 @@ class Jsonl(ColumnMapping):
     def rows(self, seed: int) -> Rows:
         """The lines of all files, in order; the seed changes nothing."""
         files = find_files(self.path)
-        rows = MappedRows(_Chained([self._scan(file) for file in files]), partial(self._read, files))
+        unusable: list[EmptyPromptError] = []
+        offsets = _Chained([self._scan(file, unusable) for file in files])
+        rows = MappedRows(offsets, partial(self._read, files), tuple(unusable))
         count = f"{len(files)} empty file{'s' if len(files) > 1 else ''}"
         require(len(rows) > 0, "path", self.path, f"holds no rows ({count})")
         return rows
 
-    def _scan(self, file: Path) -> "array[int]":
-        """The offset of each row, after every row was validated."""
+    def _scan(self, file: Path, unusable: list[EmptyPromptError]) -> "array[int]":
+        """The offset of each row, after every row was validated; `unusable` gets what rows without a prompt raise."""
         offsets = array("q")
         for number, offset, line in _lines(file):
             place = f"{file}:{number}"
             values = _parsed(line, place)
             if not offsets:
                 self.require_columns(values, place)
-            self.row(values, place)
+            try:
+                self.row(values, place)
+            except EmptyPromptError as error:
+                unusable.append(error)
             offsets.append(offset)
         return offsets
 

@@ -92,6 +92,13 @@ class PromptSource:
             self._require_some_fit(skipped_in_a_row)
         return prompts
 
+    def again(self, uids: Sequence[int]) -> list[Prompt]:
+        """Prompts that `next` has given before; the cursor stays where it is."""
+        found = [(uid, self.prompt(self.cursor.at(uid))) for uid in uids]
+        if gone := [uid for uid, prompt in found if prompt is None]:
+            raise UserError(f"prompts {gone} no longer fit", remedy=self._limit())
+        return [prompt for _, prompt in found if prompt is not None]
+
     def prompt(self, draw: Draw) -> Prompt | None:
         """The prompt of a draw, or None if it is skipped; does not move the cursor."""
         prompt = to_prompt(self.rows[draw.index], draw.uid, self.tokenizer, self.system, self.template_arguments)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proxima.data import FieldError, FieldErrors, Message, within
+from proxima.data import FieldError, FieldErrors, Message, UserError, within
 from proxima.data.errors import raise_together
 
 
@@ -16,6 +16,10 @@ class Row:
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False
+
+
+class EmptyPromptError(FieldError):
+    """A row without a prompt: `field` names what is empty. Training on a fixed data set may skip the row."""
 
 
 def user_message(content: str) -> tuple[Message, ...]:
@@ -38,10 +42,12 @@ class MappedRows:
     Args:
         items: what they are made of, by number.
         row: makes the row of a number and its item.
+        unusable: what the rows raise that are known to have no prompt, in their order.
     """
 
     items: Any
     row: Callable[[int, Any], Row]
+    unusable: tuple[EmptyPromptError, ...] = ()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -52,12 +58,15 @@ class MappedRows:
         return self.row(index, self.items[index])
 
 
-def open_tasks(tasks: Mapping[str, "Task"], seed: int) -> dict[str, Rows]:
+def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False) -> dict[str, Rows]:
     """The rows of tasks, by the dotted path of each in a recipe.
+
+    Args:
+        may_skip: the caller reads each row, and decides about those that raise `EmptyPromptError`.
 
     Raises:
         FieldError, FieldErrors: fields of the tasks that are wrong, all of them together.
-        UserError: see `Task.rows`.
+        UserError: see `Task.rows`; a row is known to have no prompt, unless `may_skip`.
     """
     rows, errors = dict[str, Rows](), list[FieldError]()
     for path, task in tasks.items():
@@ -69,6 +78,9 @@ def open_tasks(tasks: Mapping[str, "Task"], seed: int) -> dict[str, Rows]:
         except FieldErrors as several:
             errors += several.errors
     raise_together(errors)
+    for path, of in rows.items():
+        for found in () if may_skip else getattr(of, "unusable", ()):
+            raise UserError(f"{path}: a row has an empty {found.field}", remedy=found.remedy)
     return rows
 
 

@@ -18,7 +18,7 @@ import sys
 
 from proxima import CallableRoom
 from proxima.train.early_stop import EarlyStop
-from proxima.train.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage, ValueStage
+from proxima.train.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage, ValueStage, stage_columns
 from proxima.train.objectives import Objective, PolicyObjective, PreferenceObjective, TokenStatistics, ValueObjective
 from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
 from proxima.train.stack import TrainStack, UpdateResult
@@ -26,7 +26,7 @@ from proxima.train.stack import TrainStack, UpdateResult
 __all__ = [
     "OPTIMIZERS", "AdamW", "EarlyStop", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective",
     "PreferenceObjective", "Schedule", "ScoreVarianceStage", "TokenStatistics", "TrainStack", "UpdateResult",
-    "ValueObjective", "ValueStage",
+    "ValueObjective", "ValueStage", "stage_columns",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = CallableRoom

@@ -5,7 +5,6 @@ checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safete
                   state.json (written last: its presence marks a complete checkpoint; it holds the CRC-32 of every file)
 """
 
-import errno
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from proxima.data import UserError
+from proxima.data.full_disk import as_disk_full
 from proxima.model import LoadedModel, save
 from proxima.model.save import save_trained
 from proxima.train.stack import TrainStack
@@ -97,9 +97,10 @@ def write_checkpoint(
         temporary.rename(final)
         _sync(folder)
     except BaseException as error:
+        full = as_disk_full(error, final)
         shutil.rmtree(temporary, ignore_errors=True)
-        if not isinstance(error, OSError) and "No space left" in str(error):  # safetensors and tokenizers give no errno
-            raise OSError(errno.ENOSPC, "no space left; free some, then resume", str(final)) from error
+        if full is not None and full is not error:
+            raise full from error
         raise
     return Checkpoint(path=final, step=step, facts=state)
 

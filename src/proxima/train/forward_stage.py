@@ -5,11 +5,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from proxima.data import PackedBatch, Trajectory
+from proxima.data.columns import Floats
 from proxima.model import PackedModel
 from proxima.model.lora import adapter_off
+from proxima.model.micro_batch import micro_batches
 
 
 class ForwardStage(Protocol):
@@ -34,6 +38,20 @@ class ForwardStage(Protocol):
         """[N] float32, one number for each response token; of a stage with several columns each by its name. A stage of
         values that packs a trajectory `with_sentinel` gives one more, the `bootstrap` of that trajectory."""
         ...
+
+
+@torch.no_grad()
+def stage_columns(
+    stage: ForwardStage, trajectories: Sequence[Trajectory], budget: int, *, share_prompt: bool
+) -> dict[str, list[Floats]]:
+    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens."""
+    out: dict[str, list[Floats]] = {stage.column: []}
+    for indices in micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt):
+        batch = stage.pack([trajectories[i] for i in indices])
+        found = stage(batch)
+        for name, values in (found if isinstance(found, Mapping) else {stage.column: found}).items():
+            out.setdefault(name, []).extend(np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
+    return out
 
 
 @dataclass(frozen=True)

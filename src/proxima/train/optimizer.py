@@ -16,7 +16,8 @@ class AdamW:
     """Adam with decoupled weight decay, fused; vectors (norms, biases) are not decayed.
 
     Args:
-        lr: peak learning rate, >= 0; 0 leaves the weights as they are, to measure the mismatch alone.
+        lr: peak learning rate, >= 0; 0 leaves the weights as they are, to measure the mismatch alone. A recipe of SFT
+            has 2e-5 where it says nothing, one of a reward model 1e-5.
         beta1: decay of the first moment, in [0, 1).
         beta2: decay of the second moment, in [0, 1).
         eps: added to the root of the second moment, > 0.

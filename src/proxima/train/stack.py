@@ -1,13 +1,12 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from proxima.data import NotFiniteError, PackedBatch, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.model import PackedModel, TokenOutputs
 from proxima.model.micro_batch import micro_batches, tokens_fed
-from proxima.train.forward_stage import ForwardStage, LogProbStage
+from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 
@@ -101,16 +100,8 @@ class TrainStack:
                 out = [_with_columns(item, {name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
         return out
 
-    @torch.no_grad()
     def _columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
-        """The columns that a stage fills, [T, …] of each trajectory, in micro-batches."""
-        out: dict[str, list[Floats]] = {stage.column: []}
-        for indices in self._micro_batches([(item,) for item in trajectories]):
-            batch = stage.pack([trajectories[i] for i in indices])
-            found = stage(batch)
-            for name, values in (found if isinstance(found, Mapping) else {stage.column: found}).items():
-                out.setdefault(name, []).extend(np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
-        return out
+        return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
 
     def update(
         self,

@@ -5,6 +5,7 @@
     chart.py, page.py           charts by matplotlib, HTML pages       formatting.py        numbers and foreign text
     sweep_progress.py           a sweep while it runs                  eval_tables.py       an evaluation
     terminal.py                 tables and progress on one line        trackers/            wandb, trackio and others
+    simulation_page.py          the page of `simulate`
     surrogate_*.py              figures of surrogates                  curve.py             a learning curve as SVG
 A view reads and never decides anything. Live views are observers (`runtime.observer`); report and curve need only the
 run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is escaped, for

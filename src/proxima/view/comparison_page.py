@@ -66,6 +66,14 @@ CHARTS = (
     ComparisonChart("Engine against trainer", "mismatch/log_prob_absdiff_mean", "mean |Δ log-prob|, nats per token"),
     ComparisonChart("Seconds per step", "time/step", "generating, scoring, training, publishing"),
 )
+EXAMPLE_CHARTS = (  # of runs on fixed data sets
+    CHARTS[0],
+    ComparisonChart("Training loss", "loss", "mean over the examples of a step"),
+    ComparisonChart("Training accuracy", "accuracy", "share of the pairs of a step whose better side scores higher"),
+    ComparisonChart("Training accuracy", "rewards/accuracies", "share of the pairs of a step with a margin above 0"),
+    ComparisonChart("Training margin", "rewards/margins", "implicit reward of the better side minus that of the other"),
+    *(chart for chart in CHARTS if chart.key in ("grad_norm", "time/step")),
+)
 
 
 def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
@@ -84,6 +92,7 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
     axes = [axis for axis in AXES if axis in comparison.axes]
     scales = {axis: axis_unit(axis, comparison.cells) for axis in axes}
     titles = {axis: axis_title(axis, unit) for axis, (_, unit) in scales.items()}
+    shown = EXAMPLE_CHARTS if comparison.figures else CHARTS
     return {
         "cells": [
             {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
@@ -94,11 +103,13 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
         "baseline": comparison.baseline.name,
         "target": None if comparison.target is None else fixed(comparison.target, 3).rstrip("0"),
         "axes": [{"key": axis, "name": AXES[axis].name, "description": titles[axis]} for axis in axes],
-        "charts": [made for chart in CHARTS if (made := chart_figure(comparison, scales, chart)) is not None],
+        "charts": [made for chart in shown if (made := chart_figure(comparison, scales, chart)) is not None],
         "intervals": interval_bars(rows, comparison.headline),
         "head": table_head(comparison),
         "table": [table_row(row, comparison) for row in rows],
-        "paired": paired_rows(rows),
+        "training": "Training figures" if comparison.figures else "Training reward",
+        "paired_head": ["cell", "common seeds", *(PAIRED.get(name, name) for name in paired_names(comparison))],
+        "paired": paired_rows(rows, paired_names(comparison)),
         "differing": [(path, list(map(config_value, values))) for path, values in comparison.differing.items()],
         "warnings": comparison.warnings,
         "notes": comparison.notes,
@@ -229,8 +240,10 @@ def table_head(comparison: RunComparison) -> list[str]:
     """The column names of the final table."""
     reached = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
     costs = [f"{COSTS[axis][0]} to target{' (×)' if axis in RATIOS else ''}" for axis in reached]
-    measures = [f"{comparison.headline.name} before", "after", "best", "training reward"]
-    return ["cell", "seeds", *measures, *costs, "clock, all", "generate + train", "gen, train tok/s"]
+    measures = [f"{comparison.headline.name} before", "after", "best"]
+    if comparison.figures:
+        return ["cell", "seeds", *measures, *comparison.figures, *costs, "clock, all", "train", "train tok/s"]
+    return ["cell", "seeds", *measures, "training reward", *costs, "clock, all", "generate + train", "gen, train tok/s"]
 
 
 def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
@@ -242,10 +255,12 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
         if axis in comparison.axes and axis in row.reach
     ]
     seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
-    measures = [plus_minus(value) for value in (row.before, row.after, row.best, row.reward)]
+    shown = row.figures.values() if comparison.figures else (row.reward,)
+    measures = [plus_minus(value) for value in (row.before, row.after, row.best, *shown)]
     clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
-    rates = ", ".join(count(value.mean) if value else NONE for value in (row.generate_rate, row.train_rate))
-    return [row.cell, seeds, *measures, *reach, clock, f"{generate} + {train}", rates]
+    rates = [count(value.mean) if value else NONE for value in (row.generate_rate, row.train_rate)]
+    speed = [train, rates[1]] if comparison.figures else [f"{generate} + {train}", ", ".join(rates)]
+    return [row.cell, seeds, *measures, *reach, clock, *speed]
 
 
 def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
@@ -266,13 +281,18 @@ def cost_ratio(cost: TargetCost) -> str:
     return f" ({'∞' if cost.ratio == float('inf') else fixed(cost.ratio, 2)} ×{of})"
 
 
-PAIRED = ("after", "best", "reward", "clock", "cpu")
+PAIRED = {"after": "after", "best": "best", "reward": "training reward", "clock": "clock", "cpu": "CPU"}
 
 
-def paired_rows(rows: Sequence[CellSummary]) -> list[list[str]]:
+def paired_names(comparison: RunComparison) -> list[str]:
+    """The measures that are compared seed by seed."""
+    return ["after", "best", *(comparison.figures or ("reward",)), "clock", "cpu"]
+
+
+def paired_rows(rows: Sequence[CellSummary], names: Sequence[str]) -> list[list[str]]:
     """Cell, common seeds, then the difference of each measure."""
     return [
-        [row.cell, str(max(mean.n for mean in row.difference.values())), *(paired_text(row, name) for name in PAIRED)]
+        [row.cell, str(max(mean.n for mean in row.difference.values())), *(paired_text(row, name) for name in names)]
         for row in rows
         if row.difference
     ]

@@ -18,6 +18,7 @@ from proxima.data import Group as Completed  # rich has a Group, too
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
+from proxima.runtime.step_metrics import idle_shares
 from proxima.view import log_lines
 from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
 from proxima.view.terminal import INTERVAL
@@ -33,7 +34,12 @@ METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("grad norm", "grad_norm", lambda v: fixed(v, 3)),
     ("generate", "tokens_per_second/generate", rate),
     ("train", "tokens_per_second/train", rate),
+    ("queue", "async/queue", lambda v: f"{count(v)} groups"),
+    ("running", "async/running", lambda v: f"{count(v)} prompts"),
+    ("trainer", "idle/trainer", lambda v: f"{percent(v)} idle"),
+    ("engine", "idle/engine", lambda v: f"{percent(v)} idle"),
 )
+OLDEST = ("oldest", "age/max", lambda v: f"{count(v)} versions")  # behind, of a run that generates beside the training
 # Of training on a fixed data set.
 EXAMPLE_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("loss", "loss", lambda v: fixed(v, 4)),
@@ -88,7 +94,7 @@ class LiveView(Observer):
         self._draw()
 
     def step(self, record: Record, sample: Sample | None) -> None:
-        self._records.append(record)
+        self._records.append({**record, **idle_shares(record)})
         self._sample = sample or self._sample
         self._draw()
 
@@ -160,7 +166,8 @@ class LiveView(Observer):
         table.add_column(style="dim", min_width=9)
         table.add_column(justify="right", min_width=13)
         table.add_column(no_wrap=True, style="cyan")
-        for label, key, write in EXAMPLE_METRICS if self._info and self._info.examples else METRICS:
+        rows = EXAMPLE_METRICS if self._info and self._info.examples else METRICS
+        for label, key, write in (*rows, OLDEST) if "async/queue" in last else rows:
             if any(r.get(key) is not None for r in self._records):
                 table.add_row(label, write(last.get(key)), sparkline([r.get(key) for r in self._records], width))
         return table

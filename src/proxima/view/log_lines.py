@@ -10,11 +10,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from io import FileIO
 from shlex import quote
 from typing import TextIO
 
 from proxima.config.estimate import besides
 from proxima.data import Group
+from proxima.data.full_disk import is_disk_full
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.folder import RunFolder
@@ -98,19 +100,18 @@ class LogLines(Observer):
 
 
 class LogFile(LogLines):
-    """Appends the lines to log.txt of the run folder, unbuffered; lines before `started` are held back until then."""
+    """Appends the lines to log.txt of the run folder, unbuffered; those before `started`, and those for which there is
+    no space, are held back until then."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._file: TextIO | None = None
-        self._waiting: list[str] = []
+        self._file: FileIO | None = None
+        self._unwritten = b""
         super().__init__(self._append, clock)
 
     def started(self, info: RunInfo) -> None:
-        self._file = (info.folder / "log.txt").open("a", encoding="utf-8", errors="replace", buffering=1)
-        waiting, self._waiting = self._waiting, []
+        self._file = (info.folder / "log.txt").open("ab", buffering=0)
         date = datetime.fromisoformat(self._clock.wall()).astimezone().strftime("%Y-%m-%d, UTC%z")
-        for line in (date, *waiting):  # the lines have only the time of day
-            self._append(line)
+        self._unwritten = f"{date}\n".encode() + self._unwritten  # the lines have only the time of day
         super().started(info)
 
     def finished(self, summary: Record) -> None:
@@ -119,10 +120,13 @@ class LogFile(LogLines):
             self._file.close()
 
     def _append(self, line: str) -> None:
-        if self._file is None:
-            self._waiting.append(line)
-        else:
-            self._file.write(line + "\n")
+        self._unwritten += f"{line}\n".encode(errors="replace")
+        try:
+            while self._file is not None and self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
 
 
 def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
@@ -204,10 +208,12 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         f"length {fixed(record.get('length/mean'), 1):>5}",
         f"kl {fixed(record.get('approx_kl'), 4):>6}",
         f"masked {percent(record.get('masked_fraction')):>5}",
+        critic_figure(record),
         prompts_used(record),
         epochs_left_out(record),
         f"gen {rate(record.get('tokens_per_second/generate')):>9}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
+        side_by_side(record),
         f"{duration(record.get('time/step')):>5}",
         f"eta {duration(left)}" if left else "",
     ]
@@ -228,6 +234,26 @@ def example_step_line(record: Record, steps: int, left: float | None) -> str:
         f"eta {duration(left)}" if left else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def critic_figure(record: Record) -> str:
+    """`explained 0.42`, the share of the variance that the critic explains; empty without a critic."""
+    value = record.get("value/explained_variance")
+    return "" if value is None else f"explained {fixed(value):>5}"
+
+
+def side_by_side(record: Record) -> str:
+    """`queue 12  running 30  oldest 2  idle trainer 3.1 % engine 0.0 %`; empty unless the run generates beside the
+    training."""
+    if "async/queue" not in record:
+        return ""
+    parts = [
+        f"queue {count(record['async/queue'])}",
+        f"running {count(record.get('async/running'))}",
+        f"oldest {count(record.get('age/max'))}",
+        f"idle trainer {percent(record.get('idle/trainer'))} engine {percent(record.get('idle/engine'))}",
+    ]
+    return "  ".join(parts)
 
 
 def epochs_left_out(record: Record) -> str:

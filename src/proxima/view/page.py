@@ -17,11 +17,12 @@ HERE = Path(__file__).parent
 
 
 def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
-    """`NAME.html.j2` with `NAME.js` and style sheets of this folder; jinja escapes every value that is not
-    `Markup`, and control characters in it are made visible."""
-    script = (HERE / f"{name}.js").read_text(encoding="utf-8")
+    """`NAME.html.j2` with `NAME.js`, if there is one, and style sheets of this folder; jinja escapes every value that
+    is not `Markup`, and control characters in it are made visible."""
+    file = HERE / f"{name}.js"
+    script = file.read_text(encoding="utf-8") if file.is_file() else ""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
-    style = palette_css(":root") + "".join((HERE / file).read_text(encoding="utf-8") for file in styles)
+    style = palette_css(":root") + "".join((HERE / sheet).read_text(encoding="utf-8") for sheet in styles)
     jinja = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -26,6 +26,7 @@ from proxima.view.log_lines import arithmetic, of_questions, why_unknown
 from proxima.view.page import render
 from proxima.view.report_curves import all_charts
 from proxima.view.report_samples import first_errors, held_out_questions, select_samples
+from proxima.view.waiting_charts import waiting_cards
 
 MANY = 0.1  # share of failed scores from which a banner reports them
 
@@ -48,7 +49,9 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
     evals = [r for r in records if r["kind"] == "eval"]
     summary, config = read_mapping(folder.summary), read_config(folder.config)
     settings = dict(flat(config))
-    charts = all_charts(train, evals)
+    charts, waiting = all_charts(train, evals), waiting_cards(train)
+    for number, chart in enumerate((*charts, *waiting)):
+        chart["number"] = number
     steps, samples, unreadable = select_samples(folder)
     return {
         "title": title(summary, settings, folder),
@@ -62,7 +65,7 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "not_evaluated": not_evaluated(evals, settings),
         "tiles": tiles(summary, train),
         "arithmetic": batch_arithmetic(config, folder),
-        "charts": charts,
+        "charts": [("Curves", charts), ("Where the time goes", waiting)],
         "questions": held_out_questions(folder),
         "discarded": discarded(train),
         "config": config_lines(folder),
@@ -73,7 +76,11 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "unreadable": unreadable,
         "sample_steps": steps,
         "data": script_json(
-            {"steps": [r["step"] for r in train], "charts": [c["values"] for c in charts], "samples": samples}
+            {
+                "steps": [r["step"] for r in train],
+                "charts": [c["values"] for c in (*charts, *waiting)],
+                "samples": samples,
+            }
         ),
     }
 

@@ -156,7 +156,7 @@ def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     """The cards in the order of the page; charts whose metrics the run lacks are left out."""
     if any("examples" in r for r in train):
         cards = [card for spec in EXAMPLE_CURVES if (card := line_card(spec, train, evals)) is not None]
-        return cards + phase_cards(train)
+        return cards
     records = with_derived(train)
     specs: list[Curves] = [*CURVES[:1], *named_part(evals), *reward_parts(train), *CURVES[1:]]
     if any(r.get("dropped/pruned") for r in train):
@@ -164,14 +164,14 @@ def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     cards = [card for spec in specs if (card := line_card(spec, records, evals)) is not None]
     if any(prompts_used(r) for r in train):
         varies = {
-            "Age": any(r.get("age/max") for r in train),
+            "Age": any(r.get("age/max") for r in train) and not any("async/queue" in r for r in train),
             "Generation batches": any((r.get("gen_batches") or 1) > 1 for r in train),
         }
         more = (line_card(spec, records, evals) for spec in REFILL if varies.get(spec.title, True))
         cards += [prompts_card(train), *(card for card in more if card is not None)]
     if (sets := sets_card(train, evals)) is not None:
         cards.insert(2, sets)
-    return cards + phase_cards(train)
+    return cards
 
 
 def with_derived(train: Sequence[Record]) -> list[Record]:

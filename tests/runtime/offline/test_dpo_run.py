@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import proxima
-from proxima.config import load_recipe
+from proxima.config import load_recipe, resolve
 from proxima.config.preference_schema import PreferenceConfig
-from proxima.data import FieldError, UserError
+from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.offline import preference_method
 from tests.runtime.kill_after import kill_after
@@ -119,6 +119,13 @@ def test_other_losses_and_conventions(preference, tree, tmp_path):
         assert evals[0]["rewards/chosen"] == pytest.approx(0.1 * evals[0]["logps/chosen"], rel=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", {"kind": "sigmoid"}])
+def test_one_loss_needs_no_list(loss, tree):
+    """As in `reward: number`, in a section that no preset lies under."""
+    one, listed = (resolve(tree(preference={"loss": x}), root=PreferenceConfig) for x in (loss, [loss]))
+    assert one.config.preference == listed.config.preference and len(one.config.preference.loss) == 1
+
+
 @pytest.mark.parametrize("anchor", ["kl", "zero"])
 def test_kto_on_marked_completions(anchor, tree, tmp_path):
     loss = {"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": anchor}]}
@@ -141,25 +148,6 @@ def test_the_reference_of_an_adapter_is_the_base(tree, tmp_path):
         go(tmp_path / "run", tree(**lora), observer=once(die, *PLACES["in the second epoch"]))
     go(tmp_path / "run", tree(**lora), resume=True)
     assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
-
-
-def test_rows_that_are_no_pairs_are_skipped_and_named(tree, tmp_path):
-    rows = [
-        {"question": "1?", "chosen": "a", "rejected": "b"},
-        {"question": "2?", "chosen": "same", "rejected": "same"},
-        {"question": "3?", "chosen": "", "rejected": "b"},
-        {"question": "4?", "chosen": "x" * 400, "rejected": "b"},
-    ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {"task__path": str(file), "train__steps": 1, "eval__after": False}
-    watcher = Watcher()
-    go(tmp_path / "run", tree(**changes), observer=watcher)
-    (note,) = (text for text in watcher.warnings if "skipped" in text)
-    assert "task: 3 of 4 rows are skipped" in note
-    assert "rejected equals chosen" in note and "chosen is empty (row 2)" in note and "has no room" in note
-    with pytest.raises(FieldError, match="data.unusable='refuse' refuses row 1 of task: rejected='same' equals chosen"):
-        go(tmp_path / "other", tree(**changes, data__unusable="refuse"))
 
 
 @pytest.mark.parametrize(
@@ -186,13 +174,26 @@ def test_kto_without_another_prompt_is_refused(tree, tmp_path):
     file = tmp_path / "rows.jsonl"
     rows = [{"question": "1?", "completion": text, "label": text == "a"} for text in "ab"]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="row 0: no row with another prompt has a completion that fits"):
+    with pytest.raises(UserError, match="row 0: no row with another .*, or set preference.loss.0.anchor=zero"):
         go(tmp_path / "run", tree(preference__loss=["kto"], task__path=str(file)))
 
 
+def test_a_cache_that_can_not_be_made_is_refused_before_the_reference_is_computed(tree, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="preference.cache='.*file/cache' can't be made: Not a directory; name"):
+        go(tmp_path / "run", tree(preference__cache=str(tmp_path / "file" / "cache")))
+    assert not (tmp_path / "run").exists()
+
+
 def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
-    """The anchor is of the loss alone."""
-    assert go(tmp_path / "run", tree(preference__loss=["kto"], eval__limit=1)).status == "done"
+    """The anchor is of the loss alone. One row has no accuracy, which is said, and is no ground to keep a best one."""
+    watcher, one = Watcher(), {"preference__loss": ["kto"], "eval__limit": 1}
+    assert go(tmp_path / "run", tree(**one), observer=watcher).status == "done"
+    why = "all 1 held-out completions are good: an accuracy needs bad ones too"
+    assert f"{why}; raise eval.limit, or name other rows in eval.task" in watcher.warnings
+    with pytest.raises(UserError, match=f"checkpoint.keep_best=[Tt]rue.* has no figure to go by: {why}"):
+        go(tmp_path / "best", tree(**one, checkpoint__keep_best=True))
+    assert not (tmp_path / "best").exists()
 
 
 def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model, tmp_path):
@@ -230,6 +231,8 @@ def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
 def test_from_python(tree, tmp_path):
     run = proxima.dpo({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
     assert "rewards/margins" in run.metrics.columns
+    with pytest.raises(UserError, match="evaluations generate no answers; .evaluations has their figures"):
+        run.answers()
     with pytest.raises(UserError, match="proxima dpo"):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.data import FieldError, UserError
+from proxima.data import FieldErrors, UserError
 from proxima.runtime.folder import RunFolder
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.kill_after import kill_after
@@ -114,7 +114,7 @@ def test_more_epochs_than_at_first(tree, tmp_path):
 )
 def test_another_config_is_another_run(changes, field, tree, tmp_path):
     go(tmp_path / "run", tree(train__steps=1, eval__after=False))
-    with pytest.raises(FieldError, match=field):
+    with pytest.raises(FieldErrors, match=field):
         go(tmp_path / "run", tree(train__steps=1, eval__after=False, **changes), resume=True)
 
 

@@ -5,10 +5,12 @@ import shutil
 
 import pytest
 
+import proxima
 from proxima.data import FieldError, UserError
 from proxima.runtime.export import export, find_checkpoint
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
+from tests.runtime.offline import tiny_dpo, tiny_reward
 from tests.runtime.offline.tiny_sft import go, recipe
 from tests.runtime.tiny_run import Watcher, summary_of
 
@@ -40,6 +42,13 @@ def test_samples_are_kept_with_the_expected_answer(finished):
         ("What is 51 + 0?", "It is 51."),
     ]
     assert all(0 < len(row["tokens"]) <= 6 and row["reward"] is None and row["error"] is None for row in rows)
+
+
+def test_python_says_what_a_run_without_rollouts_has(finished):
+    run = proxima.load_run(finished[0])
+    with pytest.raises(UserError, match="run of `proxima sft`.* has no rollouts; .metrics .* .answers.. the samples"):
+        run.rollouts()
+    assert len(run.answers()) == 8 and list(run.metrics.index) == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_best_checkpoint_has_the_lowest_loss(finished):
@@ -88,6 +97,36 @@ def test_bad_rows_are_refused_as_configured(setting, message, tiny_model, tmp_pa
     with pytest.raises(FieldError, match=message):
         go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_row_without_a_prompt_is_skipped_or_refused_like_others(tiny_model, tmp_path):
+    """Also as a held-out row, of which a sample would be taken."""
+    changes = bad_rows(tmp_path, GOOD, {"question": "", "answer": "This."}, GOOD)
+    held_out = {"eval__task__path": changes["task__path"], "eval__samples": 2}
+    del changes["eval__task"]
+    watcher = Watcher()
+    tree = recipe(tiny_model("llama"), tmp_path / "rows", **changes | held_out)
+    go(tmp_path / "run", tree, observer=watcher)
+    assert [f"{name}: 1 of 3 rows are skipped: question is empty (row 1)" for name in ("task", "eval.task")] == (
+        watcher.warnings
+    )
+    assert len(read_rows(RunFolder(tmp_path / "run").eval_files()[-1])) == 1
+    with pytest.raises(FieldError, match="data.unusable='refuse' refuses row 1 of task: question='' is empty; remove"):
+        go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
+
+
+@pytest.mark.parametrize("method", [tiny_reward, tiny_dpo])
+def test_rows_that_are_no_pairs_are_skipped_and_named(method, tiny_model, tmp_path):
+    pairs = [("a", "b"), ("same", "same"), ("", "b"), ("x" * 400, "b")]
+    changes = bad_rows(tmp_path, *({"question": f"{c[:1]}?", "chosen": c, "rejected": r} for c, r in pairs))
+    tree = method.recipe(tiny_model("llama"), tmp_path / "rows", **changes)
+    watcher = Watcher()
+    method.go(tmp_path / "run", tree, observer=watcher)
+    (note,) = (text for text in watcher.warnings if "skipped" in text)
+    assert "task: 3 of 4 rows are skipped" in note
+    assert "rejected equals chosen" in note and "chosen is empty (row 2)" in note and "has no room" in note
+    with pytest.raises(FieldError, match="data.unusable='refuse' refuses row 1 of task: rejected='same' equals chosen"):
+        method.go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
 
 
 def test_rows_of_which_none_can_be_used(tiny_model, tmp_path):

@@ -1,6 +1,5 @@
 """Runs that train a reward model: resumed to the bit, saved for Hugging Face and for RL, and what they refuse."""
 
-import json
 import os
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from proxima.train.checkpoint import checkpoints
 from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
 from tests.runtime.offline.tiny_reward import go, recipe
-from tests.runtime.tiny_run import Watcher, assert_same, traces
+from tests.runtime.tiny_run import assert_same, traces
 
 
 @pytest.fixture(scope="module")
@@ -106,27 +105,6 @@ def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
         for folder in (tmp_path / "run", tmp_path / "same", unbroken)
     )
     assert first == same and first[0] > other[0]
-
-
-def test_rows_that_are_no_pairs_are_skipped_and_named(tree, tmp_path):
-    rows = [
-        {"question": "1?", "chosen": "a", "rejected": "b"},
-        {"question": "2?", "chosen": "same", "rejected": "same"},
-        {"question": "3?", "chosen": "", "rejected": "b"},
-        {"question": "4?", "chosen": "x" * 400, "rejected": "b"},
-    ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {"task__path": str(file), "train__steps": 1, "eval__after": False}
-    watcher = Watcher()
-    go(tmp_path / "run", tree(**changes), observer=watcher)
-    (note,) = (text for text in watcher.warnings if "skipped" in text)
-    assert "task: 3 of 4 rows are skipped" in note
-    assert "rejected equals chosen" in note and "chosen is empty (row 2)" in note and "has no room" in note
-    with pytest.raises(
-        FieldError, match=r"data.unusable='refuse' refuses row 1 of task: rejected='same' equals chosen"
-    ):
-        go(tmp_path / "other", tree(**changes, data__unusable="refuse"))
 
 
 @pytest.mark.parametrize(

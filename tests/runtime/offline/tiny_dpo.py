@@ -10,6 +10,7 @@ from proxima.config.preference_schema import PreferenceConfig
 from proxima.runtime.offline.offline_run import train_offline
 from proxima.runtime.summary import Summary
 from tests.runtime.offline import tiny_sft
+from tests.runtime.tiny_run import changed
 
 
 def preferences(folder: Path, name: str, count: int) -> Path:
@@ -39,13 +40,7 @@ def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     tree["task"] = {"kind": "jsonl", "path": str(preferences(folder, "preferences", 5)), "answer": None}
     tree["eval"]["task"] = tree["task"] | {"path": str(preferences(folder, "held-out", 3))}
     tree["preference"] = {"loss": [{"kind": "sigmoid", "beta": 0.5}], "cache": str(folder / "cache")}
-    for dotted, value in changes.items():
-        *path, last = dotted.split("__")
-        place = tree
-        for key in path:
-            place = place.setdefault(key, {})
-        place[last] = value
-    return tree
+    return changed(tree, changes)
 
 
 def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False) -> Summary:

@@ -10,6 +10,7 @@ from proxima.config.offline_schema import RewardModelConfig
 from proxima.runtime.offline.offline_run import train_offline
 from proxima.runtime.summary import Summary
 from tests.runtime.offline import tiny_sft
+from tests.runtime.tiny_run import changed
 
 
 def pairs(folder: Path, name: str, count: int, first: int = 0) -> Path:
@@ -31,7 +32,7 @@ def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     tree["task"] = {"kind": "jsonl", "path": str(pairs(folder, "pairs", 5)), "answer": None}
     tree["eval"]["task"] = {"kind": "jsonl", "path": str(pairs(folder, "test-pairs", 3, first=50)), "answer": None}
     tree["reward_model"] = {"head_std": 0.1}
-    return tiny_sft.changed(tree, changes)
+    return changed(tree, changes)
 
 
 def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False) -> Summary:

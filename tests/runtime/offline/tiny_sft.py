@@ -9,6 +9,7 @@ from proxima.config import resolve
 from proxima.config.offline_schema import SftConfig
 from proxima.runtime.offline.offline_run import train_offline
 from proxima.runtime.summary import Summary
+from tests.runtime.tiny_run import changed
 
 
 def sums(folder: Path, name: str, count: int, first: int = 0) -> Path:
@@ -46,17 +47,6 @@ def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
         "seed": 3,
     }
     return changed(tree, changes)
-
-
-def changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with other values; dotted keys with `__` for the dots."""
-    for dotted, value in changes.items():
-        *path, last = dotted.split("__")
-        place = tree
-        for key in path:
-            place = place.setdefault(key, {})
-        place[last] = value
-    return tree
 
 
 def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False) -> Summary:

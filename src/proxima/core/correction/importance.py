@@ -59,7 +59,8 @@ class Importance(Correction):
             needs `core.precompute`).
         apply: False: weights stay 1 and nothing is rejected; the metrics are reported all the same.
         towards: the numerator. `proximal`; `current`, for a surrogate without a ratio of its own (verl's bypass mode
-            with REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO).
+            with REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO), where a
+            token whose `next_log_prob` is NaN is rejected and enters no statistic.
         b: `behavior_log_prob` and the numerator's log-prob [N], nats; `loss_mask` [N] bool.
     Returns: Corrected: `weight` [N] detached in the batch's dtype, 0 outside the loss; `keep` [N] bool; `metrics` under
         `correction/`.

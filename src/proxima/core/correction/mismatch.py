@@ -80,15 +80,15 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
 
 def _by_position(b: PolicyBatch, tokens: LossTokens, columns: dict[str, Tensor]) -> dict[str, SumCount]:
     place = torch.arange(len(b), device=b.cu_seqlens.device) - b.cu_seqlens[:-1].long()[b.sequence_index]
-    bucket = (place * POSITIONS).div(b.lengths[b.sequence_index].long(), rounding_mode="floor")[tokens.mask]
+    bucket = (place * POSITIONS).div(b.lengths[b.sequence_index].long(), rounding_mode="floor")[tokens.index]
     names = [f"position_{i}_of_{POSITIONS}" for i in range(1, POSITIONS + 1)]
     return _bucket_means(bucket, names, columns)
 
 
 def _by_probability(probability: Tensor, columns: dict[str, Tensor]) -> dict[str, SumCount]:
-    inner = torch.tensor(PROBABILITIES[1:-1], dtype=torch.float64, device=probability.device)
+    bucket = torch.stack([probability >= edge for edge in PROBABILITIES[1:-1]]).sum(0)
     names = [f"probability_{low:g}_{high:g}" for low, high in pairwise(PROBABILITIES)]
-    out = _bucket_means(torch.bucketize(probability, inner, right=True), names, columns)
+    out = _bucket_means(bucket, names, columns)
     every = probability.new_full((), len(probability))
     return out | {f"{name}/token_fraction": SumCount(out[f"{name}/k3_kl"].count, every) for name in names}
 

@@ -6,6 +6,7 @@ token; verl counts them as ratio 1 (P27, P35).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,27 +39,30 @@ def safe_exp(log_w: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LossTokens:
-    """The n loss tokens of a batch, alone, and the m sequences that have one.
+    """The n loss tokens of a batch, alone, and the m sequences that have one. The device is not waited for where the
+    host knows their numbers (`HostCounts.in_loss`).
 
     Args:
-        mask: [N] bool, the loss mask.
+        index: [n] int64, the loss tokens.
         sequences: [m] int64, the sequences that have a loss token.
         lengths: [m] int64, how many each has.
     """
 
-    mask: Tensor
+    index: Tensor
     sequences: Tensor
     lengths: Tensor
 
     @classmethod
     def of(cls, b: PolicyBatch) -> "LossTokens":
         counts = segment_count(b.loss_mask, b.cu_seqlens)
-        sequences = counts.nonzero().squeeze(1)
-        return cls(b.loss_mask, sequences, counts[sequences])
+        known: Sequence[int] = counts.tolist() if b.counts.in_loss is None else b.counts.in_loss
+        index = torch.nonzero_static(b.loss_mask, size=sum(known)).flatten()
+        sequences = torch.nonzero_static(counts, size=sum(count > 0 for count in known)).flatten()
+        return cls(index, sequences, counts[sequences])
 
     def select(self, values: Tensor) -> Tensor:
         """[N] → [n] float64, detached; what lies outside the loss may be NaN."""
-        return values.detach()[self.mask].double()
+        return values.detach()[self.index].double()
 
     def sums(self, values: Tensor) -> Tensor:
         """[n] → [m] sums over each sequence."""

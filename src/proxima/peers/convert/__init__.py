@@ -3,7 +3,7 @@
     read*.py, shell.py   file → options by dotted name
     options.py   which of them a converter read, and could not take
     verl*.py, trl*.py, areal.py, unirl.py            the files of each peer: `convert(options) -> Draft`
-    trl_offline.py                                   TRL's SFT, DPO, KTO and reward models, of another table
+    trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, of further tables
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     draft.py     the recipe under construction, and its text
@@ -16,25 +16,30 @@ rows in `docs/migration.md`.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxima.config import ConfigError, check, resolve
 from proxima.config.problems import Problem, one_problem
 from proxima.config.tree import FILL_IN
-from proxima.peers.convert import areal, trl, unirl, verl
+from proxima.peers.convert import areal, areal_offline, trl, trl_offline, unirl, verl, verl_sft
 from proxima.peers.convert.draft import Draft
-from proxima.peers.convert.known import not_a_training, option_rules, sort_out
+from proxima.peers.convert.known import Rules, not_a_training, option_rules, sort_out
 from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read import read
-from proxima.peers.convert.trl_offline import command_of_trl, convert_offline
 
 PEERS: dict[str, tuple[str, Callable[[Options], Draft]]] = {
     "areal": ("AReaL", areal.convert),
     "trl": ("TRL", trl.convert),
     "unirl": ("UniRL", unirl.convert),
     "verl": ("verl", verl.convert),
+}
+# Trainings without rewards: which of them a file is, if any; its conversion; and the rules of its options.
+OFFLINE: dict[str, tuple[Callable[[Options], str | None], Callable[[Options, str], Draft], Callable[[Options], Rules]]]
+OFFLINE = {
+    "areal": (areal_offline.command_of_areal, areal_offline.convert_areal_offline, areal_offline.areal_rules),
+    "trl": (trl_offline.command_of_trl, trl_offline.convert_offline, trl_offline.trl_rules),
+    "verl": (verl_sft.command_of_verl, verl_sft.convert_sft, verl_sft.verl_sft_rules),
 }
 
 
@@ -67,9 +72,7 @@ def likely_peers(path: str | Path) -> list[str]:
     is none of theirs. ConfigError if the file can't be read."""
     options = read(Path(path))
     named = {peer: Options(name, options, str(path)) for peer, (name, _) in PEERS.items()}
-    fits = [peer for peer, o in named.items() if not not_a_training(o, peer)]
-    if "trl" not in fits and command_of_trl(named["trl"]) is not None:
-        fits.append("trl")
+    fits = [peer for peer, o in named.items() if _offline(o, peer) is not None or not not_a_training(o, peer)]
     unknown = {peer: len(convert(path, peer).unknown) for peer in fits}
     return [peer for peer in fits if unknown[peer] == min(unknown.values())]
 
@@ -83,8 +86,9 @@ def convert(path: str | Path, peer: str) -> Conversion:
     framework, converter = PEERS[peer]
     o = Options(framework, read(Path(path)), str(path))
     rules = option_rules(peer)
-    if peer == "trl" and (command := command_of_trl(o)) is not None:
-        converter, rules = partial(convert_offline, command=command), option_rules("trl_offline") | rules
+    if (command := _offline(o, peer)) is not None:
+        _, of_command, rules_of = OFFLINE[peer]
+        converter, rules = lambda options: of_command(options, command), rules_of(o)
     elif (found := not_a_training(o, peer)) is not None:
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
         if len(others := likely_peers(path)) == 1:
@@ -117,6 +121,11 @@ def convert(path: str | Path, peer: str) -> Conversion:
         problems=problems,
         report=tuple(draft.report()),
     )
+
+
+def _offline(o: Options, peer: str) -> str | None:
+    """The training without rewards that the file is; None: another."""
+    return OFFLINE[peer][0](o) if peer in OFFLINE else None
 
 
 OPENED_LATER = (

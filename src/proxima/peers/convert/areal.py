@@ -1,18 +1,13 @@
 """AReaL: its actor and rollout YAML."""
 
-import math
-
 from proxima.peers.convert import common, trackers
 from proxima.peers.convert.adapter import LoraNames, lora
+from proxima.peers.convert.areal_policies import policies, segment_wise
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
 LENGTHS = ("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens")
 GROUPS = ("gconfig.n_samples", "actor.group_size", "group_size", "rollout.gconfig.n_samples")
-LIST = "algorithm.correction"
-CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
-FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
-REJECT = "actor.rejection_sampling."
 BIAS = "actor.reward_bias"
 LORA = LoraNames(
     rank="actor.lora_rank", alpha="actor.lora_alpha", targets="actor.target_modules", default_rank=32, default_alpha=16
@@ -36,7 +31,8 @@ def convert(o: Options) -> Draft:
     d.flag("data.shuffle", o, "train_dataset.shuffle")
     normalised = _advantage(d, o)
     _rewards(d, o, normalised, longest)
-    _policies(d, o)
+    _asynchrony(d, o)
+    policies(d, o)
     _surrogate(d, o)
     d.spec("algorithm.aggregate", "token_mean", "AReaL's loss: over all loss tokens, rejected ones included (A1)")
     _penalties(d, o)
@@ -284,111 +280,29 @@ def _training(d: Draft, o: Options) -> None:
     d.copy("seed", o, "seed", default=1)
 
 
-def _policies(d: Draft, o: Options) -> None:
-    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and the bounds of the behavior weights."""
-    methods = ("recompute", "loglinear", "metrics", "reuse_train_logp")
-    method = o.choice(methods, "actor.prox_logp_method", default="recompute")
-    caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
-    reject = [name for name in o.flat if name.startswith(REJECT)]
-    if o.flag("actor.use_decoupled_loss"):
-        o.flag("actor.recompute_logprob")
-        origin = "from actor.use_decoupled_loss"
-        if method == "loglinear":
-            d.put("algorithm.proximal", "loglinear", "from actor.prox_logp_method")
-        else:
-            note = {
-                "reuse_train_logp": "the forward is shared where proximal and first update coincide",
-                "metrics": "without its extra metrics",
-            }.get(method, "")
-            d.put("algorithm.proximal", "recompute", origin, note)
-        if reject and o.flat.get("actor.rejection_sampling", True) is not None:
-            _rejection(d, o)
-        else:
-            _cap(d, o)
-    else:
-        recomputed = o.flag("actor.recompute_logprob")
-        why = "the recomputed log-probs replace the engine's" if recomputed else "the engine's log-probs are the centre"
-        d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
-        o.asked.update(reject)
-        for name in (*caps, *reject):
-            d.drops(name, "AReaL reads it under use_decoupled_loss only")
-    threshold = o.number("actor.m2_threshold")
-    if threshold is not None:
-        note = "AReaL measures the second moment over each micro-batch"
-        origin, rejected = "from actor.m2_threshold", ("drop", "AReaL takes the tokens out of the mask")
-        d.append(LIST, "second_moment", origin, note, threshold=(threshold, origin), rejected=rejected)
-    for name in ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo"):
-        if o.flag(name):
-            d.lacks(name, "segment-wise decoupled PPO needs asynchronous rollouts")
-    lag = o.whole("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
-    if lag:
-        d.lacks("rollout.max_head_offpolicyness", f"{lag} versions: runs are synchronous, max_lag 0")
-    d.put("runtime.max_lag", 0, o.origin("rollout.max_head_offpolicyness", "max_head_offpolicyness"))
-
-
-def _cap(d: Draft, o: Options) -> None:
-    """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
-    known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
-    mode = o.choice(known, "actor.behave_imp_weight_mode", default="token_mask")
-    written = next((name for name in CAPS if name in o.flat), None)
-    if mode == "disabled" or (written is not None and o.flat[written] is None):
+def _asynchrony(d: Draft, o: Options) -> None:
+    """`async_training`, the bound of the lag, and how many prompts generate at once beside the training."""
+    names, batch = ("rollout.max_head_offpolicyness", "max_head_offpolicyness"), "rollout.consumer_batch_size"
+    concurrent, size = "rollout.max_concurrent_rollouts", "train_dataset.batch_size"
+    lag, overlaps = o.whole(*names, default=0, least=0), o.flag("async_training", default=True)
+    if not overlaps:
+        d.drops_given(o, "async_training is false: synchronous", *names)
+    if not (lag and overlaps):
+        d.put("runtime.max_lag", 0, o.origin(*names) if overlaps else "from async_training")
+        d.drops_given(o, "the run is synchronous", concurrent)
         return
-    upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
-    floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
-    note = "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if yours is"
-    note = "" if written else f"{note} later"
-    if mode == "token_mask":
-        d.append(LIST, "cap_floor", o.origin(*CAPS), note, upper=upper, lower=floor)
-        return
-    origin = o.origin("actor.behave_imp_weight_mode")
-    geometric = ("geometric", "AReaL's sequence ratio is the geometric mean")
-    level = geometric if mode.startswith("sequence") else ("token", origin)
-    bound = ("clip" if mode.endswith("mask") else "clamp", origin)
-    d.append(LIST, "importance", o.origin(*CAPS), note, level=level, bound=bound, upper=upper, lower=floor)
-
-
-def _rejection(d: Draft, o: Options) -> None:
-    """RejectionSamplingConfig."""
-    level = o.choice(("token", "sequence"), REJECT + "level", default="token")
-    action = o.choice(("mask", "clamp"), REJECT + "action", default="mask")
-    metric = o.choice(("ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"), REJECT + "metric", default="ratio")
-    reduce = o.choice(("sum", "mean", "max"), REJECT + "agg", default="mean")
-    upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
-    low = o.number(REJECT + "lower")
-    if metric == "binary_kl" or (metric == "kl_k3" and action == "mask"):
-        why = "AReaL's k3 is that of the reciprocal ratio (A3)" if metric == "kl_k3" else "no such statistic"
-        d.lacks(REJECT + "metric", f"{metric}: {why}; nothing is rejected here")
-        _weigh(d, "token")
-        return
-    least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
-    weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
-    if action == "clamp":
-        note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
-        fields: Fields = {"level": (weights, f"from {REJECT}level"), "bound": ("clamp", f"from {REJECT}action")}
-        d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
-        return
-    if level == "token" and metric == "ratio":
-        d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
-        return
-    kind, note = metric.removeprefix("kl_"), ""
-    if kind == "k1":  # AReaL's k1 is +rho, ours -rho: bounds of the ratio exp(rho) say the same
-        kind, note = (
-            "ratio",
-            f"AReaL bounds log(pi_prox / mu) by {'-inf' if low is None else f'{low:g}'} and {upper[0]:g}",
-        )
-        upper = (math.exp(upper[0]), f"{upper[1]}, its exponential")
-        least = (0.0 if low is None else math.exp(low), f"{least[1]}, its exponential" if low is not None else least[1])
-    how: Fields = {"level": (level, o.origin(REJECT + "level")), "statistic": (kind, o.origin(REJECT + "metric"))}
-    if level == "sequence":
-        how["reduce"] = (reduce, o.origin(REJECT + "agg"))
-    how["upper"] = upper
-    if kind == "ratio" or low is not None:
-        how["lower"] = least
-    d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
-    _weigh(d, weights)
-
-
-def _weigh(d: Draft, level: str) -> None:
-    """The behavior weights of what is kept, without a bound."""
-    fields: Fields = {"level": (level, f"from {REJECT}level"), "bound": ("none", "unbounded")}
-    d.append(LIST, "importance", "AReaL weighs what is kept", "", **fields)
+    prompts = o.whole(size, batch, default=1)
+    if (consumed := o.whole(batch, default=prompts)) != prompts:
+        d.lacks(batch, f"{consumed}, not the {prompts} prompts of a step: AReaL's bound of the lag counts in these")
+    d.put("runtime.max_lag", lag, o.origin(*names))
+    at_once, origin = o.whole(concurrent, least=1) or consumed, o.origin(concurrent, batch, size)
+    if at_once > (most := (lag + 1) * prompts):
+        at_once, origin = most, f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
+    d.put("runtime.max_concurrent_rollouts", at_once, origin)
+    late, ours = ("drops", "drop") if segment_wise(o) else ("trains on", "train")
+    note = (
+        f"AReaL takes what is finished, the oldest first, and {late} what is beyond the bound: `{ours}` is like that."
+    )
+    note += " `wait` takes the groups in the order of admission, and none gets beyond it."
+    d.put("runtime.over_age", "wait", "AReaL has no such option", note)
+    d.put("engine.kind", "local_process", "it works beside the trainer")

@@ -49,8 +49,11 @@ class Rule:
     neutral: tuple[Any, ...] = ()
 
 
+Rules = dict[str, Rule]  # by name, or pattern with `*`
+
+
 @cache
-def option_rules(peer: str) -> dict[str, Rule]:
+def option_rules(peer: str) -> Rules:
     """Name, or pattern with `*`, → rule."""
     found: dict[str, Rule] = {}
     for effect, reasons in _table(peer).items():
@@ -94,7 +97,7 @@ def _either(text: str) -> Iterator[str]:
         yield from _either(text[: brace.start()] + choice + text[brace.end() :])
 
 
-def sort_out(o: Options, table: dict[str, Rule]) -> tuple[list[Leftover], ...]:
+def sort_out(o: Options, table: Rules) -> tuple[list[Leftover], ...]:
     """The options that no converter read: ignored (no effect here), unsupported, unknown, to fill in."""
     ignored: list[Leftover] = []
     unsupported: list[Leftover] = []

@@ -9,7 +9,7 @@ from proxima.config.problems import one_problem
 from proxima.data import UserError
 
 UNREADABLE = "…"  # stands for an expression whose value only a run would know
-CALLS, PARSED = tuple(f"{kind}Config" for kind in ("GRPO", "SFT", "DPO", "KTO", "Reward")), "training_args"
+CALLS, PARSED = tuple(f"{kind}Config" for kind in ("GRPO", "SFT", "DPO", "KTO", "Reward", "GKD")), "training_args"
 TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in CALLS)
 DATA = ("args", "train_dataset", "eval_dataset", "processing_class")  # keywords of the trainer that are no options
 

@@ -86,6 +86,17 @@ PEFT = LoraNames(
 )
 
 
+def rows_of_update(o: Options) -> tuple[int, str]:
+    """Rows of an optimizer update of a trainer without groups, and where the number is from."""
+    device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
+    gather = o.whole("gradient_accumulation_steps", default=1, least=1)
+    processes = o.whole("num_processes", "nproc_per_node", least=1)
+    factors = f"{device} * {gather} * {processes or 1}"
+    counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
+    origin = f"from {counts}" if processes else f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
+    return device * gather * (processes or 1), origin
+
+
 def adapter(d: Draft, o: Options) -> None:
     """`model.lora` from the command line's `use_peft`, or the script's `LoraConfig(…)`."""
     written = any(name.startswith("peft_config.") for name in o.flat)

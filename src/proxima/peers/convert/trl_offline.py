@@ -8,8 +8,10 @@ from typing import Any
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
+from proxima.peers.convert.known import Rules, option_rules
 from proxima.peers.convert.options import Options
-from proxima.peers.convert.trl import adamw, adapter, clip_and_save, warmups
+from proxima.peers.convert.trl import adamw, adapter, clip_and_save, rows_of_update, warmups
+from proxima.peers.convert.trl_gkd import convert_gkd
 
 MARKS = {
     "sft": (
@@ -22,18 +24,19 @@ MARKS = {
     ),
     "kto": ("desirable_weight", "undesirable_weight"),
     "reward": ("center_rewards_coefficient",),
+    "gkd": ("lmbda", "seq_kd"),
 }
 _NAMED = re.compile(
-    r"\btrl (sft|dpo|kto|reward)\b|\b(sft|dpo|kto|reward)(?:_modeling)?\.py\b"
-    r"|\b(SFT|DPO|KTO|Reward)(?:Config|Trainer)\("
+    r"\btrl (sft|dpo|kto|reward)\b|\b(sft|dpo|kto|reward|gkd)(?:_modeling)?\.py\b"
+    r"|\b(SFT|DPO|KTO|Reward|GKD)(?:Config|Trainer)\("
 )
 REWARDED = ("num_generations", "reward_funcs", "num_iterations")  # of GRPO, which reads no others
 LR = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
 
 
 def command_of_trl(o: Options) -> str | None:
-    """`sft`, `dpo`, `kto` or `reward`, of which a script's command or a Python file's classes tell; a file of options
-    alone tells by one, or a loss, that only that training has. None: another training, or in doubt."""
+    """`sft`, `dpo`, `kto`, `reward` or `gkd`, of which a script's command or a Python file's classes tell; a file of
+    options alone tells by one, or a loss, that only that training has. None: another training, or in doubt."""
     file = Path(o.file)
     if file.suffix in (".py", ".sh", ".bash"):
         text = re.sub(r"\\\n", " ", file.read_text(encoding="utf-8-sig"))
@@ -46,11 +49,20 @@ def command_of_trl(o: Options) -> str | None:
     losses = o.flat.get("loss_type")
     named = {str(one) for one in (losses if isinstance(losses, list) else [losses])}
     told |= {command for command, kinds in LOSSES_OF.items() if named & set(kinds)}
+    if "gkd" in told:  # whose config is one of SFT with more
+        return "gkd"
     return told.pop() if len(told) == 1 else None
 
 
+def trl_rules(o: Options) -> Rules:
+    """Those of every trainer of TRL, and of these."""
+    return option_rules("trl_offline") | option_rules("trl")
+
+
 def convert_offline(o: Options, command: str) -> Draft:
-    """A recipe of `proxima sft`, `proxima dpo` or `proxima reward`."""
+    """A recipe of `proxima sft`, `proxima dpo` or `proxima reward`; of `proxima train` for `gkd`."""
+    if command == "gkd":
+        return convert_gkd(o)
     d = Draft()
     common.model(d, o, "model_name_or_path", "model")
     if o.given("model_revision"):
@@ -259,13 +271,7 @@ SECTIONS_OF: dict[str, Callable[[Draft, Options], None]] = {
 
 def _steps(d: Draft, o: Options) -> None:
     """Rows of an update, and how many updates or passes."""
-    device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
-    gather = o.whole("gradient_accumulation_steps", default=1, least=1)
-    processes = o.whole("num_processes", "nproc_per_node", least=1)
-    factors = f"{device} * {gather} * {processes or 1}"
-    counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
-    origin = f"from {counts}" if processes else f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
-    d.put("train.examples_per_step", device * gather * (processes or 1), origin)
+    d.put("train.examples_per_step", *rows_of_update(o))
     most, epochs = o.whole("max_steps", default=-1), o.number("num_train_epochs", default=3.0, least=0)
     if most > 0:
         d.put("train.steps", most, o.origin("max_steps"))

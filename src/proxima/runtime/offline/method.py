@@ -20,7 +20,7 @@ MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be 
 class OfflineMethod(Generic[Config, Item]):
     """A way to train on a fixed data set. Subclass it. One object serves one run; what is called when:
 
-    1. Before weights are loaded, for each row of `task` and of `eval.task`:  `item(row, number)`.
+    1. Before weights are loaded, for each row of `task` and of `eval.task`:  `item(row, number)`; then `unmeasured`.
     2. `load(None)`, or on a resume `load(folder of the checkpoint's model)`, then `model(loaded)`. Optimizer, schedule
        and micro-batches around that model are the loop's: a `TrainStack`.
     3. `prepare(items, progress)`, for the training items and for the held-out ones.
@@ -76,6 +76,10 @@ class OfflineMethod(Generic[Config, Item]):
     def notes(self, loaded: LoadedModel) -> list[str]:
         """Warnings about the data for this model, told once it is loaded."""
         return []
+
+    def unmeasured(self, held_out: Sequence[Item]) -> str:
+        """Why an evaluation on these items, at least one, has no `headline`; empty where it has."""
+        return ""
 
     def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
         """The items with what a frozen model adds to them once, such as reference log-probs; by default as they are.

@@ -1,6 +1,7 @@
 """From rows to items, once before the run, and the order in which a run takes them."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from proxima.data import FieldError, OverLengthError, UserError
 from proxima.runtime.observer import Observer
 from proxima.runtime.offline.method import OfflineMethod
 from proxima.task.cursor import Cursor
-from proxima.task.protocol import Row, Rows, open_tasks
+from proxima.task.protocol import EmptyPromptError, Row, Rows, open_tasks
 
 REPORT_EVERY = 64  # rows between two reports of the progress
 NAMED = 5  # row numbers that a note names
@@ -59,7 +60,7 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
     """
     notes: list[str] = []
     tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
-    opened = open_tasks(tasks, config.seed)
+    opened = open_tasks(tasks, config.seed, may_skip=True)
     rows = opened["task"]
     items = _items(config, method, rows, len(rows), "task", notes, observer)
     held_out, named, samples = list[Any](), {"task: its rows": rows}, list[Row]()
@@ -68,7 +69,7 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
         count = min(config.eval.limit or len(asked), len(asked))
         held_out = _items(config, method, asked, count, "eval.task", notes, observer)
         named["eval.task: its rows"] = asked
-        samples = [asked[i] for i in range(min(count, getattr(config.eval, "samples", 0)))]
+        samples = _first(asked, min(count, getattr(config.eval, "samples", 0)))
     cursor = Cursor(len(items), config.seed, config.data.shuffle)
     return OfflineData(
         items=items,
@@ -80,6 +81,15 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
         whole_epochs=not config.train.steps,
         notes=notes,
     )
+
+
+def _first(rows: Rows, count: int) -> list[Row]:
+    """Those of the first `count` rows that have a prompt."""
+    found = []
+    for number in range(count):
+        with suppress(EmptyPromptError):
+            found.append(rows[number])
+    return found
 
 
 def _items(

@@ -4,6 +4,7 @@ rows → items → order → update → held-out items → checkpoint
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,11 @@ class OfflineLoop(TrainingLoop):
         while self.journal.step < self.plan.steps:
             step = self.journal.step + 1
             self._times, cpu = {}, self.clock.cpu()
-            with self.timed("step"):
+            with self.timed("step", step=step):
                 items = self.data.next()
                 result = await self.update(items)
             self._times["cpu"] = self.clock.cpu() - cpu
-            self.finish_step(self.record(step, len(items), result))
+            await self.finish_step(self.record(step, len(items), result))
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
         if self.plan.evaluate_after:
@@ -78,9 +79,10 @@ class OfflineLoop(TrainingLoop):
                 self.data.items[i] = item
             self.data.held_out = self.method.prepare(self.data.held_out, progress, held_out=True)
 
-        await self.compute.run_with_progress(
-            prepare, lambda done, total: self.observer.progress("prepare", done, total, "tokens")
-        )
+        with self.activity.stage("prepare"):
+            await self.compute.run_with_progress(
+                prepare, lambda done, total: self.progress("prepare", done, total, "tokens")
+            )
 
     async def update(self, items: list[Any]) -> UpdateResult:
         """One optimizer step on the items, beside the event loop."""
@@ -88,26 +90,23 @@ class OfflineLoop(TrainingLoop):
         with self.timed("train"):
             return await self.compute.run_with_progress(
                 lambda progress: stack.update(objective, [range(len(items))], items, progress),
-                lambda done, total: self.observer.progress("train", done, total, "tokens"),
+                lambda done, total: self.progress("train", done, total, "tokens"),
             )
 
-    def finish_step(self, record: dict[str, Any]) -> None:
+    async def finish_step(self, record: dict[str, Any]) -> None:
         """The file first, then the journal's one transaction: a step in the journal has left all its traces."""
-        self.folder.append_metrics(record)
+        await self.disk.write(self.folder.append_metrics, record)
         self._cursor = self.data.cursor.state()
-        self.journal.consume(record["step"], (), self._cursor, record, version=record["policy_version"])
+        consume = partial(self.journal.consume, version=record["policy_version"])
+        await self.disk.write(consume, record["step"], (), self._cursor, record)
         self.observer.step(record, None)
 
     async def evaluate(self, label: str) -> None:
         step, start = self.journal.step, self.now()
         if not self.data.held_out or self.store.evaluated(step):
             return
-        measured: list[Any] = []
-        while len(measured) < len(self.data.held_out):
-            some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]
-            stack = self.trained.stack
-            measured += await self.unless_stopped(self.compute.run(self.method.measure, stack, some))
-            self.observer.progress("evaluate", len(measured), len(self.data.held_out), "examples")
+        with self.activity.stage("evaluate", step=step):
+            measured = await self.measured()
         record = {
             "kind": "eval",
             "step": step,
@@ -121,12 +120,22 @@ class OfflineLoop(TrainingLoop):
         groups = []
         if self.samples is not None:
             groups = await self.unless_stopped(self.samples.groups(self.journal.version))
-            await self.compute.run(write_evals, self.folder.eval_file(step, label), step, groups)
+            await self.write_aside(write_evals, self.folder.eval_file(step, label), step, groups)
         if self.method.marks_model and read_checkpoint(self.folder.checkpoint(step)) is not None:
             await self.write_checkpoint(step)
-        self.store.write_evaluation(record)
+        await self.store.write_evaluation(record)
         self.observer.evaluated(record)
         self.observer.sampled(groups)
+
+    async def measured(self) -> list[Any]:
+        """What the method measures on each held-out item."""
+        measured: list[Any] = []
+        while len(measured) < len(self.data.held_out):
+            some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]
+            stack = self.trained.stack
+            measured += await self.unless_stopped(self.compute.run(self.method.measure, stack, some))
+            self.progress("evaluate", len(measured), len(self.data.held_out), "examples")
+        return measured
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
         return {"cursor": self._cursor}, {}

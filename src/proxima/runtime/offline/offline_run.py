@@ -8,6 +8,7 @@ import torch
 
 from proxima.config import Resolved
 from proxima.config.offline_schema import OfflineConfig
+from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.build import describe_model, make_plan, make_stack
@@ -27,6 +28,8 @@ from proxima.runtime.summary import Summary
 from proxima.task.prompts import template_note
 from proxima.train.checkpoint import Checkpoint
 
+OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
+
 
 def train_offline(
     config: OfflineConfig,
@@ -34,6 +37,7 @@ def train_offline(
     resolved: Resolved[Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    accept_changes: bool = False,
     observer: Observer | None = None,
     clock: Clock | None = None,
 ) -> Summary:
@@ -45,6 +49,7 @@ def train_offline(
         resolved=resolved,
         resume=resume,
         overwrite=overwrite,
+        accept_changes=accept_changes,
         observer=observer,
         clock=clock,
     )
@@ -60,6 +65,10 @@ class OfflineTraining:
         self.method = METHODS[type(config)](config, tokenizer, self.context)
         self.data = load_offline_data(config, self.method, observer)
         self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
+        if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
+            if config.checkpoint.keep_best:
+                raise FieldError("checkpoint.keep_best", True, f"has no figure to go by: {why}", remedy=OTHER_ROWS)
+            self.notes.append(f"{why}; {OTHER_ROWS}")
 
     @property
     def steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,17 @@ import torch
 
 from proxima.config.preference_schema import PreferenceConfig
 from proxima.core.preference import Sft
-from proxima.data import MarkedCompletion, PreferencePair, Trajectory, UserError
+from proxima.data import FieldError, MarkedCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.evaluate.intervals import Interval, Z
 from proxima.evaluate.pair_metrics import over_questions
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.files import model_files
-from proxima.model.micro_batch import micro_batches
 from proxima.runtime.build import load_model, make_policy
 from proxima.runtime.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.runtime.offline.reference_cache import ReferenceCache
 from proxima.task.protocol import Row
-from proxima.train import LogProbStage, TrainStack
+from proxima.train import LogProbStage, TrainStack, stage_columns
 from proxima.train.objectives import KtoObjective, PreferenceObjective
 
 Item = PreferencePair | MarkedCompletion
@@ -53,6 +53,8 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         self.section = config.preference
         self.begins = True  # the weights are those that the run begins with
         self.policy: Policy | None = None
+        if self.section.reference == "start" and self.section.cache is not None:
+            _make_folder(self.section.cache)
 
     def item(self, row: Row, number: int) -> Item:
         return self.config.item(number, row, self.tokenizer, self.context)
@@ -68,6 +70,14 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
     def objective(self) -> Any:
         kto = self.section.kto
         return self.section.pair_objective() if kto is None else KtoObjective(spec=kto)
+
+    def unmeasured(self, held_out: Sequence[Item]) -> str:
+        """KTO's accuracy is that of couples of a good and a bad completion."""
+        labels = {item.good for item in held_out if isinstance(item, MarkedCompletion)}
+        if len(labels) != 1:
+            return ""
+        kind, other = ("good", "bad") if labels == {True} else ("bad", "good")
+        return f"all {len(held_out)} held-out completions are {kind}: an accuracy needs {other} ones too"
 
     def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
         """The mismatched completions of KTO, which only its loss reads, and the log-probs of the reference."""
@@ -104,13 +114,10 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         out: list[Floats] = []
         budget = self.config.train.tokens_per_micro_batch
         at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
-        with torch.no_grad():
-            for part in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
-                for cut in micro_batches([(one,) for one in part], budget, share_prompt=policy.share_prompt):
-                    batch = stage.pack([part[i] for i in cut])
-                    out.extend(np.split(stage(batch).cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
-                    done += sum(len(part[i]) for i in cut)
-                    progress(done, total)
+        for part in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
+            out += stage_columns(stage, part, budget, share_prompt=policy.share_prompt)[stage.column]
+            done += sum(map(len, part))
+            progress(done, total)
         return out
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[MeasuredItem]:
@@ -145,8 +152,8 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
     def summarise(self, measured: Sequence[MeasuredItem]) -> dict[str, float]:
         out: dict[str, float] = {}
         if self.section.kto is None:
-            out |= _named("accuracy", _share(measured, "reward"))
-            out |= _named("log_prob_accuracy", _share(measured, "log_prob"))
+            out |= _share(measured, "reward").figures("accuracy")
+            out |= _share(measured, "log_prob").figures("log_prob_accuracy")
             margins = [one.reward["chosen"] - one.reward["rejected"] for one in measured]
             out |= {"rewards/margins": float(np.mean(margins)), "answers": len(measured)}
             out["correct"] = sum(margin > 0 for margin in margins)
@@ -154,7 +161,7 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         else:
             good, bad = ([one.reward[side] for one in measured if side in one.reward] for side in SIDES)
             if good and bad:
-                out |= _named("accuracy", _in_order(good, bad))
+                out |= _in_order(good, bad).figures("accuracy")
         for side in SIDES:
             for name in ("reward", "log_prob"):
                 values = [getattr(one, name)[side] for one in measured if side in getattr(one, name)]
@@ -165,6 +172,15 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
 
 
 SIDES = ("chosen", "rejected")
+
+
+def _make_folder(cache: str) -> None:
+    """The folder of the reference's log-probs, before they are computed."""
+    try:
+        Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        bound = f"can't be made: {error.strerror}"
+        raise FieldError("preference.cache", cache, bound, remedy="name another folder, or null for none") from None
 
 
 def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
@@ -187,7 +203,8 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
         found = next(fits, None)
         if found is None:
             reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
-            raise UserError(f"kto needs one, for its anchor: {reason}", remedy="add rows, or set loss.anchor=zero")
+            remedy = "add rows, or set preference.loss.0.anchor=zero"
+            raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
         out.append(replace(item, mismatched=replace(found, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
     return out
 
@@ -234,7 +251,3 @@ def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
     half = Z * spread**0.5
     low, high = max(0.0, value - half), min(1.0, value + half)
     return Interval(value=value, low=low, high=high, method="delong", questions=len(good) + len(bad))
-
-
-def _named(name: str, found: Interval) -> dict[str, float]:
-    return {name: found.value, f"{name}/low": found.low, f"{name}/high": found.high}

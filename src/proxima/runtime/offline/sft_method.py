@@ -51,9 +51,7 @@ class SftMethod(OfflineMethod[SftConfig, Trajectory]):
         nats, tokens = zip(*measured, strict=True)
         loss = ratio_of_sums(nats, tokens)
         return {
-            "loss": loss.value,
-            "loss/low": loss.low,
-            "loss/high": loss.high,
+            **loss.figures("loss"),
             "perplexity": math.exp(loss.value) if loss.value < 700 else math.inf,
             "tokens/evaluated": sum(tokens),
         }

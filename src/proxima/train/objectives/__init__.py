@@ -20,6 +20,6 @@ from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.objectives.value_objective import ValueObjective
 
 __all__ = [
-    "Decision", "DistillationTerm", "KtoObjective", "Objective", "PolicyObjective", "PreferenceObjective",
-    "ProximalSource", "RewardObjective", "SftObjective", "TokenStatistics", "ValueObjective",
+    "Decision", "DistillationTerm", "KtoObjective", "Objective", "PolicyObjective",
+    "PreferenceObjective", "ProximalSource", "RewardObjective", "SftObjective", "TokenStatistics", "ValueObjective",
 ]  # fmt: skip

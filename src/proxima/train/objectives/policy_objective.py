@@ -14,7 +14,8 @@ from proxima.core.distillation import Distillation, distillation_loss
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.metrics import Metrics
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
-from proxima.core.proximal import interpolated_proximal
+from proxima.core.proximal import NextMissing, interpolated_proximal, segment_wise_log_prob
+from proxima.core.segment import segment_count, segment_index
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.model import TokenOutputs
@@ -42,7 +43,10 @@ class PolicyObjective(Objective[Trajectory]):
         proximal: `given` by the trajectories (the behavior policy if they hold none); `first_forward`: the policy that
             the update starts from, by its own forward pass, detached (`proximal: recompute` with one update a step);
             `loglinear`: interpolated between behavior and current policy by the token's age (`core.proximal`).
-        current_version: of the weights; only `loglinear` reads it.
+        current_version: of the weights, which `loglinear` and `next_missing` read.
+        next_missing: makes `next_log_prob` that of `core.segment_wise_log_prob`, the trajectories' own being the cached
+            ones, NaN where missing. A loss token that lacks it has the proximal policy's (`decoupled`), weight 0 in the
+            corrections that read it (`drop_token`), or so has its whole sequence (`drop_sample`). None: off.
         skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
             declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
         distillation: pulls the policy towards a teacher, whose columns the trajectories then hold: a loss beside that
@@ -58,6 +62,7 @@ class PolicyObjective(Objective[Trajectory]):
     penalties: Sequence[Penalty] = ()
     proximal: ProximalSource = "given"
     current_version: int = 0
+    next_missing: NextMissing | None = None
     skip_zero_advantage: bool = True
     distillation: DistillationTerm | None = None
     value: ValueObjective | None = None
@@ -159,7 +164,31 @@ class PolicyObjective(Objective[Trajectory]):
                 batch.behavior_log_prob, log_prob, batch.policy_version, self.current_version
             )
             batch = replace(batch, proximal_log_prob=between)
+        if self.next_missing is not None:
+            batch = replace(batch, next_log_prob=self._next_log_prob(batch, self.next_missing))
         return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
+
+    def _next_log_prob(self, batch: PackedBatch, missing: NextMissing) -> Tensor:
+        """[N] nats, NaN where a token is to be dropped."""
+        behavior, proximal, cached, version = (
+            _required(batch, name)
+            for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
+        )
+        found = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version)
+        lacking = batch.loss_mask & found.isnan()
+        if missing == "decoupled":
+            return torch.where(lacking, proximal, found)
+        if missing == "drop_token":
+            return found
+        dropped = segment_count(lacking, batch.cu_seqlens) > 0
+        return torch.where(dropped[segment_index(batch.cu_seqlens, len(found))], torch.nan, found)
+
+
+def _required(batch: PackedBatch, name: str) -> Tensor:
+    if (value := getattr(batch, name)) is None:
+        raise ValueError(f"proximal=next needs {name} in every trajectory.")
+    tensor: Tensor = value
+    return tensor
 
 
 def first_forward(

@@ -1,0 +1,221 @@
+"""Kill the trainer or the engine of runs that generate beside the training, resume them, and look at what they trained
+on: each prompt once, and lengths as in runs that nobody killed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.kills.run import AGAIN, Killed
+
+STEPS, PROMPTS, COMPLETIONS = 12, 2, 2
+ENDS = [0, 40, 50, 60, 70, 80, 90, 100]  # token ids that end a completion: the tail of the lengths is geometric
+PERMUTATIONS = 10_000
+ENGINE_SHARE = 0.6  # of the kills at a random moment, those that hit the engine's process where there is one
+
+
+def recipe(model: Path) -> dict[str, Any]:
+    """A tiny Llama whose completions end at a random token."""
+    from tests.runtime.tiny_run import recipe
+
+    settings = model / "generation_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token_id": ENDS}))
+    tree = recipe(
+        model,
+        train__steps=STEPS,
+        train__prompts_per_step=PROMPTS,
+        train__completions_per_prompt=COMPLETIONS,
+        train__optimizer__lr=1e-6,  # the lengths stay those of the model
+        sampling={"max_tokens": 190},
+        runtime={"threads": 1, "max_lag": 1, "max_concurrent_rollouts": 8},
+        checkpoint={"every": 2, "keep_last": 2},
+        algorithm={"preset": "grpo"},
+    )
+    del tree["eval"]
+    return tree
+
+
+def engine(process: bool) -> dict[str, Any]:
+    """Of this process, or of one of its own."""
+    common = {"dtype": "float32", "slots": 8}
+    return common | ({"kind": "local_process", "threads": 1, "restarts": 20} if process else {"kind": "local"})
+
+
+def campaign(
+    root: Path, kills: int, processes: int, whole: int, minutes: float, draws: random.Random
+) -> dict[str, Any]:
+    """`kills` runs that are killed, each of another seed, against `whole` others, and these against biased ones.
+
+    Args:
+        processes: of the runs that are killed, those with an engine in a process of its own.
+        minutes: after which no further runs begin.
+    """
+    runs = Killed(root, recipe)
+    folder, wrong = root / "run", list[str]()
+    lengths: dict[str, list[int]] = {"killed": [], "whole": [], "drop": []}
+    killed = Counter[str]()
+    began = time.monotonic()
+    runs.tree["engine"] = engine(False)
+    runs.finish(folder)
+    seconds, operations = time.monotonic() - began, int(runs.counted.read_text())
+
+    def measure(name: str, seed: int, over_age: str) -> None:
+        try:
+            lengths[name] += consumed_lengths(folder, in_order=over_age == "wait")
+        except (RuntimeError, OSError, ValueError) as error:
+            wrong.append(f"{name} {seed}: {error}")
+
+    began = time.monotonic()
+    for number in range(max(kills, whole)):
+        if time.monotonic() - began > 60 * minutes:
+            break
+        for name, count, over_age in (("whole", whole, "wait"), ("drop", whole, "drop"), ("killed", kills, "wait")):
+            if number >= count:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            runs.tree["seed"] = 1000 * len(name) + number  # no two runs share their draws
+            runs.tree["runtime"]["over_age"] = over_age
+            runs.tree["engine"] = engine(name == "killed" and number % max(1, kills // max(1, processes)) == 0)
+            try:
+                while name == "killed":
+                    what = kill(runs, folder, seconds, operations, draws)
+                    killed[what] += 1
+                    if what == "nothing" or draws.random() > AGAIN:
+                        break
+                runs.finish(folder)
+            except RuntimeError as error:
+                wrong.append(f"{name} {number}: {error}")
+                continue
+            measure(name, number, over_age)
+        if (number + 1) % 5 == 0:
+            print(f"  {number + 1}: {dict(killed)}, {len(wrong)} wrong", file=sys.stderr, flush=True)
+    sizes = {name: np.array(found) for name, found in lengths.items()}
+    return {
+        "kills": dict(killed),
+        "wrong": wrong,
+        "completions": {name: len(found) for name, found in sizes.items()},
+        "length_mean": {name: float(found.mean()) for name, found in sizes.items()},
+        "length_median": {name: float(np.median(found)) for name, found in sizes.items()},
+        "killed_against_whole": compare(sizes["killed"], sizes["whole"]),
+        "drop_against_whole": compare(sizes["drop"], sizes["whole"]),
+    }
+
+
+def kill(runs: Killed, folder: Path, seconds: float, operations: int, draws: random.Random) -> str:
+    """Start or resume the run and kill one of its processes; which one: `trainer`, `engine` or `nothing`, because the
+    run had ended."""
+    at, done, moment = draws.randrange(1, operations + 1), draws.random() < 0.5, draws.random() * seconds
+    if draws.random() < 0.4:
+        pid = runs.start(folder, lambda n, after: (n, after) == (at, done))
+        return "nothing" if os.WIFEXITED(os.waitpid(pid, 0)[1]) else "trainer"
+    pid = runs.start(folder)
+    while runs.tree["engine"]["kind"] == "local_process" and not engines_of(pid):  # it starts for longer than it works
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return "nothing"
+        time.sleep(0.05)
+    time.sleep(moment * (4 if runs.tree["engine"]["kind"] == "local_process" else 1))
+    if os.waitpid(pid, os.WNOHANG)[0]:
+        return "nothing"
+    engines = engines_of(pid)
+    if engines and draws.random() < ENGINE_SHARE:
+        for engine in engines:
+            os.kill(engine, signal.SIGKILL)
+        if status := os.waitpid(pid, 0)[1]:  # the run goes on with another engine
+            raise RuntimeError(f"ended with status {status}: {runs.errors.read_text()[-800:]}")
+        return "engine"
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "trainer"
+
+
+def engines_of(pid: int) -> list[int]:
+    """The process ids of the engines that a trainer has started."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"proxima.engine" in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
+    """Tokens of each completion that a step consumed.
+
+    Raises:
+        ValueError: journal and rollouts differ, a prompt was consumed twice or in parts, or, `in_order`, is missing.
+    """
+    from proxima.runtime.folder import RunFolder
+    from proxima.runtime.journal import Journal
+    from proxima.runtime.rollouts import read_rows
+
+    run, lengths, seen = RunFolder(folder), list[int](), Counter[int]()
+    with Journal(run.journal) as journal:
+        if journal.step != STEPS or len(run.read_metrics()) != STEPS:
+            raise ValueError(f"{journal.step} steps in the journal, {len(run.read_metrics())} in metrics.jsonl")
+        for step in range(1, STEPS + 1):
+            rows = read_rows(run.rollout_file(step), ["prompt_uid", "sample", "tokens", "used"])
+            keys = Counter((row["prompt_uid"], row["sample"]) for row in rows)
+            uids = {uid for uid, _ in keys}
+            if uids != {entry.uid for entry in journal.consumed(step)}:
+                raise ValueError(f"step {step}: journal and rollouts name other prompts")
+            if keys != Counter((uid, sample) for uid in uids for sample in range(COMPLETIONS)):
+                raise ValueError(f"step {step}: a completion is missing or doubled: {sorted(keys)}")
+            seen.update(uids)
+            lengths += [len(row["tokens"]) for row in rows if row["used"]]
+        left = set(journal.counts()) - {"consumed"}
+    if in_order and sorted(seen.elements()) != list(range(STEPS * PROMPTS)):
+        raise ValueError(f"consumed {sorted(seen.elements())}")
+    if max(seen.values()) > 1 or (in_order and left):
+        raise ValueError(f"consumed twice: {seen.most_common(3)}; left: {left}")
+    return lengths
+
+
+def compare(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
+    """Two-sample Kolmogorov–Smirnov: the largest distance of the two empirical distributions, and the share of
+    permutations of the pooled values that reach it, which is exact with ties."""
+    rng = np.random.default_rng(0)
+    pooled = np.concatenate([first, second])
+    order = np.argsort(pooled, kind="stable")
+    ends = np.flatnonzero(np.diff(pooled[order], append=np.inf))  # the last of each value
+    labels = (order < len(first)).astype(float)
+
+    def distance(mine: np.ndarray) -> float:
+        a, b = np.cumsum(mine)[ends] / len(first), np.cumsum(1 - mine)[ends] / len(second)
+        return float(np.abs(a - b).max())
+
+    found = distance(labels)
+    reached = sum(distance(rng.permutation(labels)) >= found - 1e-12 for _ in range(PERMUTATIONS))
+    return {"distance": found, "p": (1 + reached) / (1 + PERMUTATIONS)}
+
+
+def table(found: dict[str, Any]) -> str:
+    """The runs, a kind a line."""
+    names = {"whole": "not killed", "killed": "killed", "drop": "not killed, `over_age: drop`"}
+    against = {"killed": found["killed_against_whole"], "drop": found["drop_against_whole"]}
+    rows = [
+        [
+            label,
+            str(found["completions"][name]),
+            f"{found['length_mean'][name]:.1f}",
+            f"{found['length_median'][name]:.0f}",
+            f"{against[name]['distance']:.3f}" if name in against else "",
+            f"{against[name]['p']:.2g}" if name in against else "",
+        ]
+        for name, label in names.items()
+    ]
+    kills = ", ".join(f"{count} {what}" for what, count in sorted(found["kills"].items()))
+    return f"kills: {kills}; wrong: {len(found['wrong'])}\n" + harness.table(
+        ["runs", "completions", "tokens, mean", "median", "KS distance", "p"], rows
+    )

@@ -1,0 +1,89 @@
+"""Run a recipe that generates beside the training, fit a simulation to its folder, and compare their figures."""
+
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+
+FIGURES = ("tokens_per_second", "idle_trainer", "idle_engine", "mean_lag")
+SETTINGS: dict[str, Any] = {
+    "model__compute_dtype": "float32",
+    "engine": {"kind": "local_process", "slots": 64, "dtype": "float32", "threads": 1},
+    "reward": [{"kind": "tests.runtime.tiny_run:Even"}],
+    "algorithm": "grpo",
+    "sampling": {"max_tokens": 160},
+    "eval": {},
+    "checkpoint": {},
+    "train__prompts_per_step": 8,
+    "train__completions_per_prompt": 8,
+    "train__tokens_per_micro_batch": 4096,
+    "train__optimizer__lr": 1e-7,  # the lengths stay what they are
+}
+
+
+def run_recipe(root: Path, name: str, steps: int, **settings: Any) -> Path:
+    """Train in this process; returns the run's folder."""
+    from tests.runtime.tiny_run import go, recipe
+    from tests.tiny import tiny_factory
+
+    folder = root / name
+    tree = recipe(tiny_factory(root / "model")("llama"), train__steps=steps, **(SETTINGS | settings))
+    go(folder, tree)
+    return folder
+
+
+def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
+    """The figures of a run, those of its simulation with times fitted to `fitted_to`, and how far they are apart: as a
+    share of the real one, of idle shares the difference."""
+    from proxima.config import resolve
+    from proxima.lab.run_reader import read_run
+    from proxima.lab.simulate.figures import figures_of
+    from proxima.lab.simulate.fit import fit_times
+    from proxima.lab.simulate.simulated_run import simulate_run
+    from proxima.lab.simulate.times import read_times
+
+    fit = fit_times(fitted_to, {})
+    times, _ = read_times(None, (), fit.values, str(fitted_to))
+    real = asdict(figures_of(read_run(folder).train))
+    simulated = asdict(simulate_run(resolve(folder).config, times).figures)
+    apart = {
+        name: abs(simulated[name] - real[name]) / (1.0 if name.startswith("idle") else real[name]) for name in FIGURES
+    }
+    fitted = {name: value for name, value in fit.values.items() if not isinstance(value, dict)}
+    return {"real": real, "simulated": simulated, "apart": apart, "times": fitted}
+
+
+def main() -> None:
+    parser = harness.parser(__doc__, repeats=1)
+    parser.add_argument("--steps", type=int, default=40, help="of each run (default: %(default)s)")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path.insert(0, str(harness.HERE.parent))
+    import torch
+
+    torch.set_num_threads(1)
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        found = measure(Path(place), options.steps)
+    rows = [
+        [name, figure, f"{one['real'][figure]:.3f}", f"{one['simulated'][figure]:.3f}", f"{one['apart'][figure]:.1%}"]
+        for name, one in found.items()
+        for figure in FIGURES
+    ]
+    print(harness.table(["run", "figure", "real", "simulated", "apart"], rows))
+    harness.finish({"runs": found, "steps": options.steps}, options.json_out)
+
+
+def measure(root: Path, steps: int) -> dict[str, Any]:
+    """Two lags, each simulated with its own times; and the second one with the times of the first."""
+    first = run_recipe(root, "lag-1", steps, runtime={"max_lag": 1, "max_concurrent_rollouts": 8})
+    second = run_recipe(root, "lag-3", steps, runtime={"max_lag": 3, "max_concurrent_rollouts": 8})
+    return {
+        "lag 1": speed_gap(first, first),
+        "lag 3": speed_gap(second, second),
+        "lag 3, times of lag 1": speed_gap(first, second),
+    }

@@ -1,0 +1,48 @@
+"""A full disk: how it is recognised, whoever reports it."""
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeGuard
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TEXTS = tuple(os.strerror(number) for number in DISK_FULL)
+_PROBE = 1 << 16  # bytes: more than what a file system gives without a new block
+
+
+def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
+    """True for an error of the system that says so: no space left, or the user's quota is spent."""
+    return isinstance(error, OSError) and error.errno in DISK_FULL
+
+
+def as_disk_full(error: BaseException, path: Path) -> OSError | None:
+    """The system's error behind one of a library that gives no number (safetensors, tokenizers, SQLite) and came up
+    while `path` was written; None if the disk was not the cause.
+
+    Call it before what was written is deleted: where the text does not tell, the folder is tried.
+    """
+    if is_disk_full(error):
+        error.filename = error.filename or str(path)
+        return error
+    number = next((n for n, text in zip(DISK_FULL, _TEXTS, strict=True) if text in str(error)), None)
+    if number is None and isinstance(error, Exception) and not isinstance(error, OSError):
+        number = _probe(path.parent)
+    return None if number is None else OSError(number, os.strerror(number), str(path))
+
+
+def _probe(folder: Path) -> int | None:
+    """The number of the error when a small file can't be written to the folder because there is no space."""
+    file = folder / ".space.part"
+    try:
+        with file.open("wb", buffering=0) as probe:
+            written = 0
+            while written < _PROBE:  # a nearly full disk takes a part without an error
+                written += probe.write(bytes(_PROBE - written))
+            os.fsync(probe.fileno())
+        return None
+    except OSError as error:
+        return error.errno if is_disk_full(error) else None
+    finally:
+        with suppress(OSError):
+            file.unlink()

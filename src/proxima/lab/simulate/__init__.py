@@ -1,0 +1,15 @@
+"""Simulated runs: the real `Controller` and collectors on virtual time, with parts that only take time.
+
+    distributions.py   lengths and latencies, drawn by counters
+    times.py           what takes how long: a file, the command line, a fit
+    fit.py             the same from a finished run
+    timed_engine.py    continuous batching, pauses and new weights
+    timed_parts.py     prompts, rewards, selection, trainer
+    simulated_run.py   one run
+    figures.py         its speed, idle shares and lag, as those of a real run
+    grid.py            runs for many lags and concurrent prompts
+
+Admission, order and lag are those of `rollout` and `runtime`: nothing here decides any of them.
+To add a distribution: a frozen dataclass with `draw`, and a line in `DISTRIBUTIONS`. To add a duration: a field of
+`Times`, where it is spent, and how `fit` finds it.
+"""

@@ -1,0 +1,256 @@
+"""Lengths and times of a finished run, for a simulation: from its rollouts, metrics.jsonl and timeline.json."""
+
+import heapq
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from proxima.data import UserError
+from proxima.lab.run_reader import Run, read_run
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.observer import Record
+from proxima.runtime.rollouts import read_table
+
+WARM_UP = 1  # first steps that are left out of all times where there are enough others
+INSTANTS = 4000  # of the run, at which completions that run are counted
+MADE_FOR = ("model.path", "engine.kind", "engine.slots", "sampling.max_tokens", "train.completions_per_prompt")
+STAGES = ("time/generate", "time/score", "time/train", "time/publish")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Values for fields of `Times`, and what there is to say about them."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a run generated for a prompt: tokens of the prompt and of each completion; `used`: a step trained on it."""
+
+    uid: int
+    step: int
+    prompt: int
+    lengths: tuple[int, ...]
+    used: bool
+
+
+@dataclass(frozen=True)
+class Spans:
+    """From when to when, in seconds of the run, by uid; and when weights were published."""
+
+    generating: Mapping[int, tuple[float, float]]
+    scoring: Mapping[int, tuple[float, float]]
+    publishing: Sequence[tuple[float, float]]
+
+
+def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
+    """Fit what the run tells; the rest keeps its default.
+
+    Args:
+        folder: of the run.
+        settings: dotted path → value of the recipe that is simulated, for a note where the run had others.
+
+    Raises:
+        UserError: it is no run, or it has no two finished steps with their rollouts.
+    """
+    run = read_run(folder)
+    rollouts = _rollouts(RunFolder(folder), [int(record["step"]) for record in run.train])
+    steps = [record for record in run.train if record["step"] in {one.step for one in rollouts}]
+    if len(steps) < 2:
+        raise UserError(f"--from {folder}: has {len(steps)} finished steps with rollouts; two are needed to fit times")
+    steps = steps[WARM_UP:] if len(steps) >= 3 * WARM_UP + 1 else steps
+    spans = _spans(Path(folder) / "timeline.json")
+    fit = Fit()
+    _fit_lengths(fit, rollouts)
+    _fit_trainer(fit, run, steps, rollouts)
+    _fit_engine(fit, run, steps, rollouts, spans)
+    _fit_rewards(fit, run, steps, spans)
+    if run.config.get("algorithm.dynamic_sampling.max_num_gen_batches") is not None:
+        judged = sum(r["prompts_generated"] - r["prompts_unscored"] for r in steps)
+        fit.values["accepted"] = sum(r["prompts_accepted"] for r in steps) / max(1, judged)
+    others = [f"{name}={run.config[name]}" for name in MADE_FOR if run.config.get(name) != settings.get(name)]
+    if others:
+        fit.notes.append(f"{folder} had {', '.join(others)}: its times are those of that")
+    return fit
+
+
+def is_overlapping(run: Run) -> bool:
+    """Whether the run generated beside the training."""
+    lag, concurrent = run.config.get("runtime.max_lag"), run.config.get("runtime.max_concurrent_rollouts")
+    return bool(lag) and concurrent is not None
+
+
+# ---- what the files hold ---------------------------------------------------------------------------------------------
+
+
+def _rollouts(folder: RunFolder, steps: Iterable[int]) -> list[Rollout]:
+    found: dict[tuple[int, int], Rollout] = {}
+    for step in steps:
+        if not folder.rollout_file(step).is_file():
+            continue
+        table = read_table(folder.rollout_file(step), ["prompt_uid", "tokens", "prompt_tokens", "used"])
+        columns = [table["prompt_uid"], pc.list_value_length(table["tokens"])]
+        columns += [pc.list_value_length(table["prompt_tokens"]), table["used"]]
+        for uid, length, prompt, used in zip(*(column.to_pylist() for column in columns), strict=True):
+            before = found.get((step, uid))
+            lengths = (*(before.lengths if before else ()), length)
+            found[step, uid] = Rollout(uid, step, prompt, lengths, used)
+    return sorted(found.values(), key=lambda one: one.uid)
+
+
+def _spans(file: Path) -> Spans | None:
+    """None without the file."""
+    if not file.is_file():
+        return None
+    generating: dict[int, tuple[float, float]] = {}
+    scoring: dict[int, tuple[float, float]] = {}
+    publishing: list[tuple[float, float]] = []
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError, TypeError, KeyError, AttributeError):  # brackets, and a torn last line
+                event = json.loads(line.strip().removesuffix(","))
+                if event["ph"] != "X":
+                    continue
+                span = (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+                if event["name"] == "publish":
+                    publishing.append(span)
+                elif event["name"] in ("generating", "scoring") and "prompt" in event.get("args", {}):
+                    (generating if event["name"] == "generating" else scoring)[event["args"]["prompt"]] = span
+    return Spans(generating, scoring, publishing)
+
+
+# ---- fits ------------------------------------------------------------------------------------------------------------
+
+
+def _fit_lengths(fit: Fit, rollouts: Sequence[Rollout]) -> None:
+    sizes = {len(one.lengths) for one in rollouts}
+    values = [float(length) for one in rollouts for length in one.lengths]
+    together = sizes.pop() if len(sizes) == 1 else 1
+    fit.values["length"] = {"kind": "empirical", "values": values, "together": together}
+    fit.values["prompt_length"] = fmean(one.prompt for one in rollouts)
+
+
+def _fit_trainer(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[Rollout]) -> None:
+    trained = [sum(sum(one.lengths) for one in rollouts if one.used and one.step == r["step"]) for r in steps]
+    base, token = nonnegative_fit([1.0] * len(steps), trained, [r["time/train"] for r in steps])
+    fit.values.update(update=base, update_token=token)
+    published = [r["time/publish"] for r in steps if "time/publish" in r]
+    whole = fmean(published) if published else 0.0
+    # most steps of an overlapping run have no other idle time of the engine than that in which it is paused
+    idle = [r["idle/engine"] * r["time/step"] for r in steps if "idle/engine" in r]
+    paused = min(whole, float(np.quantile(idle, 0.25))) if idle else whole
+    fit.values.update(pause=whole - paused, publish=paused)
+    inside = fmean(r["time/step"] - sum(r.get(stage, 0.0) for stage in STAGES) for r in steps)
+    evaluated = {int(r["step"]) for r in run.evals}
+    every = int(run.config.get("checkpoint.every") or 0)
+    between = [
+        after["time"] - after["time/step"] - before["time"]
+        for before, after in pairwise(steps)
+        if before["step"] not in evaluated and not (every and before["step"] % every == 0)
+    ]
+    fit.values["other"] = max(0.0, inside + (median(between) if between else 0.0))
+    if during := [r["time/evaluate"] for r in run.evals if r.get("label") == "step"]:
+        fit.values["evaluate"] = fmean(during)
+
+
+def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[Rollout], spans: Spans | None) -> None:
+    """Seconds of a decode step and of a prefill."""
+    slots = int(run.config.get("engine.slots") or 0)
+    numbers = {int(r["step"]) for r in steps}
+    if not slots:
+        fit.notes.append("step, sequence: config.yaml of the run names no engine.slots")
+        return
+    if not is_overlapping(run):
+        made = {n: [length for one in rollouts if one.step == n for length in one.lengths] for n in numbers}
+        kept = [r for r in steps if r["time/generate"] > 0]
+        decoded = [float(decode_steps(made[int(r["step"])], slots)) for r in kept]
+        tokens = [float(sum(made[int(r["step"])])) for r in kept]
+        prompts = {n: sum(one.prompt for one in rollouts if one.step == n) for n in numbers}
+        prefill = _forward_seconds(kept)
+        seconds = [max(0.0, r["time/generate"] - prefill * prompts[int(r["step"])]) for r in kept]
+        fit.values["prefill_token"] = prefill
+        fit.notes.append("prefill_token is a third of what an update takes for a token: a forward without its backward")
+        fit.notes.append("the run was synchronous: beside each other, on shared cores, engine and trainer are slower")
+    elif spans is not None and (known := [one for one in rollouts if one.uid in spans.generating]):
+        decoded, tokens, seconds = _decoded_in_spans(known, spans, slots)
+        fit.values["prefill_token"] = 0.0
+        fit.notes.append("prefill_token is 0: prefills are in the times of decode steps")
+        if slots < (run.config.get("runtime.max_concurrent_rollouts") or 0) * max(len(one.lengths) for one in known):
+            fit.notes.append("step, sequence: completions waited for slots, and that time is in them")
+    else:
+        fit.notes.append("step, sequence: the run was asynchronous and has no prompts in timeline.json")
+        return
+    step, sequence = nonnegative_fit(decoded, tokens, seconds)
+    if step + sequence > 0:
+        fit.values.update(step=step, sequence=sequence)
+
+
+def _forward_seconds(steps: Sequence[Record]) -> float:
+    """Of a token, in a forward pass of the trainer; 0 where nothing was trained."""
+    fed = sum(r.get("tokens/trained", 0) for r in steps)
+    return sum(r["time/train"] for r in steps) / fed / 3 if fed else 0.0
+
+
+def _decoded_in_spans(rollouts: Sequence[Rollout], spans: Spans, slots: int) -> tuple[list[float], ...]:
+    """For each prompt: its decode steps, the tokens that all completions got meanwhile, and the seconds.
+
+    A prompt decodes as long as its longest completion; the others end in proportion to their lengths.
+    """
+    whole = [spans.generating[one.uid] for one in rollouts]
+    at = np.linspace(min(a for a, _ in whole), max(b for _, b in whole), INSTANTS)
+    running = np.zeros(INSTANTS)
+    for one, (a, b) in zip(rollouts, whole, strict=True):
+        for length in one.lengths:
+            running += (at >= a) & (at < a + (b - a) * length / max(one.lengths))
+    running = np.minimum(running, slots)
+    decoded, tokens, seconds = [], [], []
+    for one, (a, b) in zip(rollouts, whole, strict=True):
+        inside = (at >= a) & (at <= b)
+        paused = sum(max(0.0, min(b, end) - max(a, begin)) for begin, end in spans.publishing)
+        longest = float(max(one.lengths))
+        if inside.any() and b - a > paused:
+            decoded.append(longest)
+            tokens.append(longest * float(running[inside].mean()))
+            seconds.append(b - a - paused)
+    return decoded, tokens, seconds
+
+
+def _fit_rewards(fit: Fit, run: Run, steps: Sequence[Record], spans: Spans | None) -> None:
+    if spans is not None and spans.scoring:
+        taken = [max(0.0, end - begin) for begin, end in spans.scoring.values()]
+        fit.values["score"] = {"kind": "empirical", "values": taken}
+    elif not is_overlapping(run):
+        waited = fmean(r.get("time/score", 0.0) for r in steps)
+        fit.values["score"] = {"kind": "constant", "value": max(0.0, waited)}
+    else:
+        fit.notes.append("score: the run was asynchronous and has no prompts in timeline.json")
+
+
+def decode_steps(lengths: Sequence[int], slots: int) -> int:
+    """Decode steps until completions of these lengths have ended, `slots` at once, in this order."""
+    ends: list[int] = []
+    for length in lengths:
+        begin = heapq.heappop(ends) if len(ends) == slots else 0
+        heapq.heappush(ends, begin + length)
+    return max(ends, default=0)
+
+
+def nonnegative_fit(first: Sequence[float], second: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """a, b >= 0 with the least sum of (a first + b second - values)^2."""
+    columns, wanted = np.array([first, second], np.float64).T, np.asarray(values, np.float64)
+    both = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+    if (both >= 0).all():
+        return float(both[0]), float(both[1])
+    alone = [max(0.0, float(c @ wanted) / (float(c @ c) or 1.0)) for c in columns.T]
+    errors = [float(((c * a - wanted) ** 2).sum()) for c, a in zip(columns.T, alone, strict=True)]
+    return (alone[0], 0.0) if errors[0] <= errors[1] else (0.0, alone[1])

@@ -1,0 +1,140 @@
+"""A run of the real `Controller` on virtual time, with an engine, rewards and a trainer that only take time."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from proxima.config import RunConfig
+from proxima.config.describe import kind_of
+from proxima.data import UserError
+from proxima.engine.decoder import padded_rows
+from proxima.engine.executor import Executor
+from proxima.engine.local import Local
+from proxima.engine.local_process import LocalProcess
+from proxima.lab.simulate.figures import SpeedFigures, figures_of
+from proxima.lab.simulate.timed_engine import TimedEngine
+from proxima.lab.simulate.timed_parts import (
+    NoRollouts,
+    RecordsInMemory,
+    TimedAlgorithm,
+    TimedLearner,
+    TimedPrompts,
+    TimedRewards,
+    TimedThread,
+)
+from proxima.lab.simulate.times import Times
+from proxima.reward.base import as_reward
+from proxima.rollout.collector import Pending
+from proxima.rollout.generator import GroupGenerator
+from proxima.runtime.build import make_collector, make_plan, training_groups
+from proxima.runtime.controller import Controller
+from proxima.runtime.disk import Disk
+from proxima.runtime.journal import Journal
+from proxima.runtime.loop import RunEnded
+from proxima.runtime.observer import Observer
+from proxima.runtime.store import RolloutRecorder
+from proxima.runtime.virtual_time import VirtualClock, run_virtually
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRun:
+    """What a simulated run was like.
+
+    Args:
+        records: what its metrics.jsonl would hold.
+        figures: their summary.
+        running: when so many completions began to run, in seconds of the run.
+        trained, published: from when to when the trainer worked and the engine got weights.
+    """
+
+    records: list[dict[str, Any]]
+    figures: SpeedFigures
+    running: list[tuple[float, int]]
+    trained: list[tuple[float, float]]
+    published: list[tuple[float, float]]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The records of the steps."""
+        return [record for record in self.records if record["kind"] == "train"]
+
+
+class SimulatedController(Controller):
+    """The loop of a run; evaluations and checkpoints only take time."""
+
+    def __init__(self, times: Times, thread: TimedThread, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.times, self.thread = times, thread
+
+    async def evaluate(self, label: str) -> None:
+        await self.compute.run(self.thread.spend, self.times.evaluate)
+
+    async def checkpoint(self, step: int) -> None:
+        await self.compute.run(self.thread.spend, self.times.checkpoint)
+
+
+def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
+    """The whole run of a config, from its first step. The same config and times give the same run.
+
+    Raises:
+        UserError: a recipe that has no engine with slots, or generates nothing; the run ended before its last step.
+    """
+    engine = config.engine
+    if not isinstance(engine, Local):
+        remedy = "choose engine.kind=local or local_process"
+        raise UserError(f"engine.kind={kind_of(engine)} has no number of slots to simulate", remedy=remedy)
+    if config.rollouts is not None:
+        raise UserError(f"rollouts={config.rollouts} trains on stored rollouts", remedy="set rollouts=null")
+    clock = VirtualClock()
+    with TemporaryDirectory() as place, Journal(":memory:", clock) as journal:
+        store = NoRollouts(journal, RecordsInMemory(place), Disk(Path(place), lambda text: None))
+
+        async def run() -> SimulatedRun:
+            timed = TimedEngine(
+                times, slots=padded_rows(engine.slots), interrupt=engine.interrupt, seed=config.seed, now=clock.now
+            )
+            thread = TimedThread(None if isinstance(engine, LocalProcess) else timed, clock.now)
+            controller = _controller(config, times, store, timed, thread, clock)
+            try:
+                await controller.train()
+            finally:
+                controller.close()
+            return SimulatedRun(
+                records=store.folder.read_metrics(),
+                figures=figures_of(store.folder.read_metrics()),
+                running=timed.trace,
+                trained=thread.trace,
+                published=timed.published,
+            )
+
+        try:
+            return run_virtually(run(), clock)
+        except RunEnded as end:
+            raise UserError(f"the simulated run ends early: {end}") from end
+
+
+def _controller(
+    config: RunConfig, times: Times, store: NoRollouts, engine: TimedEngine, thread: TimedThread, clock: VirtualClock
+) -> SimulatedController:
+    """As `runtime.build.make_controller`, with parts that only take time."""
+    observer, prompts = Observer(), cast(Any, TimedPrompts(times.prompt_length))
+    algorithm = TimedAlgorithm(advantage=None, selection=(), seed=config.seed, times=times, thread=thread)
+    rewards = TimedRewards(
+        times, config.seed, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward)
+    )
+    generator = GroupGenerator(Executor(engine), rewards, training_groups(config), clock.now)
+    recorder = RolloutRecorder(store, prompts, observer)
+    collector = make_collector(
+        config, generator, prompts, recorder, partial(thread.run, algorithm.reject), Pending(), 0
+    )
+    plan = replace(
+        make_plan(config, config.train.steps),
+        evaluate_every=config.eval.every if times.evaluate else 0,
+        evaluate_before=False,
+        evaluate_after=False,
+        checkpoint_every=config.checkpoint.every if times.checkpoint else 0,
+    )
+    learner = TimedLearner.of(times, thread)
+    return SimulatedController(times, thread, plan, collector, algorithm, learner, store, None, observer, clock)

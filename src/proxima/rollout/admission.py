@@ -1,0 +1,70 @@
+"""When another prompt may begin to generate beside the training."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from proxima.data import require
+
+OverAge = Literal["wait", "drop", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """How many prompts may be on their way.
+
+        capacity = min(C - generating, (max_lag + s + 1) B - (accepted + running), steps B - (accepted + running))
+
+    and never below 0. The first term bounds what the engine works on. The second bounds the lag: if groups are used in
+    the order of admission, one that is admitted after s steps is used by step s + 1 + max_lag at the latest, and a step
+    makes at most one policy version. The third ends the admissions with the run.
+
+    Source: AReaL's staleness control, arXiv 2505.24298, 5.1. Differs: s counts finished steps, not versions, because a
+    step that trains nothing must not stall the admissions; prompts that wait for their rewards or their batch are
+    `running`, but don't occupy the engine; and the run's end is known.
+
+    Args:
+        prompts: B, groups of a full batch; >= 1.
+        concurrent: C, prompts that the engine generates at once; >= 1.
+        max_lag: policy versions that a group may be behind when it is used; >= 1.
+        steps: of the whole run.
+        over_age: see `AsyncCollector`.
+        retries: how often a prompt whose engine call raised is generated again; >= 0.
+    """
+
+    prompts: int
+    concurrent: int
+    max_lag: int
+    steps: int
+    over_age: OverAge = "wait"
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("prompts", 1), ("concurrent", 1), ("max_lag", 1), ("steps", 0), ("retries", 0)):
+            require(getattr(self, name) >= least, name, getattr(self, name), f"must be >= {least}")
+
+    def capacity(self, *, finished: int, accepted: int, running: int, generating: int) -> int:
+        """Prompts that may be admitted now.
+
+        Args:
+            finished: s, steps.
+            accepted: groups of the run so far that were used or wait to be used; a batch counts as full. One that was
+                rejected or evicted does not count: its place is free again.
+            running: prompts admitted whose group is neither accepted nor rejected yet.
+            generating: those of them that the engine works on.
+        """
+        return max(0, min(self._places(generating), self._room(finished, accepted + running)))
+
+    def stalled(self, *, finished: int, accepted: int, running: int, generating: int) -> bool:
+        """Whether the engine has a free place that only `max_lag` keeps empty."""
+        known = accepted + running
+        return self._places(generating) > 0 and (self.max_lag + finished + 1) * self.prompts <= known < self._needed
+
+    @property
+    def _needed(self) -> int:
+        return self.steps * self.prompts
+
+    def _places(self, generating: int) -> int:
+        return self.concurrent - generating
+
+    def _room(self, finished: int, known: int) -> int:
+        return min((self.max_lag + finished + 1) * self.prompts, self._needed) - known

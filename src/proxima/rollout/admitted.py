@@ -1,0 +1,68 @@
+"""A prompt between its admission and its step, and how long the engine had none to generate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxima.data import Completion, Group, Prompt
+from proxima.rollout.collector import Pending
+
+
+@dataclass(eq=False)
+class Admitted:
+    """A prompt on its way from admission to a step.
+
+    Args:
+        stage: `queued`: the engine has no place for it yet, after a resume.
+        received: its completions so far, by sample.
+        group: once it is scored.
+        reason: why a selection rejects the group.
+    """
+
+    prompt: Prompt
+    stage: Literal["queued", "generating", "scoring", "unjudged", "accepted", "rejected"] = "queued"
+    received: dict[int, Completion] = field(default_factory=dict)
+    group: Group | None = None
+    reason: str = ""
+
+    @classmethod
+    def restored(cls, group: Group, pending: Pending) -> "Admitted":
+        """As it was when `pending` was taken."""
+        one = cls(group.prompt, "accepted", group=group, reason=pending.rejected.get(group.prompt.uid, ""))
+        if one.uid in pending.rejected:
+            one.stage = "rejected"
+        elif one.uid in pending.unjudged:
+            one.stage = "unjudged"
+        return one
+
+    @property
+    def uid(self) -> int:
+        """Of the prompt."""
+        return self.prompt.uid
+
+    @property
+    def scored(self) -> Group:
+        """The group; only after it is scored."""
+        assert self.group is not None
+        return self.group
+
+
+class IdleTime:
+    """The seconds in which something was idle.
+
+    Args:
+        now: seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self._sum = now, 0.0
+        self._since: float | None = None
+
+    def update(self, idle: bool) -> None:
+        """From now on it is idle, or it is not."""
+        self._sum, self._since = self.seconds, self.now() if idle else None
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return self._sum + (0.0 if self._since is None else self.now() - self._since)

@@ -1,0 +1,372 @@
+"""Groups that are generated and scored beside the training, within a bound on their age.
+
+Prompts are admitted in the order of the data whenever `Admission` has room for them, each with an engine call of its
+own. Everything happens in the event loop: between two awaits of the caller nothing changes, so `state` and `pending`,
+taken one after the other, are of one instant.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from proxima.data import Completion, Group, NotFiniteError, Prompt, UserError
+from proxima.rollout.admission import Admission
+from proxima.rollout.admitted import Admitted, IdleTime
+from proxima.rollout.collector import (
+    STALE,
+    BatchNotFilled,
+    CollectedBatch,
+    Collector,
+    History,
+    Pending,
+    Reject,
+    group_age,
+    without_score,
+)
+from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.rollout.generator import GroupGenerator, RolloutListener
+from proxima.task.prompts import PromptSource
+
+
+class AsyncCollector(Collector):
+    """Fills the batches of the steps from prompts that generate all the time.
+
+    Which groups a step takes, by `Admission.over_age`:
+
+    - `wait`: the next ones in the order of admission; it waits for the oldest. No group can be too old, and
+      long completions are as likely to be trained on as short ones.
+    - `drop`: those that are finished, oldest first, whoever is still generating. A group that is too old by then is
+      dropped, and exactly one new prompt takes its place. Long completions become old more often: the batches are
+      biased towards short ones.
+    - `train`: as `drop`, but old groups are used.
+
+    An engine call that raises is repeated, `Admission.retries` times for a prompt; then the run ends with its error, as
+    it does at once with a UserError or NotFiniteError. Whole-batch rewards compare the groups that one batch still
+    lacks. Under dynamic sampling a group is judged as soon as the trainer's thread is free; a rejected one makes room
+    for another, and after `max_num_gen_batches` batches of judged groups a step is exhausted.
+
+    Args:
+        generator: turns prompts into scored groups.
+        source: gives prompts in order.
+        admission: the bounds; its `prompts` are the groups of a full batch.
+        reject: uid → reason, for the groups that the selection would drop as a whole; called under dynamic sampling.
+        refill: None takes all groups.
+        listener: told what happens to each prompt.
+        pending: what a checkpoint kept. Its prompts are generated first; the listener knows them already.
+        finished: steps so far.
+    """
+
+    def __init__(
+        self,
+        generator: GroupGenerator,
+        source: PromptSource,
+        admission: Admission,
+        *,
+        reject: Reject,
+        refill: DynamicSampling | None = None,
+        listener: RolloutListener,
+        pending: Pending | None = None,
+        finished: int = 0,
+    ) -> None:
+        self.generator: GroupGenerator = generator
+        self.source, self.admission = source, admission
+        self.reject, self.refill, self.listener = reject, refill, listener
+        self._finished = self._taken = finished  # steps; while a step is trained on, it is taken and not finished
+        pending = pending or Pending()
+        entries = [Admitted.restored(group, pending) for group in pending.groups] + [
+            Admitted(p) for p in pending.prompts
+        ]
+        self._entries = {one.uid: one for one in sorted(entries, key=lambda one: one.uid)}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._judging = self._woken = self._abandoned = False
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._errors: list[str] = []  # of engine calls that were repeated, since the last step
+        self._stalls, self._stalled = 0, False
+        self._paused, self._idle = False, IdleTime(generator.now)
+        self._step_began = self._idle_before = 0.0
+        self._tokens = 0  # generated since the step before began
+
+    # ---- what the loop asks ------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return self.source.state()
+
+    def pending(self) -> Pending:
+        entries = self._entries.values()
+        return Pending(
+            groups=tuple(one.group for one in entries if one.group is not None),
+            prompts=tuple(one.prompt for one in entries if one.group is None),
+            rejected={one.uid: one.reason for one in entries if one.stage == "rejected"},
+            unjudged=frozenset(one.uid for one in entries if one.stage == "unjudged"),
+        )
+
+    def held(self) -> list[tuple[Prompt, Completion]]:
+        n = self.generator.spec.completions
+        return [
+            (one.prompt, completion)
+            for one in self._entries.values()
+            if one.stage != "rejected"
+            for completion in (one.group.completions if one.group else one.received.values())
+            if completion.sample < n  # not the greedy one, which is never trained on
+        ]
+
+    async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
+        """The groups of the next step; the one before is finished now.
+
+        Raises:
+            BatchNotFilled: `max_num_gen_batches` did not fill the batch, and `exhausted` is `stop`.
+            Exception: of the engine, after its retries; of the rewards, the data or the journal.
+        """
+        self._finished = self._taken
+        self._step_began, self._idle_before = self.generator.now(), self._idle.seconds
+        evicted: list[Group] = []
+        while True:
+            self._advance()
+            if stale := self._evict(version):
+                evicted += stale
+                self._advance()  # each makes room for one
+            if self._failure is not None:
+                raise self._failure
+            ready = sum(one.stage == "accepted" for one in self._entries.values())
+            self.listener.rewarded(min(ready, self.admission.prompts), self.admission.prompts)
+            if (found := self._next_batch()) is not None:
+                return self._take(*found, evicted, version)
+            self._changed.clear()
+            await self._changed.wait()
+
+    def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        generated, self._tokens = self._tokens, 0  # not those that left with the step: some are of long before
+        idle = self._idle.seconds - self._idle_before  # first, so that it is never more than
+        elapsed = self.generator.now() - self._step_began
+        return {
+            "idle/trainer": seconds["generate"] / seconds["step"] if seconds["step"] else 0.0,
+            "idle/engine": min(1.0, idle / elapsed) if elapsed else 0.0,
+            "tokens_per_second/generate": generated / elapsed if elapsed else 0.0,
+        }
+
+    def engine_paused(self) -> None:
+        """No token is sampled until `engine_resumed`."""
+        self._paused = True
+        self._track_idleness()
+
+    def engine_resumed(self) -> None:
+        """The engine samples again."""
+        self._paused = False
+        self._track_idleness()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        for task in self._tasks:
+            task.cancel()
+
+    # ---- a step takes its groups -------------------------------------------------------------------------------------
+
+    def _next_batch(self) -> tuple[list[Admitted], list[Admitted]] | None:
+        """The groups of the step, and those rejected; None: some are still to come."""
+        accepted: list[Admitted] = []
+        rejected: list[Admitted] = []
+        for one in self._entries.values():
+            if one.stage == "accepted":
+                accepted.append(one)
+            elif one.stage == "rejected":
+                rejected.append(one)
+            elif self.admission.over_age == "wait":
+                break
+            if len(accepted) == self.admission.prompts:
+                return accepted, rejected
+        limit = self.refill.max_num_gen_batches if self.refill else 0
+        if self.refill is None or not 0 < limit * self.admission.prompts <= len(accepted) + len(rejected):
+            return None
+        if self.refill.exhausted == "stop":
+            groups = [one.scored for one in (*accepted, *rejected)]
+            raise BatchNotFilled(
+                batches=limit,
+                wanted=self.admission.prompts,
+                usable=len(accepted),
+                generated=groups,
+                dropped=tuple((one.scored, one.reason) for one in rejected),
+            )
+        return accepted, rejected
+
+    def _take(
+        self, accepted: Sequence[Admitted], rejected: Sequence[Admitted], evicted: Sequence[Group], version: int
+    ) -> CollectedBatch:
+        gone = {one.uid for one in (*accepted, *rejected)}
+        queue = sum(one.stage == "accepted" and one.uid not in gone for one in self._entries.values())
+        # counted by the step that they leave with: a step without newly finished groups has its rewards all the same
+        groups = [*(one.scored for one in (*accepted, *rejected)), *evicted]
+        batch = CollectedBatch(
+            groups=tuple(one.scored for one in accepted),
+            dropped=(*((one.scored, one.reason) for one in rejected), *((group, STALE) for group in evicted)),
+            generated=tuple(sorted(groups, key=lambda group: group.prompt.uid)),
+            version=version,
+            accepted=len(accepted) + len(evicted),
+            unscored=without_score(groups),
+            measured=self._measured(accepted, evicted, queue, version),
+            notes=self._notes(),
+        )
+        self._entries = {uid: one for uid, one in self._entries.items() if uid not in gone}
+        self._errors, self._stalls = [], 0
+        self._taken += 1
+        return batch
+
+    def _measured(
+        self, accepted: Sequence[Admitted], evicted: Sequence[Group], queue: int, version: int
+    ) -> dict[str, float]:
+        completions = [completion for one in accepted for completion in one.scored.completions]
+        columns = [completion.policy_version for completion in completions if len(completion.tokens)]
+        lags = np.bincount(version - np.concatenate(columns)).tolist() if columns else []
+        mixed = sum(bool(column[0] != column[-1]) for column in columns)  # versions only grow
+        return {
+            "async/queue": queue,
+            "async/running": self._count("generating"),
+            "async/capacity_stalls": self._stalls,
+            "async/evicted": len(evicted),
+            "async/retried": len(self._errors),
+            "interrupted_fraction": mixed / len(completions) if completions else 0.0,
+            **{f"lag/{lag}": tokens / sum(lags) for lag, tokens in enumerate(lags) if tokens},
+        }
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self._errors:
+            return ()
+        calls = "1 engine call" if len(self._errors) == 1 else f"{len(self._errors)} engine calls"
+        return (f"{calls} failed and {'was' if len(self._errors) == 1 else 'were'} repeated ({self._errors[-1]})",)
+
+    def _evict(self, version: int) -> list[Group]:
+        """The groups too old to be used, removed. Under `wait` there are none, but where a step before was
+        exhausted and took fewer groups than were admitted for it."""
+        if self.admission.over_age == "train":
+            return []
+        ready = [one for one in self._entries.values() if one.stage == "accepted"]
+        stale = [one for one in ready if group_age(one.scored, version) > self.admission.max_lag]
+        for one in stale:
+            del self._entries[one.uid]
+        return [one.scored for one in stale]
+
+    # ---- between the steps -------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Judge and admit what can be; called after everything that may allow it."""
+        self._woken = False
+        if not self._abandoned and self._failure is None:
+            try:
+                self._judge_next()
+                self._admit()
+            except BaseException as error:
+                self._failure = error
+        self._changed.set()
+
+    def _wake(self) -> None:
+        """`_advance` soon, once for all that happens at the same time."""
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _admit(self) -> None:
+        """Start the prompts of a resume, and new ones, while there is room."""
+        places = self.admission.concurrent - self._count("generating")
+        queued = [one for one in self._entries.values() if one.stage == "queued"]
+        for one in queued[:places]:
+            self._generate(one)
+        counts = {
+            "finished": self._finished,
+            "accepted": self._taken * self.admission.prompts + self._count("accepted"),
+            "running": self._count("queued", "generating", "scoring", "unjudged"),
+            "generating": self._count("generating"),
+        }
+        if room := self.admission.capacity(**counts):
+            prompts = self.source.next(room)
+            self.listener.admitted(prompts)
+            for prompt in prompts:
+                one = self._entries[prompt.uid] = Admitted(prompt)
+                self._generate(one)
+        stalled = not room and self.admission.stalled(**counts)
+        self._stalls += stalled and not self._stalled
+        self._stalled = stalled
+        self._track_idleness()
+
+    def _generate(self, one: Admitted) -> None:
+        one.stage = "generating"
+        self._start(self._roll_out(one))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except BaseException as error:  # whatever it is, the step must not wait forever
+                self._failure = self._failure or error
+            self._wake()
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _roll_out(self, one: Admitted) -> None:
+        """Generate and score the group of a prompt."""
+        for attempt in count():
+            try:
+                completions = await self.generator.complete(one.prompt, one.received)
+                break
+            except (UserError, NotFiniteError):
+                raise
+            except Exception as error:
+                one.received.clear()
+                if attempt == self.admission.retries:
+                    raise
+                self._errors.append(f"{type(error).__name__}: {error}".removesuffix(": "))
+        one.stage = "scoring"
+        self._tokens += sum(len(completion.tokens) for completion in completions)
+        self.listener.generated(one.uid)
+        self._wake()
+        one.group = await self.generator.score(one.prompt, completions)
+        one.stage = "unjudged"
+
+    def _judge_next(self) -> None:
+        block = [] if self._judging else self._next_block()
+        if not block:
+            return
+        if self.generator.rewards.has_batch or self.refill is not None:
+            self._judging = True
+            self._start(self._judge(block))
+        else:
+            for one in block:
+                self._settle(one, one.scored, None)
+
+    def _next_block(self) -> list[Admitted]:
+        """The groups to be judged together."""
+        unjudged = [one for one in self._entries.values() if one.stage == "unjudged"]
+        if not self.generator.rewards.has_batch:
+            return unjudged
+        unsettled = [one for one in self._entries.values() if one.stage not in ("accepted", "rejected")]
+        candidates = unsettled if self.admission.over_age == "wait" else unjudged
+        missing = self.admission.prompts - self._count("accepted") % self.admission.prompts
+        block = candidates[:missing]
+        return block if len(block) == missing and all(one.stage == "unjudged" for one in block) else []
+
+    async def _judge(self, block: Sequence[Admitted]) -> None:
+        groups = [one.scored for one in block]
+        if self.generator.rewards.has_batch:
+            groups = await self.generator.rewards.score_batch(groups)
+        reasons = await self.reject(groups) if self.refill else {}
+        for one, group in zip(block, groups, strict=True):
+            self._settle(one, group, reasons.get(one.uid))
+        self._judging = False
+
+    def _settle(self, one: Admitted, group: Group, reason: str | None) -> None:
+        """The scores of a group are final, and so is whether it can be used."""
+        one.group, one.reason = group, reason or ""
+        one.stage = "accepted" if reason is None else "rejected"
+        self.listener.scored(group)
+
+    # ---- small things ------------------------------------------------------------------------------------------------
+
+    def _count(self, *stages: str) -> int:
+        return sum(one.stage in stages for one in self._entries.values())
+
+    def _track_idleness(self) -> None:
+        self._idle.update(self._paused or not self._count("generating"))

@@ -1,0 +1,105 @@
+"""The disk of a run folder: while it is full, the run waits."""
+
+import asyncio
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from proxima.data.full_disk import is_disk_full
+
+T = TypeVar("T")
+RETRY_SECONDS = 5.0  # of the event loop's time
+
+
+class StoppedWaiting(Exception):
+    """The user stopped the run while it waited for space; what waited is not written."""
+
+
+class Disk:
+    """Writes that wait while there is no space: the run pauses, says so, and goes on where it was.
+
+    A call that is tried again must have changed nothing when it raised, which is true of the journal's transactions, of
+    files that are written aside and renamed, and of a line that is taken back. Calls on the event loop are made in
+    order: one that waits is made before those that come later.
+
+    Args:
+        folder: of the run.
+        warn: told once when the run pauses, and once when it goes on.
+
+    `stop` ends the waiting, with `StoppedWaiting`.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        self.folder, self.warn = folder, warn
+        self.stop = asyncio.Event()
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._full = False
+
+    def soon(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Make the call now, or, if there is no space, before the next `write`: for a caller that can't wait."""
+        self._waiting.append(partial(call, *arguments))
+        try:
+            self._make_calls()
+        except OSError as error:
+            self._note(error)
+
+    async def write(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What the call returns, as soon as there is space for it and for those that wait."""
+        results: list[T] = []
+        self._waiting.append(lambda: results.append(call(*arguments)))
+
+        async def attempt() -> None:
+            self._make_calls()
+
+        await self.patiently(attempt)
+        return results[0]
+
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What the attempt returns; it is made again every few seconds as long as there is no space.
+
+        Raises:
+            StoppedWaiting: `stop` was set, and there is still no space.
+        """
+        while True:
+            try:
+                result = await attempt()
+            except OSError as error:
+                self._note(error)
+                if self.stop.is_set():
+                    self._waiting.clear()
+                    self._full = False
+                    raise StoppedWaiting(f"{error.filename or self.folder}: {error.strerror}") from error
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stop.wait(), RETRY_SECONDS)
+            else:
+                if self._full and not self._waiting:
+                    self._full = False
+                    self.warn("there is space again: the run goes on")
+                return result
+
+    def _make_calls(self) -> None:
+        while self._waiting:
+            try:
+                self._waiting[0]()
+            except BaseException as error:
+                if not is_disk_full(error):
+                    self._waiting.popleft()
+                raise
+            self._waiting.popleft()
+
+    def _note(self, error: OSError) -> None:
+        """Tell the user, once, or raise what is no full disk."""
+        if not is_disk_full(error):
+            raise error
+        if not self._full:
+            self._full = True
+            free = shutil.disk_usage(self.folder).free / 2**20
+            self.warn(
+                f"{error.filename or self.folder}: {error.strerror} ({free:,.1f} MiB free): the run waits, and tries "
+                f"again every {RETRY_SECONDS:g} s. Free some space, and it goes on where it is; Ctrl-C ends it, and "
+                "--resume continues from the last checkpoint"
+            )

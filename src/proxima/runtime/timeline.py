@@ -1,0 +1,148 @@
+"""timeline.json: what happened when, as Chrome trace events. Open it in https://ui.perfetto.dev or chrome://tracing.
+
+A JSON array of one event a line. Both viewers read an array that does not end, so the file of a killed run opens, too.
+Events are complete spans (`X`) on lanes where they nest, marks (`i`), counters (`C`) and names (`M`), in microseconds
+since the run began, over all resumes.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from proxima.data.atomic_files import write_atomic
+
+MOST_BYTES = 64 * 2**20  # from here on the file has no prompts any more
+
+
+class Lane(NamedTuple):
+    """A line of the picture: a thread of a process, in the format's terms."""
+
+    process: int
+    thread: int
+
+
+PROCESSES = {1: "run", 2: "prompts"}
+TRAINER, ENGINE, REWARDS = Lane(1, 1), Lane(1, 2), Lane(1, 3)
+NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
+
+
+class Timeline:
+    """Appends events to the file, which is created by the first one. What is written is on its way to the disk at each
+    `flush`. A full disk ends the timeline, never the run.
+
+    Args:
+        path: the file; events that it has are kept.
+        warn: told when the timeline ends, or leaves something out.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self.path, self.warn = path, warn
+        self._waiting: list[str] = []
+        self._named: set[Lane] = set()
+        self._size = path.stat().st_size if path.exists() else 0
+        self._ended = False
+        self._full = self._size >= MOST_BYTES
+
+    def span(self, name: str, start: float, end: float, lane: Lane, **facts: Any) -> None:
+        """Something that took from `start` to `end`, in seconds of the run. On a lane, spans nest or follow each
+        other."""
+        first, last = _microseconds(start), _microseconds(end)
+        self._name(lane)
+        self._add({"name": name, "ph": "X", "ts": first, "dur": last - first} | _place(lane) | _args(facts))
+
+    def mark(self, name: str, at: float, **facts: Any) -> None:
+        """Something that happened at a moment, to the whole run."""
+        self._add({"name": name, "ph": "i", "s": "p", "ts": _microseconds(at)} | _place(TRAINER) | _args(facts))
+
+    def count(self, name: str, at: float, **values: int) -> None:
+        """The values of counters from now on."""
+        self._add({"name": name, "ph": "C", "ts": _microseconds(at)} | _place(Lane(2, 0)) | {"args": values})
+
+    def has_room(self, at: float) -> bool:
+        """Whether prompts are still written. The first time that they are not, file and user are told."""
+        if not self._full and self._size >= MOST_BYTES:
+            self._full = True
+            self.mark("prompts are left out from here on", at)
+            self.warn(
+                f"{self.path.name} has {MOST_BYTES // 2**20} MiB: from here on it leaves out single prompts, and has "
+                "the stages of the steps alone"
+            )
+        return not self._full
+
+    def flush(self) -> None:
+        """Append what has come since."""
+        if not self._waiting or self._ended:
+            return
+        events, self._waiting = ",\n".join(self._waiting), []
+        self._append((",\n" if self._size else "[\n") + events)
+
+    def close(self) -> None:
+        """End the array: the file is plain JSON now."""
+        self.flush()
+        if self._size and not self._ended:
+            self._append("\n]\n")
+        self._ended = True
+
+    def _append(self, text: str) -> None:
+        content = text.encode()
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                if file.write(content) != len(content):
+                    raise OSError("no space left on the disk")
+            self._size += len(content)
+        except OSError as error:
+            self._ended = True
+            self.warn(f"{self.path.name} ends here ({error}); the run goes on")
+
+    def _name(self, lane: Lane) -> None:
+        if lane in self._named:
+            return
+        self._named.add(lane)
+        if lane.thread == 1:
+            self._add(_metadata("process_name", lane, name=PROCESSES[lane.process]))
+        self._add(_metadata("thread_name", lane, name=NAMES.get(lane, f"lane {lane.thread}")))
+        self._add(_metadata("thread_sort_index", lane, sort_index=lane.thread))
+
+    def _add(self, event: dict[str, Any]) -> None:
+        if not self._ended:
+            self._waiting.append(_encoded(event))
+
+
+def rewind_timeline(path: Path, seconds: float) -> None:
+    """Leave what had ended `seconds` after the run began, and open the array for more; 0 deletes the file."""
+    kept = [line for line, end in _lines(path) if end <= 1e6 * seconds + 1] if path.exists() and seconds > 0 else []
+    if kept:
+        write_atomic(path, "[\n" + ",\n".join(dict.fromkeys(kept)))  # each resume names the lanes again
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, float]]:
+    """Each event as text, with its end in microseconds; a name has no time. An event that is torn is none."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            text = line.strip().removesuffix(",")
+            with suppress(ValueError, TypeError, AttributeError):
+                event = json.loads(text)
+                yield text, event.get("ts", 0) + event.get("dur", 0)
+
+
+_encoded = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each event
+
+
+def _microseconds(seconds: float) -> int:
+    return round(1e6 * seconds)
+
+
+def _place(lane: Lane) -> dict[str, int]:
+    return {"pid": lane.process, "tid": lane.thread}
+
+
+def _args(facts: dict[str, Any]) -> dict[str, Any]:
+    return {"args": facts} if facts else {}
+
+
+def _metadata(kind: str, lane: Lane, **args: Any) -> dict[str, Any]:
+    return {"name": kind, "ph": "M"} | _place(lane) | {"args": args}

@@ -1,0 +1,78 @@
+"""Time that passes only where something waits for it: hours of sleeping in a moment, always in the same order."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Deadlock(RuntimeError):
+    """All tasks wait, and nothing is scheduled that could wake one up."""
+
+
+class VirtualClock:
+    """A `Clock` of virtual seconds; `start` is what `wall` says at `now() == 0`."""
+
+    def __init__(self, start: str = "2026-01-01T00:00:00+00:00") -> None:
+        self._start, self.seconds = datetime.fromisoformat(start), 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def wall(self) -> str:
+        return (self._start + timedelta(seconds=self.seconds)).isoformat(timespec="milliseconds")
+
+    def cpu(self) -> float:
+        return self.seconds
+
+
+class _Skip(selectors.BaseSelector):
+    """Never waits: moves the clock to where the event loop wants to be woken up."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._inner, self._clock = selectors.DefaultSelector(), clock
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._inner.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._inner.unregister(fileobj)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._inner.get_map()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if events := self._inner.select(0):
+            return events
+        if timeout is None:
+            raise Deadlock("every task waits for another one")
+        self._clock.seconds += max(0.0, timeout)
+        return []
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in which `asyncio.sleep` and time-outs take no time. Threads and processes must not be awaited:
+    nothing waits for them."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(_Skip(clock))
+        self._virtual = clock
+
+    def time(self) -> float:
+        return self._virtual.seconds
+
+
+def run_virtually(coroutine: Coroutine[Any, Any, T], clock: VirtualClock) -> T:
+    """What the coroutine returns, run on the time of `clock`.
+
+    Raises:
+        Deadlock: the coroutine can never end.
+    """
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
+        return runner.run(coroutine)

@@ -1,0 +1,66 @@
+"""The capacity formula: AReaL's numbers, and what must hold whatever happens."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.data import FieldError
+from proxima.rollout.admission import Admission
+
+SIZES = {"prompts": st.integers(1, 9), "concurrent": st.integers(1, 20), "max_lag": st.integers(1, 5)}
+ADMISSIONS = st.builds(Admission, **SIZES, steps=st.integers(0, 12))
+COUNTS = st.tuples(*(st.integers(0, n) for n in (12, 80, 80, 80)))
+
+
+def counts(numbers):
+    finished, accepted, scoring, generating = numbers
+    return {"finished": finished, "accepted": accepted, "running": scoring + generating, "generating": generating}
+
+
+@pytest.mark.parametrize(
+    ("finished", "accepted", "running", "generating", "capacity"),
+    [
+        (0, 0, 0, 0, 6),  # the engine's places
+        (0, 8, 4, 4, 0),  # (2 + 0 + 1) * 4 = 12 are on their way
+        (0, 8, 3, 3, 1),
+        (1, 8, 4, 4, 2),  # one step more: 4 more may come, and 2 places are free
+        (1, 8, 8, 2, 0),  # 6 wait for their rewards: the engine is free, the lag is not
+        (9, 38, 1, 1, 1),  # the run needs 40
+    ],
+)
+def test_worked_examples(finished, accepted, running, generating, capacity):
+    admission = Admission(prompts=4, concurrent=6, max_lag=2, steps=10)
+    given_counts = {"finished": finished, "accepted": accepted, "running": running, "generating": generating}
+    assert admission.capacity(**given_counts) == capacity
+
+
+@given(ADMISSIONS, COUNTS)
+def test_no_bound_is_ever_passed_and_none_is_left_unused(admission, numbers):
+    known = counts(numbers)
+    room = admission.capacity(**known)
+    total = known["accepted"] + known["running"] + room
+    bounds = [
+        (known["generating"] + room, admission.concurrent),
+        (total, (admission.max_lag + known["finished"] + 1) * admission.prompts),
+        (total, admission.steps * admission.prompts),
+    ]
+    assert room >= 0
+    if room:
+        assert all(value <= bound for value, bound in bounds)
+    assert any(value >= bound for value, bound in bounds)
+
+
+@given(ADMISSIONS, COUNTS)
+def test_a_stall_is_the_lag_alone(admission, numbers):
+    known = counts(numbers)
+    if admission.stalled(**known):
+        assert admission.capacity(**known) == 0
+        assert known["generating"] < admission.concurrent
+        further = known | {"finished": known["finished"] + 100}
+        assert admission.capacity(**further) > 0
+
+
+@pytest.mark.parametrize("field", ["prompts", "concurrent", "max_lag"])
+def test_a_bound_of_nothing_is_refused(field):
+    with pytest.raises(FieldError, match=f"{field}=0 must be >= 1"):
+        Admission(**{"prompts": 1, "concurrent": 1, "max_lag": 1, "steps": 1, field: 0})

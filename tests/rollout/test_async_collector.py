@@ -1,0 +1,161 @@
+"""Generation beside the training under any schedule: nothing lost or doubled, no bound passed, and always an end."""
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxima.data import NotFiniteError, UserError
+from proxima.rollout.collector import BatchNotFilled, Pending
+from tests.rollout.async_world import Engine, Run, Schedule
+
+SHARES = st.sampled_from((0.0, 0.3, 0.7))
+SCHEDULES = st.builds(
+    Schedule,
+    seed=st.integers(0, 10**6),
+    prompts=st.integers(1, 4),
+    completions=st.integers(1, 3),
+    concurrent=st.integers(1, 9),
+    max_lag=st.integers(1, 3),
+    steps=st.integers(1, 6),
+    over_age=st.sampled_from(("wait", "drop", "train")),
+    retries=st.integers(0, 2),
+    long_tail=st.booleans(),
+    crashes=SHARES,
+    dead_rewards=SHARES,
+    batch_reward=st.booleans(),
+    rejected=SHARES,
+    gen_batches=st.sampled_from((0, 0, 1, 3)),
+    fruitless=SHARES,
+    kills=st.integers(0, 2),
+    checkpoint_every=st.integers(1, 3),
+    train_seconds=st.sampled_from((0.0, 1.0, 20.0)),
+)
+
+
+@given(SCHEDULES)
+@settings(max_examples=100, deadline=None)
+def test_any_schedule(schedule):
+    Run(schedule).go().assert_whole()
+
+
+@pytest.mark.slow
+@given(SCHEDULES)
+@settings(max_examples=5_000, deadline=None)
+def test_five_thousand_schedules(schedule):
+    Run(schedule).go().assert_whole()
+
+
+def lengths(batches):
+    return [len(c.tokens) for batch in batches for group in batch.groups for c in group.completions]
+
+
+LONG_TAIL = {"prompts": 4, "concurrent": 12, "max_lag": 2, "steps": 40, "long_tail": True, "train_seconds": 4.0}
+
+
+@pytest.mark.parametrize("kills", [0, 6])
+def test_waiting_trains_on_the_lengths_that_were_sampled(kills):
+    """Also after kills: those of the first prompts of the data, each once."""
+    run = Run(Schedule(**LONG_TAIL, kills=kills)).go()
+    run.assert_whole()
+    assert run.killed >= kills / 2
+    expected = Counter(run.engine.length(uid, sample) for uid in range(160) for sample in range(2))
+    assert Counter(lengths(run.batches)) == expected
+
+
+def test_dropping_prefers_short_completions():
+    """The very thing that the test above would find."""
+    used, all_of = {}, {}
+    for over_age in ("wait", "drop"):
+        run = Run(Schedule(**LONG_TAIL, over_age=over_age)).go()
+        run.assert_whole()
+        used[over_age] = sum(lengths(run.batches)) / len(lengths(run.batches))
+        admitted = range(len(run.journal.prompts()))
+        found = [run.engine.length(uid, sample) for uid in admitted for sample in range(2)]
+        all_of[over_age] = sum(found) / len(found)
+    assert used["wait"] == pytest.approx(all_of["wait"])
+    assert used["drop"] < 0.7 * all_of["drop"]
+
+
+def test_the_trainer_waits_less_than_it_would_alone():
+    """A batch takes less time than an update: all but the first are ready when they are wanted."""
+    run = Run(Schedule(prompts=2, concurrent=2, max_lag=1, steps=4, train_seconds=40.0)).go()
+    assert run.waited[0] > 0 and run.waited[1:] == [0, 0, 0]
+    assert [batch.metrics()["age/max"] for batch in run.batches] == [0, 1, 1, 1]
+
+
+def test_evicted_groups_are_counted_and_refunded():
+    run = Run(Schedule(**LONG_TAIL, over_age="drop")).go()
+    evicted = sum(batch.measured["async/evicted"] for batch in run.batches)
+    assert evicted > 0 and len(run.journal.prompts()) == 160 + evicted
+    assert Counter(e.reason for step in range(1, 41) for e in run.journal.consumed(step)) == {
+        None: 160,
+        "stale": evicted,
+    }
+
+
+def test_failed_calls_are_repeated_and_told():
+    run = Run(Schedule(prompts=4, steps=4, concurrent=4, crashes=0.7)).go()
+    run.assert_whole()
+    notes = [note for batch in run.batches for note in batch.notes]
+    assert run.failed == sum(batch.measured["async/retried"] for batch in run.batches) > 0
+    assert any("ConnectionError: the server is gone" in note for note in notes)
+    assert any("the engine ended without all completions" in note for note in notes)
+
+
+def test_the_run_ends_when_the_retries_are_spent():
+    run = Run(Schedule(retries=1, crashes=1.0, steps=2))
+    run.schedule = replace(run.schedule, retries=0)
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        broken(run, ConnectionError("the server is gone")).go()
+    assert run.journal.counts().get("consumed") is None
+
+
+@pytest.mark.parametrize("error", [UserError("too long"), NotFiniteError("NaN")])
+def test_what_a_retry_cannot_mend_ends_the_run_at_once(error):
+    run = broken(Run(Schedule(retries=9)), error)
+    with pytest.raises(type(error), match=str(error)):
+        run.go()
+    assert run.engine.calls[0] == 1
+
+
+def broken(run, error):
+    """A run whose engine fails all calls."""
+
+    class Broken(Engine):
+        async def generate(self, requests):
+            self.calls[requests[0].prompt.uid] = self.calls.get(requests[0].prompt.uid, 0) + 1
+            await asyncio.sleep(1.0)
+            raise error
+            yield
+
+    run.make_engine = Broken
+    return run
+
+
+def test_whole_batch_rewards_compare_the_groups_of_a_step():
+    run = Run(Schedule(prompts=3, steps=4, concurrent=2, max_lag=2, batch_reward=True)).go()
+    run.assert_whole()
+    assert run.rewards.blocks == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+def test_an_exhausted_step_stops_or_takes_what_there_is():
+    settings_of = {"prompts": 3, "steps": 3, "rejected": 1.0, "gen_batches": 2}
+    run = Run(Schedule(**settings_of)).go()
+    assert not run.batches[0].groups and len(run.batches[0].dropped) >= 6
+    stopped = Run(Schedule(**settings_of, exhausted="stop"))
+    with pytest.raises(BatchNotFilled, match=r"2 generation batches \(max_num_gen_batches\) gave 0 of 3 usable"):
+        stopped.go()
+
+
+def test_a_snapshot_comes_back_from_its_facts():
+    """Judged, rejected and unjudged groups, and what no step has counted."""
+    run = Run(Schedule(prompts=2, steps=6, concurrent=6, max_lag=3, rejected=0.3, batch_reward=True)).go()
+    pending = max(run.snapshots, key=lambda one: len(one.groups) + 10 * len(one.unjudged) + 10 * len(one.rejected))
+    assert pending.groups and pending.prompts
+    again = Pending.of(json.loads(json.dumps(pending.facts())), pending.groups, pending.prompts)
+    assert again == pending

@@ -1,0 +1,216 @@
+"""Runs that generate beside the training: each prompt once, ages within the bound, resumed after a stop or a kill."""
+
+import os
+import random
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from proxima.data import UserError
+from proxima.engine.local import LocalEngine
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import Journal
+from proxima.runtime.rollouts import read_rows
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.kill_after import kill_after
+from tests.runtime.test_resume import Died, die_at, stop_at
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
+
+STEPS = 4
+
+
+def tree(model, **changes):
+    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "train__steps": STEPS}
+    return recipe(model, **(overlap | changes))
+
+
+def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
+    """Every prompt of the cursor is consumed exactly once, in whole groups, none beyond the lag."""
+    run = RunFolder(folder)
+    seen: list[int] = []
+    for step in range(1, steps + 1):
+        rows = read_rows(run.rollout_file(step))
+        uids = list(dict.fromkeys(row["prompt_uid"] for row in rows))
+        assert len(rows) == 4 * len(uids)
+        seen += uids
+    with Journal(run.journal) as journal:
+        consumed = [e.uid for step in range(1, steps + 1) for e in journal.consumed(step)]
+        assert journal.step == steps and journal.counts() == {"consumed": len(consumed)}
+    assert sorted(seen) == sorted(consumed) == list(range(steps * prompts))
+    records = [r for r in run.read_metrics() if r["kind"] == "train"]
+    assert [r["step"] for r in records] == list(range(1, steps + 1)) and all(r["age/max"] <= lag for r in records)
+    assert sum(r["prompts_generated"] for r in records) == len(seen)
+    return records
+
+
+@pytest.mark.parametrize("engine", ["local", "local_process"])
+def test_prompts_generate_beside_the_training(engine, tiny_model, tmp_path):
+    assert go(tmp_path / "run", tree(tiny_model("llama"), engine__kind=engine)).status == "done"
+    records = assert_whole(tmp_path / "run")
+    assert any(r["age/max"] > 0 for r in records)  # some were generated before the weights of the step before
+    for record in records:
+        assert sum(v for k, v in record.items() if k.startswith("lag/")) == pytest.approx(1)
+        assert record["async/evicted"] == record["async/retried"] == 0
+        assert record["prompts_generated"] == 4  # those of the step, whenever they were generated
+        assert record["reward/mean"] is not None
+        assert 0 <= record["idle/trainer"] <= 1 and 0 <= record["idle/engine"] <= 1
+    summary = summary_of(tmp_path / "run")["tokens_per_second"]["generate"]
+    seconds = sum(r["time/step"] for r in records)
+    assert summary == pytest.approx(sum(r["tokens/generated"] for r in records) / seconds)  # not of the trainer's wait
+    most = STEPS * 16 * 6  # tokens of the run: those generated before a step are not of its time
+    assert all(r["tokens_per_second/generate"] * r["time/step"] <= 1.2 * most for r in records)
+
+
+def test_without_lag_a_run_is_synchronous(tiny_model, tmp_path):
+    go(tmp_path / "sync", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=None, runtime__max_lag=0))
+    go(tmp_path / "lag-0", tree(tiny_model("llama"), runtime__max_lag=0))
+    assert_same(traces(tmp_path / "lag-0"), traces(tmp_path / "sync"))
+
+
+PLACES = {
+    "before any step": ("progress", lambda stage, done, total, unit: stage == "generate" and done == 2),
+    "while training": ("progress", lambda stage, done, total, unit: stage == "train"),
+    "after step 2": ("step", lambda record, sample: record["step"] == 2),
+    "after the evaluation at 2": ("evaluated", lambda record: record["step"] == 2),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_after_ctrl_c_every_prompt_is_consumed_once(place, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), checkpoint__every=0)
+    assert go(tmp_path / "run", config, observer=stop_at(*PLACES[place])).status == "stopped"
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_whole(tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_after_a_death_every_prompt_is_consumed_once(place, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), checkpoint__every=2)
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_whole(tmp_path / "run")
+
+
+def test_a_checkpoint_names_what_was_in_flight(tiny_model, tmp_path):
+    go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=9))
+    facts = [c.facts for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
+    drawn = [f["cursor"]["cursor"]["drawn"] for f in facts]
+    for step, (at, found) in enumerate(zip(drawn, facts, strict=True), 1):
+        assert sorted(found["pending"] + found.get("in_flight", [])) == list(range(4 * step, at))
+    assert drawn[0] > 4 and drawn[-1] == 4 * STEPS
+
+
+def test_a_damaged_checkpoint_costs_its_steps_and_no_prompt(tiny_model, tmp_path):
+    config, watcher = tree(tiny_model("llama"), checkpoint__every=1), Watcher()
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at("step", lambda record, sample: record["step"] == 4))
+    run = RunFolder(tmp_path / "run")
+    file = run.checkpoint(3) / "state.json"
+    file.write_text(file.read_text().replace('"pending": [', '"pending": [1', 1))
+    assert go(run.path, config, resume=True, observer=watcher).status == "done"
+    assert watcher.warnings[0].endswith(
+        "000003: state.json is missing or damaged; it is now 000003.damaged, and the checkpoint before it, 000002, is "
+        "used"
+    )
+    assert_whole(run.path)
+
+
+def test_it_resumes_with_the_same_bounds_only(tiny_model, tmp_path):
+    with pytest.raises(Died):
+        go(tmp_path / "run", tree(tiny_model("llama")), observer=die_at(*PLACES["after step 2"]))
+    with pytest.raises(UserError, match=r"runtime.max_concurrent_rollouts=8 differs from 3"):
+        go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=8), resume=True)
+
+
+REFILLED = {
+    "algorithm__selection": [{"kind": "drop_uniform_groups"}],
+    "algorithm__dynamic_sampling": {"max_num_gen_batches": 0},
+    "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],
+    "task__size": 40,
+}
+
+
+@pytest.mark.parametrize("place", ["while training", "after step 2"])
+def test_rejected_groups_are_replaced_also_over_a_resume(place, tiny_model, tmp_path):
+    """Every third prompt has equal scores: 16 groups are used, those between them dropped, none is lost."""
+    config = tree(tiny_model("llama"), **REFILLED, runtime__max_concurrent_rollouts=6)
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    with Journal(RunFolder(tmp_path / "run").journal) as journal:
+        consumed = [(e.uid, e.reason) for step in range(1, STEPS + 1) for e in journal.consumed(step)]
+    used = [uid for uid, reason in consumed if reason is None]
+    assert used == [uid for uid in range(24) if uid % 3]
+    assert {uid for uid, reason in consumed if reason == "uniform_group"} >= set(range(0, 22, 3))
+    assert len(consumed) == len({uid for uid, _ in consumed})
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_an_engine_that_fails_is_asked_again(failures, tiny_model, tmp_path, monkeypatch):
+    generate, failed = LocalEngine.generate, []
+
+    async def failing(self, requests):
+        if requests[0].prompt.uid == 5 and len(requests) == 4 and len(failed) < failures:
+            failed.append(1)
+            raise ConnectionError("gone")
+        async for completion in generate(self, requests):
+            yield completion
+
+    monkeypatch.setattr(LocalEngine, "generate", failing)
+    config, watcher = tree(tiny_model("llama")), Watcher()
+    if failures > 2:
+        with pytest.raises(ConnectionError, match="gone"):
+            go(tmp_path / "run", config, observer=watcher)
+        monkeypatch.undo()
+        assert go(tmp_path / "run", config, resume=True).status == "done"
+    else:
+        go(tmp_path / "run", config, observer=watcher)
+        assert any(
+            w.endswith(": 2 engine calls failed and were repeated (ConnectionError: gone)") for w in watcher.warnings
+        )
+    assert_whole(tmp_path / "run")
+
+
+def test_a_replaced_engine_is_told(tiny_model, tmp_path):
+    killed: list[int] = []
+    watcher = Watcher(engine_killer(killed))
+    go(tmp_path / "run", tree(tiny_model("llama"), engine__kind="local_process", engine__threads=1), observer=watcher)
+    told = [w for w in watcher.warnings if "the engine's process ended once and was replaced" in w]
+    assert killed and len(told) in (len(killed) - 1, len(killed))  # the last one may die after the last look
+    assert_whole(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_again_and_again(seed, tiny_model, tmp_path):
+    """The trainer's process at any instant, then at the end of a step, and the engine's process several times."""
+    config = tree(tiny_model("llama"), engine__kind="local_process", engine__threads=1, train__steps=40)
+    draw = random.Random(seed)
+    kill_after(draw.uniform(0.0, 1.5), tmp_path / "run", config)  # forty steps take longer
+    last = draw.randrange(6, 10)
+    with suppress(Died):
+        observer = die_at("step", lambda record, sample: record["step"] == last)
+        go(tmp_path / "run", config, resume=True, observer=observer)
+    killed: list[int] = []
+    go(tmp_path / "run", config, resume=True, observer=Watcher(engine_killer(killed)))
+    records = assert_whole(tmp_path / "run", steps=40)
+    assert sum(r["prompts_used"] for r in records) == 160 and killed
+
+
+def engine_killer(killed):
+    """Kills the engine's process at the end of every second step, three times; `killed` gets their ids."""
+
+    def on(event, *facts):
+        if event == "step" and facts[0]["step"] % 2 == 0 and len(killed) < 3:
+            for pid in children():
+                if b"proxima.engine.served_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+
+    def children():
+        return [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+
+    return on

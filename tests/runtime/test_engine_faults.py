@@ -1,0 +1,137 @@
+"""Whole runs whose engine or hooks are at fault: one line names it, nothing is trained on, and a resume goes on."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proxima.data import NotFiniteError, UserError
+from proxima.engine.executor import Executor
+from proxima.engine.local import LocalEngine
+from proxima.runtime.carried_groups import CARRIED_GROUPS
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.loop import RunEnded
+from proxima.runtime.next_policy import NEXT_POLICY
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.test_async_run import assert_whole, tree
+from tests.runtime.test_resume import Died, die_at
+from tests.runtime.test_sdp_run import records
+from tests.runtime.test_sdp_run import tree as sdp_tree
+from tests.runtime.tiny_run import Watcher, go
+
+OVERLAP = {"sync": {"runtime__max_concurrent_rollouts": None, "runtime__max_lag": 0}, "async": {}}
+STAGES = ("pre_pause", "post_pause", "pre_resume", "post_resume")
+BAD = {
+    "sampled_log_prob": (lambda c: c.sampled_log_prob[:-1], r"Completion.sampled_log_prob: \d values for \d tokens"),
+    "untruncated_log_prob": (
+        lambda c: np.append(c.untruncated_log_prob, -1.0),
+        r"Completion.untruncated_log_prob: \d values for \d tokens",
+    ),
+    "missing": (lambda c: None, r"Completion.policy_version: missing for \d tokens"),
+    "negative": (lambda c: -1, r"Completion.policy_version: -1, but versions begin with 0"),
+    "later": (lambda c: c.policy_version + 7, r"Completion.policy_version: \d+, but the weights are of \d"),
+}
+
+
+@pytest.mark.parametrize("mode", OVERLAP)
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_completion_is_named_and_never_trained_on(what, mode, tiny_model, tmp_path, monkeypatch):
+    generate, (value, message) = LocalEngine.generate, BAD[what]
+    field = what if what in ("sampled_log_prob", "untruncated_log_prob") else "policy_version"
+
+    async def faulty(self, requests):
+        async for one in generate(self, requests):
+            wrong = (one.prompt_uid, one.sample) == (9, 2) and len(requests) > 1
+            yield replace(one, **{field: value(one)}) if wrong else one
+
+    monkeypatch.setattr(LocalEngine, "generate", faulty)
+    config = tree(tiny_model("llama"), eval__task=None, eval__every=0, **OVERLAP[mode])
+    with pytest.raises(UserError, match=rf"^prompt 9, sample 2, turn 0: {message}; the engine is at fault: .*resume"):
+        go(tmp_path / "run", config)
+    assert checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].step <= 2  # 9 is of step 3
+    monkeypatch.undo()
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_whole(tmp_path / "run")
+
+
+@pytest.mark.parametrize("mode", OVERLAP)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path, monkeypatch):
+    made, calls = Executor.__init__, []
+
+    def failing_hook():
+        calls.append(1)
+        if len(calls) == 3:  # at the start, after step 1, after step 2
+            raise OSError("no route")
+
+    def init(self, engine, **more):
+        made(self, engine, **more)
+        getattr(self, f"register_{stage}_hook")(failing_hook)
+
+    monkeypatch.setattr(Executor, "__init__", init)
+    config = tree(tiny_model("llama"), checkpoint__every=0, **OVERLAP[mode])
+    message = rf"^after step 2: 1 {stage} hook failed: \S*failing_hook: OSError: no route; repair or remove .*resume"
+    with pytest.raises(RunEnded, match=message):
+        go(tmp_path / "run", config)
+    assert [c.step for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)] == [2]
+    monkeypatch.undo()
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_whole(tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", ["score", "in_flight", "slow", "short"])
+def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path, monkeypatch):
+    async def broken(self, *asked):
+        if what == "slow":
+            await asyncio.sleep(60)
+        if what == "short":
+            return []
+        raise ConnectionError("gone")
+
+    told = {"slow": "TimeoutError: no answer in 0.05 s", "short": "ValueError: score gave "}
+    monkeypatch.setattr("proxima.runtime.next_policy.SCORE_SECONDS", 0.05 if what == "slow" else 60)
+    monkeypatch.setattr(LocalEngine, "in_flight" if what == "in_flight" else "score", broken)
+    watcher = Watcher()
+    sources = {"algorithm__next_from": "trainer"} if what == "in_flight" else {}
+    assert go(tmp_path / "run", sdp_tree(tiny_model("llama"), **sources), observer=watcher).status == "done"
+    found = [w for w in watcher.warnings if "the engine gave no next_log_prob" in w]
+    assert told.get(what, "ConnectionError: gone") in found[-1] and len(found) == len({w[:7] for w in found})
+    assert any(r["next/missing_fraction"] > 0 for r in records(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("error", [UserError("no such port"), NotFiniteError("NaN")])
+def test_what_the_user_must_mend_still_ends_the_run(error, tiny_model, tmp_path, monkeypatch):
+    async def broken(self, asked):
+        raise error
+
+    monkeypatch.setattr(LocalEngine, "score", broken)
+    with pytest.raises(RunEnded if isinstance(error, NotFiniteError) else UserError, match=str(error)):
+        go(tmp_path / "run", sdp_tree(tiny_model("llama")))
+
+
+@pytest.mark.parametrize("name", [CARRIED_GROUPS, NEXT_POLICY])
+def test_a_torn_file_of_an_asynchronous_checkpoint_costs_its_step(name, tiny_model, tmp_path):
+    config, watcher = sdp_tree(tiny_model("llama"), sampling={"max_tokens": 12}), Watcher()
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at("step", lambda record, sample: record["step"] == 5))
+    run = RunFolder(tmp_path / "run")
+    file = run.checkpoint(4) / name
+    file.write_bytes(file.read_bytes()[:-9])
+    assert go(run.path, config, resume=True, observer=watcher).status == "done"
+    assert f"000004: {name} is damaged; it is now 000004.damaged" in watcher.warnings[0]
+    assert_whole(run.path, steps=6, prompts=2, lag=3)
+
+
+def test_a_torn_journal_is_one_line_and_a_restored_one_goes_on(tiny_model, tmp_path):
+    config, run = tree(tiny_model("llama")), RunFolder(tmp_path / "run")
+    with pytest.raises(Died):
+        go(run.path, config, observer=die_at("step", lambda record, sample: record["step"] == 3))
+    whole = run.journal.read_bytes()
+    run.journal.write_bytes(b"\0" * 100 + whole[100:])
+    with pytest.raises(UserError, match=r"run.sqlite") as found:
+        go(run.path, config, resume=True)
+    assert "\n" not in str(found.value)
+    run.journal.write_bytes(whole)
+    assert go(run.path, config, resume=True).status == "done"
+    assert_whole(run.path)

@@ -1,0 +1,303 @@
+"""The next-policy cache: every log-prob is that of a replay under the version after the token's own, in flight or not;
+each is written once, and none is used for a completion that was generated again."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.data import Completion, FieldError, Group, Trajectory, UserError
+from proxima.engine.executor import Executor
+from proxima.engine.protocol import Capabilities, Health, InFlight, WeightUpdate
+from proxima.model import Policy
+from proxima.rollout.collector import Pending
+from proxima.runtime.algorithm import StepBatch
+from proxima.runtime.next_policy import (
+    NextLogProbs,
+    NextPolicy,
+    make_next_policy,
+    missing_metrics,
+    read_next_policy,
+    write_next_policy,
+)
+from proxima.train import TokenStatistics, TrainStack
+from tests.engine.helpers import engine, prompt, requests
+from tests.model.rows import loaded
+
+NAN = float("nan")
+VERSIONS = 5
+
+
+def replayed(version, items):
+    """[T] log-probs of each completion under the weights of a version."""
+    return TrainStack(Policy(loaded("llama", version), compute_dtype=torch.float32)).log_prob(items)
+
+
+def as_trajectory(asked, completion, group=0):
+    return Trajectory.of(asked.prompt, completion, group=group, advantage=1.0)
+
+
+def step_batch(*trajectories):
+    return StepBatch(
+        groups=(), advantage={}, reasons={}, trajectories=trajectories, updates=(tuple(range(len(trajectories))),)
+    )
+
+
+async def some_steps(found, count=2):
+    for _ in range(count):
+        await found.compute.run(found.scheduler.step)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("source", ["engine", "trainer"])
+@pytest.mark.parametrize("interrupt", ["recompute", "finish"])
+def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
+    """Slow callers, short and long completions, and new weights all the time."""
+    found = engine(slots=8, interrupt=interrupt, seed=0)
+    executor = Executor(found)
+    asked = [requests(2, 3, max_tokens=150), requests(3, 4, first=5, max_tokens=9, temperature=0.6)]
+    by_key = {(r.prompt.uid, r.sample, r.turn): r for part in asked for r in part}
+    made: dict[tuple, Completion] = {}
+    newest = [0]
+
+    async def trainer(items):
+        stack = TrainStack(Policy(loaded("llama", newest[0]), compute_dtype=torch.float32), tokens_per_micro_batch=150)
+        return stack.log_prob(items)
+
+    def held():
+        return [(by_key[key].prompt, one) for key, one in made.items()]
+
+    cache = NextPolicy(executor, held, trainer if source == "trainer" else None)
+    if source == "engine":
+        executor.register_pre_pause_hook(cache.before_pause)
+    in_flight = []
+
+    async def go():
+        async def collect(part):
+            async for completion in executor.generate(part):
+                made[completion.key] = completion
+                for _ in range(4):
+                    await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(collect(part)) for part in asked]
+        for version in range(1, VERSIONS):
+            await some_steps(found)
+            in_flight.append({one.key for one in await executor.in_flight()} - made.keys())  # while `newest` is
+            await cache.prepare(step_batch(), newest[0])  # the step before
+            await executor.pause()
+            await executor.publish(WeightUpdate(version=version, module=loaded("llama", version).model))
+            await executor.resume()
+            newest[0] = version
+        await cache.prepare(step_batch(), newest[0])
+        await executor.pause()
+        await executor.resume()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(asyncio.wait_for(go(), 300))
+    assert len(made) == len(by_key)
+    items = [replace(as_trajectory(by_key[key], one), group=i) for i, (key, one) in enumerate(made.items())]
+    replays = [replayed(version, items) for version in range(VERSIONS)]
+    reader = NextPolicy(executor, held, entries=cache.entries.values())
+    filled = asyncio.run(reader.prepare(step_batch(*items), 9)).trajectories
+    checked = flying = 0
+    for i, item in enumerate(filled):
+        newest_ones = item.policy_version == VERSIONS - 1
+        assert np.isnan(item.next_log_prob[newest_ones]).all()
+        for version in set(item.policy_version[~newest_ones].tolist()):
+            places = item.policy_version == version
+            expected = replays[version + 1][i][places]
+            np.testing.assert_allclose(item.next_log_prob[places], expected, atol=2e-4)  # no NaN
+            assert np.abs(replays[version][i][places] - expected).max() > 1e-2  # another version is another number
+            checked += places.sum()
+            flying += places.sum() * (version + 1 < VERSIONS - 1 and item.key in in_flight[version + 1])
+    assert checked > 100
+    assert flying > 50 or interrupt == "finish"
+
+
+class Recording:
+    """Scores every token of a request as minus the number of its call, and says what it is told to."""
+
+    capabilities = Capabilities(weight_updates=frozenset({"module"}), score=True, in_flight=True)
+
+    def __init__(self, version=0):
+        self.version, self.calls, self.flying = version, [], []
+
+    async def health(self):
+        return Health(ok=True, version=self.version)
+
+    async def in_flight(self):
+        return list(self.flying)
+
+    async def score(self, asked):
+        self.calls.append([(one.prompt_tokens.tolist(), one.tokens.tolist(), one.temperature) for one in asked])
+        return [np.full(len(one.tokens), -float(len(self.calls)), np.float32) for one in asked]
+
+    async def pause(self, mode="keep"): ...
+    async def resume(self): ...
+
+
+def completion(versions, uid=0, sample=0, tokens=None, **more):
+    n = len(versions)
+    given = {"tokens": range(10, 10 + n) if tokens is None else tokens, "policy_version": versions}
+    given |= {"text": "", "sampled_log_prob": -0.5, "untruncated_log_prob": -0.5, "finish_reason": "stop"}
+    return Completion(**{"prompt_uid": uid, "sample": sample, "temperature": 0.7} | given | more)
+
+
+def run(cache, *versions):
+    async def go():
+        for version in versions:
+            cache.engine.version = version
+            await cache.before_pause()
+
+    asyncio.run(go())
+
+
+def column_of(cache, one, version=9):
+    item = Trajectory.of(prompt(one.prompt_uid), one, group=0, advantage=0.0)
+    (filled,) = asyncio.run(cache.prepare(step_batch(item), version)).trajectories
+    return filled.next_log_prob.tolist()
+
+
+def same(found, expected):
+    return np.array_equal(np.array(found, np.float32), np.array(expected, np.float32), equal_nan=True)
+
+
+def test_a_token_is_written_once_under_the_version_after_its_own_and_only_then():
+    one, held = completion([1, 1, 2, 2, 3]), []
+    found = Recording()
+    cache = NextPolicy(found, lambda: held)
+    run(cache, 0)
+    held.append((prompt(0), one))
+    run(cache, 2, 2, 3, 5)  # 3 is never found while 4 is the newest
+    before = prompt(0).tokens.tolist()
+    calls = [call for call in found.calls if call]
+    assert calls == [[(before, [10, 11], 0.7)], [([*before, 10, 11], [12, 13], 0.7)]]
+    first, second = (-float(i + 1) for i, call in enumerate(found.calls) if call)
+    assert same(column_of(cache, one), [first, first, second, second, NAN])
+    assert cache.metrics() == {"next/written": 0, "next/missing_fraction": 0.2, "next/cached_fraction": 0.8}
+    assert column_of(cache, one, 4) and cache.metrics()["next/missing_fraction"] == 0  # one version old: not needed
+    assert cache.metrics()["next/cached_fraction"] == 0.8
+
+
+def test_a_completion_in_flight_goes_on_and_is_then_held():
+    whole = completion([1, 1, 2, 2, 2])
+    flying = InFlight.of(whole, prompt(0).tokens)
+    found, held = Recording(), []
+    cache = NextPolicy(found, lambda: held)
+    found.flying = [replace(flying, tokens=flying.tokens[:3], policy_version=flying.policy_version[:3])]
+    run(cache, 2)
+    found.flying, held = [], held.append((prompt(0), whole)) or held
+    run(cache, 3)
+    assert same(column_of(cache, whole), [-1, -1, -2, -2, -2])
+
+
+@pytest.mark.parametrize(
+    ("again", "of_the_first"),
+    [
+        ({"tokens": [10, 11, 99, 13], "versions": [1, 1, 1, 1]}, [NAN] * 4),
+        ({"tokens": [10, 11, 12, 13], "versions": [2, 2, 2, 2]}, [NAN] * 4),  # after a crash, by later weights
+        ({"tokens": [10, 11], "versions": [1, 1]}, [-2, -2, NAN, NAN]),  # the same tokens have the same numbers
+    ],
+)
+def test_a_completion_that_was_generated_again_never_gets_the_numbers_of_the_first(again, of_the_first):
+    first, second = completion([1, 1, 1, 1]), completion(again["versions"], tokens=again["tokens"])
+    found, held = Recording(), [(prompt(0), first)]
+    cache = NextPolicy(found, lambda: held)
+    run(cache, 2)
+    assert same(column_of(cache, first), [-1] * 4)
+    assert same(column_of(cache, second), [NAN] * len(second.tokens))
+    held[:] = [(prompt(0), second)]
+    run(cache, max(again["versions"]) + 1)
+    assert same(column_of(cache, second), [-2] * len(second.tokens))
+    assert same(column_of(cache, first), of_the_first)
+
+
+def test_the_first_publish_of_a_resumed_run_writes_nothing():
+    """The engine holds version 0, whatever the weights are, until it is told of the others."""
+    held = [(prompt(0), completion([0, 1, 6, 7]))]
+    cache = NextPolicy(Recording(version=0), lambda: held)
+    executor = Executor(cache.engine)
+    executor.register_pre_pause_hook(cache.before_pause)
+    asyncio.run(executor.pause())
+    assert cache.entries == {}
+
+
+def test_what_is_consumed_is_forgotten_and_a_file_keeps_the_rest_to_the_bit(tmp_path):
+    held = [(prompt(uid), completion([1, 1, 2], uid=uid, sample=s)) for uid in (3, 1, 2) for s in (1, 0)]
+    cache = NextPolicy(Recording(), lambda: held)
+    run(cache, 3)
+    groups = [Group(prompt=prompt(1), completions=(), scores=())]
+    kept = cache.after_step(Pending(groups=tuple(groups), prompts=(prompt(3),)))
+    assert {key[0] for key in cache.entries} == {1, 3}
+    assert [one.key for one in kept] == [(1, 0, 0), (1, 1, 0)]
+    cache.entries.clear()
+    path = tmp_path / "next_policy.parquet"
+    odd = NextLogProbs(
+        uid=5, sample=0, turn=1, tokens=(1, 2), policy_version=(1, 2), log_prob=(NAN, np.float32(-1 / 3))
+    )
+    write_next_policy(path, [*kept, odd])
+    assert read_next_policy(path) == [*kept, odd]
+    assert read_next_policy(tmp_path / "none") == []
+    again = NextPolicy(Recording(), lambda: held, entries=read_next_policy(path))
+    assert same(column_of(again, held[2][1]), [NAN, NAN, -1])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"is no whole Parquet file .*; delete this checkpoint to use the one before"):
+        read_next_policy(path)
+
+
+def test_engine_and_trainer_are_compared_on_tokens_of_the_version_before():
+    one, other = completion([3, 4, 4, 5]), completion([5, 5], sample=1)
+    items = [Trajectory.of(prompt(0), c, group=0, advantage=1.0) for c in (one, other)]
+    cache = NextPolicy(Recording(version=5), list)
+    statistics = {
+        i: TokenStatistics(log_prob=np.float32([-9, -0.5, -1.5, -9][: len(item.tokens)]), keep=np.ones(4, bool))
+        for i, item in enumerate(items)
+    }
+
+    async def go():
+        batch = await cache.prepare(step_batch(*items), 5)
+        cache.trained(batch, statistics, 5)
+        await cache.before_pause()
+
+    asyncio.run(go())
+    assert cache.engine.calls == [[([*prompt(0).tokens.tolist(), 10], [11, 12], 0.7)]]
+    metrics = cache.metrics()  # the engine says -1 twice
+    assert metrics["next/engine_trainer_absdiff"] == pytest.approx(0.5)
+    assert metrics["next/weight_engine"] == pytest.approx(np.exp(-0.5)) and metrics["next/weight_engine_std"] == 0
+    assert metrics["next/weight_trainer"] == pytest.approx((1 + np.exp(-1.0)) / 2)
+    assert metrics["next/weight_trainer_std"] == pytest.approx((1 - np.exp(-1.0)) / 2)
+    assert not cache.entries  # they are consumed
+    run(cache, 5)
+    assert cache.engine.calls[1:] == [[]]
+
+
+def test_missing_counts_loss_tokens_alone():
+    old = {"policy_version": (1, 1, 1, 4), "next_log_prob": (-1.0, NAN, NAN, NAN), "tokens": (1, 2, 3, 4)}
+    item = Trajectory(group=0, prompt_tokens=(1,), **old)
+    assert missing_metrics([item], 5) == {"next/missing_fraction": 0.5, "next/cached_fraction": 0.25}
+    masked = replace(item, loss_mask=(True, True, False, False))
+    assert missing_metrics([masked], 5) == {"next/missing_fraction": 0.5, "next/cached_fraction": 0.5}
+    assert missing_metrics([], 5) == {"next/missing_fraction": 0.0, "next/cached_fraction": 0.0}
+
+
+class Settings:
+    next_from = "engine"
+
+
+def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_told():
+    found = Recording()
+    cache = make_next_policy(Settings, executor := Executor(found), list, None, ())
+    assert cache.trainer is None
+    found.flying = 1
+    asyncio.run(executor.pause())
+    assert cache.missed.startswith("TypeError: ")
+    found.capabilities = replace(Recording.capabilities, score=False)
+    with pytest.raises(
+        FieldError, match="engine='Recording' can't score given tokens; set algorithm.next_from=trainer"
+    ):
+        make_next_policy(Settings, executor, list, None, ())
+    found.capabilities = replace(Recording.capabilities, in_flight=False)
+    with pytest.raises(FieldError, match="engine='Recording' can't say what is in flight; use local"):
+        make_next_policy(Settings, executor, list, None, ())

@@ -1,0 +1,151 @@
+"""Whole asynchronous runs of segment-wise decoupled PPO: what each step read from the cache is what a replay with the
+saved weights of that version gives; and a killed run has the cache again."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.data import Trajectory
+from proxima.model import Policy, load
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.next_policy import NEXT_POLICY, NextPolicy, read_next_policy
+from proxima.runtime.rollouts import read_rows
+from proxima.train import TrainStack
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.test_resume import Died, die_at
+from tests.runtime.tiny_run import go, recipe
+
+STEPS = 6
+
+
+def tree(model, **changes):
+    """Short and long completions, up to three versions old, under weights that move far in each step."""
+    given = {
+        "algorithm": {"preset": "sdp"},
+        "runtime__max_concurrent_rollouts": 8,
+        "runtime__max_lag": 3,
+        "train__steps": STEPS,
+        "train__prompts_per_step": 2,
+        "train__schedule": "constant",
+        "train__warmup_steps": 0,
+        "sampling": {"max_tokens": 100, "stop": ["e"]},
+        "model__max_length": 130,
+        "engine__slots": 32,
+        "eval__task": None,
+        "eval__every": 0,
+    }
+    return recipe(model, **(given | changes))
+
+
+def records(folder):
+    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+
+
+def compared(folder, model, atol):
+    """How many log-probs the steps had from the cache, how many of completions of several versions, and how many they
+    lacked."""
+    run = RunFolder(folder)
+    weights = {0: model} | {c.facts["policy_version"]: c.path / "model" for c in checkpoints(run.checkpoints)}
+    stacks = {v: TrainStack(Policy(load(str(path)), compute_dtype=torch.float32)) for v, path in weights.items()}
+    found = interrupted = missing = 0
+    for step in range(1, len(records(folder)) + 1):
+        for row in read_rows(run.rollout_file(step)):
+            if row["next_log_prob"] is None:
+                continue
+            item = Trajectory(
+                group=0, prompt_tokens=row["prompt_tokens"], tokens=row["tokens"], temperature=row["temperature"]
+            )
+            cached, versions = np.array(row["next_log_prob"], np.float32), np.array(row["policy_version"])
+            missing += int((np.isnan(cached) & (versions <= step - 1 - 2)).sum())
+            for version in set(versions[~np.isnan(cached)].tolist()):
+                assert version <= step - 1 - 1  # of a version whose successor was the newest, before this one's end
+                places = (versions == version) & ~np.isnan(cached)
+                (expected,) = stacks[version + 1].log_prob([item])
+                np.testing.assert_allclose(cached[places], expected[places], atol=atol)
+                (wrong,) = stacks[version].log_prob([item])
+                found += int(places.sum())
+                interrupted += int(places.sum()) * (len(set(versions.tolist())) > 1)
+                assert np.abs(wrong[places] - expected[places]).max() > 10 * atol
+    return found, interrupted, missing
+
+
+@pytest.mark.parametrize("source", ["engine", "trainer"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("local_process", marks=pytest.mark.slow)])
+def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
+    source, engine, tiny_model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)  # so that completions outlast several updates
+    model, folder = tiny_model("llama"), tmp_path / "run"
+    config = tree(model, algorithm__next_from=source, engine__kind=engine)
+    assert go(folder, config).status == "done"
+    found, interrupted, missing = compared(folder, model, 3e-4)
+    assert found > 50 and missing == 0
+    made = records(folder)
+    assert interrupted > 0 or engine == "local_process"  # there it depends on the machine
+    assert all(r["next/missing_fraction"] == 0 for r in made) and any(r["next/cached_fraction"] > 0 for r in made)
+    assert all(r["correction/rollout_is_mean"] > 0 for r in made)
+    gaps = [r["next/engine_trainer_absdiff"] for r in made if "next/engine_trainer_absdiff" in r]
+    assert (not gaps) if source == "trainer" else gaps and max(gaps) < 3e-4
+    checkpoint = checkpoints(RunFolder(folder).checkpoints)[2]
+    uids = {one.uid for one in read_next_policy(checkpoint.path / NEXT_POLICY)}
+    assert uids <= set(checkpoint.facts["pending"])
+
+
+def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
+    model, folder = tiny_model("llama"), tmp_path / "run"
+    config = tree(model, runtime__max_concurrent_rollouts=6, sampling={"max_tokens": 12})
+    with pytest.raises(Died):
+        go(folder, config, observer=die_at("step", lambda record, sample: record["step"] == 4))
+    last = checkpoints(RunFolder(folder).checkpoints)[-1]
+    kept = read_next_policy(last.path / NEXT_POLICY)
+    assert kept and {one.uid for one in kept} <= set(last.facts["pending"])
+    given = []
+    before = NextPolicy.__init__
+
+    def watched(self, engine, held, trainer=None, entries=()):
+        given.extend(entries)
+        before(self, engine, held, trainer, entries)
+
+    monkeypatch.setattr(NextPolicy, "__init__", watched)
+    assert go(folder, config, resume=True).status == "done"
+    assert given == kept
+    found, _, missing = compared(folder, model, 3e-4)
+    assert found > 20 and missing == 0
+
+
+def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypatch):
+    from proxima.engine.local import LocalEngine
+
+    def never(*arguments, **more):
+        raise AssertionError
+
+    for name in ("in_flight", "score"):
+        monkeypatch.setattr(LocalEngine, name, never)
+    for name in ("__init__", "prepare", "before_pause"):
+        monkeypatch.setattr(NextPolicy, name, never)
+    folder = tmp_path / "run"
+    assert go(folder, tree(tiny_model("llama"), algorithm={"preset": "decoupled"}, train__steps=2)).status == "done"
+    assert not list(folder.rglob(NEXT_POLICY))
+    assert all(row["next_log_prob"] is None for row in read_rows(RunFolder(folder).rollout_file(2)))
+    assert not any(name.startswith("next/") for record in records(folder) for name in record)
+
+
+def test_missing_ones_are_counted_and_handled(tiny_model, tmp_path, monkeypatch):
+    """The hook never writes, as if every window was missed."""
+
+    async def nothing(self):
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(NextPolicy, "before_pause", nothing)
+    model = tiny_model("llama")
+    for missing in ("decoupled", "drop_token", "drop_sample"):
+        folder = tmp_path / missing
+        assert go(folder, tree(model, algorithm__next_missing=missing)).status == "done"
+        assert any(r["next/missing_fraction"] > 0 for r in records(folder))
+        for record in records(folder):
+            assert record["next/cached_fraction"] == 0
+            rejected, lost = record["correction/rejected_fraction"], record["next/missing_fraction"]
+            if missing == "drop_token":
+                assert rejected >= lost * 0.99  # loss tokens that are skipped with a zero advantage are in neither

@@ -1,0 +1,196 @@
+"""timeline.json: what both viewers accept, what is in it, and what a kill, a resume, a cap or a full disk leave."""
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+
+from proxima.runtime import timeline as timeline_module
+from proxima.runtime.activity import Activity
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
+from tests.manual_clock import ManualClock
+from tests.runtime.offline import tiny_sft
+from tests.runtime.test_controller import World
+from tests.runtime.tiny_run import Watcher, go, recipe
+
+
+def events(path, *, closed=True):
+    """The events; the viewers add the bracket to an array that does not end."""
+    text = path.read_text()
+    assert text.endswith("\n]\n") == closed
+    return json.loads(text if closed else text + "]")
+
+
+def spans(found, lane=None, name=""):
+    return [
+        e
+        for e in found
+        if e["ph"] == "X" and (lane is None or (e["pid"], e["tid"]) == lane) and e["name"].startswith(name)
+    ]
+
+
+def assert_nested(found):
+    """On a lane, two spans follow each other or one holds the other: all that the format allows."""
+    lanes = defaultdict(list)
+    for event in spans(found):
+        lanes[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
+    for lane in lanes.values():
+        open_ends = []
+        for start, negative in sorted(lane):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or start - negative <= open_ends[-1]
+            open_ends.append(start - negative)
+
+
+def steps(found):
+    return [event["args"]["step"] for event in spans(found, TRAINER, "step")]
+
+
+def test_the_stages_of_each_step_and_the_life_of_each_prompt(tmp_path):
+    world = World(tmp_path / "run", engine={"seconds": 2.0}, evaluation=True, checkpoint_every=1)
+    world.run()
+    found = events(world.folder.timeline)
+    assert_nested(found)
+    second = 1_000_000
+    shown = [(e["name"], e["ts"] / second, e["dur"] / second) for e in spans(found, TRAINER) if e["dur"]]
+    assert shown == [
+        ("evaluate", 0, 2),
+        ("generate", 2, 2),
+        ("publish", 4, 0.5),
+        ("step", 2, 2.5),
+        ("generate", 4.5, 2),
+        ("publish", 6.5, 0.5),
+        ("step", 4.5, 2.5),
+        ("evaluate", 7, 2),
+    ]
+    assert steps(found) == [1, 2] and {"train", "write", "checkpoint"} <= {e["name"] for e in spans(found, TRAINER)}
+    assert [(e["ts"] / second, e["dur"] / second) for e in spans(found, ENGINE)] == [(2, 2), (4.5, 2)]
+    for uid in range(6):
+        outer, *parts = [e for e in spans(found) if e.get("args", {}).get("prompt") == uid]
+        assert outer["name"] == f"prompt {uid}" and [e["name"] for e in parts] == ["generating", "scoring", "queued"]
+        assert parts[0]["ts"] == outer["ts"] and sum(e["dur"] for e in parts) == outer["dur"]
+        assert all(a["ts"] + a["dur"] == b["ts"] for a, b in pairwise(parts))
+        assert {(e["pid"], e["tid"]) for e in parts} == {(2, uid % 3 + 1)}  # the lanes of the step before are free
+    published = [(e["name"], e["ts"] / second) for e in found if e["ph"] == "i"]
+    assert published == [("weights 0", 0), ("weights 1", 4.5), ("weights 2", 7)]
+    counted = [tuple(e["args"].values()) for e in found if e["ph"] == "C"]
+    assert counted == [(3, 0), (2, 1), (1, 2), (0, 3), (0, 0)] * 2
+    names = {e["args"]["name"] for e in found if e["ph"] == "M" and "name" in e["args"]}
+    assert names == {"run", "prompts", "trainer", "engine", "rewards", "lane 1", "lane 2", "lane 3"}
+
+
+def test_prompts_that_overlap_get_lanes_of_their_own(tmp_path):
+    clock = ManualClock()
+    activity = Activity(clock, 0.0, Timeline(tmp_path / "timeline.json", print))
+    for uid in range(3):
+        activity.admitted([uid])
+        clock.advance(1)
+    activity.generated(1)
+    assert list(activity.generating) == [0, 2] and list(activity.scoring) == [1]
+    activity.scored(1)
+    clock.advance(1)
+    activity.taken([1])
+    activity.admitted([3])  # lane 2 is free again
+    clock.advance(1)
+    activity.scored(9)  # from a checkpoint
+    for uid in (0, 2, 3):
+        activity.generated(uid)
+        clock.advance(1)
+        activity.scored(uid)
+    activity.taken([0, 2, 3, 9, 77])
+    activity.timeline.close()
+    found = events(tmp_path / "timeline.json")
+    assert_nested(found)
+    lanes = {e["name"]: e["tid"] for e in spans(found, name="prompt ")}
+    assert lanes == {"prompt 0": 1, "prompt 1": 2, "prompt 2": 3, "prompt 3": 2, "prompt 9": 4}
+    assert [(e["ts"], e["dur"]) for e in spans(found, ENGINE)] == [(0, 7_000_000)]
+
+
+def test_a_killed_run_leaves_an_array_that_goes_on(tmp_path):
+    path = tmp_path / "timeline.json"
+    first = Timeline(path, print)
+    first.span("step", 0.0, 1.0, TRAINER, step=1)
+    first.span("step", 1.0, 2.5, TRAINER, step=2)
+    first.flush()
+    assert steps(events(path, closed=False)) == [1, 2]
+    path.write_text(path.read_text() + ',\n{"name":"step","ph":"X","ts":25')  # torn
+    rewind_timeline(path, 2.0)
+    again = Timeline(path, print)
+    again.span("step", 2.0, 3.0, TRAINER, step=2)
+    again.close()
+    found = events(path)
+    assert [(e["args"]["step"], e["ts"]) for e in spans(found)] == [(1, 0), (2, 2_000_000)]
+    rewind_timeline(path, 3.0)
+    assert steps(events(path, closed=False)) == [1, 2]
+    assert sum(e["name"] == "thread_name" for e in events(path, closed=False)) == 1
+    rewind_timeline(path, 0.0)
+    assert not path.exists()
+
+
+def test_a_resume_doubles_no_step(tmp_path, tiny_model):
+    tree = recipe(tiny_model("llama"), checkpoint__every=2, train__steps=4, eval__every=0)
+
+    def die(event, *facts):
+        if event == "step" and facts[0]["step"] == 3:
+            raise RuntimeError("killed")
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(RuntimeError):
+        go(folder.path, tree, observer=Watcher(die))
+    assert steps(events(folder.timeline)) == [1, 2, 3]
+    go(folder.path, tree, resume=True)
+    found = events(folder.timeline)
+    assert steps(found) == [1, 2, 3, 4] and [e["name"] for e in found if e["ph"] == "i"].count("resumed") == 1
+    assert [e["args"]["step"] for e in spans(found, TRAINER, "evaluate")] == [0, 4]
+    assert_nested(found)
+    lives = [e["name"] for e in spans(found, name="prompt ")]
+    assert len(lives) == len(set(lives)) == 16
+    go(folder.path, tree, resume=True)  # nothing is left to do
+    assert steps(events(folder.timeline)) == [1, 2, 3, 4]
+    go(folder.path, {**tree, "train": {**tree["train"], "steps": 1}}, overwrite=True)
+    assert steps(events(folder.timeline)) == [1]
+
+
+def test_a_run_that_generates_beside_the_training(tmp_path, tiny_model):
+    tree = recipe(tiny_model("llama"), runtime__max_concurrent_rollouts=6, eval__every=0, train__steps=4)
+    go(tmp_path / "run", tree)
+    found = events(tmp_path / "run" / "timeline.json")
+    assert_nested(found)
+    assert steps(found) == [1, 2, 3, 4]
+    lives = spans(found, name="prompt ")
+    assert {e["args"]["prompt"] for e in lives} == set(range(16)) and len(lives) == 16
+    updates = [e for e in spans(found, TRAINER, "train") if e["dur"]]
+    beside = [e for e in lives if any(e["ts"] < u["ts"] < e["ts"] + e["dur"] for u in updates)]
+    assert beside  # in the picture, too
+
+
+def test_training_on_a_fixed_data_set_has_one_too(tmp_path, tiny_model):
+    tiny_sft.go(tmp_path / "run", tiny_sft.recipe(tiny_model("llama"), tmp_path))
+    found = events(tmp_path / "run" / "timeline.json")
+    assert_nested(found)
+    names = {e["name"] for e in spans(found, TRAINER)}
+    assert {"step", "train", "evaluate", "checkpoint", "prepare"} <= names and not spans(found, name="prompt")
+
+
+def test_a_long_run_leaves_out_single_prompts_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline_module, "MOST_BYTES", 4000)
+    world = World(tmp_path / "run", steps=4)
+    world.run()
+    found = events(world.folder.timeline)
+    assert steps(found) == [1, 2, 3, 4]
+    written = {e["args"]["prompt"] for e in spans(found, name="prompt ")}
+    assert 3 <= len(written) < 12 and written == set(range(len(written)))
+    assert [e["name"] for e in found if e["ph"] == "i" and "left out" in e["name"]] == [
+        "prompts are left out from here on"
+    ]
+    assert sum("leaves out single prompts" in text for text in world.observer.warnings) == 1
+
+
+def test_a_full_disk_ends_the_timeline_and_not_the_run(tmp_path):
+    world = World(tmp_path / "run")
+    world.folder.timeline.mkdir()  # can't be written
+    assert world.run() is True and world.journal.step == 2
+    assert sum("timeline.json ends here" in text for text in world.observer.warnings) == 1

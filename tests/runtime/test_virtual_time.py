@@ -1,0 +1,45 @@
+"""Virtual time: sleeps in the right order and in no time, and a deadlock is found instead of waited for."""
+
+import asyncio
+import time
+
+import pytest
+
+from proxima.runtime.virtual_time import Deadlock, VirtualClock, run_virtually
+
+
+def test_sleeps_end_in_order_and_take_no_time():
+    clock, seen = VirtualClock(), []
+
+    async def sleep(seconds):
+        await asyncio.sleep(seconds)
+        seen.append((seconds, clock.now()))
+
+    async def main():
+        await asyncio.gather(sleep(3600.0), sleep(2.5), sleep(0.0), sleep(2.5))
+        return clock.wall()
+
+    before = time.monotonic()
+    wall = run_virtually(main(), clock)
+    assert time.monotonic() - before < 60
+    assert [seconds for seconds, _ in seen] == [0.0, 2.5, 2.5, 3600.0]
+    assert [at for _, at in seen] == pytest.approx([0.0, 2.5, 2.5, 3600.0])
+    assert wall == "2026-01-01T01:00:00.000+00:00"
+
+
+def test_a_timeout_fires():
+    async def main():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 7.0)
+
+    clock = VirtualClock()
+    run_virtually(main(), clock)
+    assert clock.now() == pytest.approx(7.0)
+
+
+def test_a_deadlock_is_an_error():
+    async def main():
+        await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock):
+        run_virtually(main(), VirtualClock())
