@@ -1,0 +1,178 @@
+"""One address: JSON calls with a deadline, errors that name the server, and the rule about strangers."""
+
+import ipaddress
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from proxima.data import UserError, require
+
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+
+
+class ServerError(OSError):
+    """A call that failed and may succeed at another time, or at another server.
+
+    Args:
+        url: of the server.
+        call: the path.
+        reason: one line.
+        status: HTTP status of the response; None: there was none.
+    """
+
+    def __init__(self, url: str, call: str, reason: str, status: int | None = None) -> None:
+        super().__init__(f"{url}{call}: {reason}")
+        self.url, self.call, self.reason, self.status = url, call, reason, status
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, and how it is spoken to.
+
+    Args:
+        url: `http://` or `https://`, no path.
+        token_env: environment variable with a bearer token; None: no `Authorization`. The token is never written
+            anywhere.
+        allow_remote: the address may be of another machine: prompts, completions and weights go there, and whoever
+            answers decides what is trained on.
+
+    Raises:
+        FieldError: no such address, a variable that is not set, or another machine without leave and token.
+    """
+
+    url: str
+    token_env: str | None = None
+    allow_remote: bool = False
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
+        require(bool(plain), "url", self.url, "must be http://HOST:PORT without a path")
+        require("@" not in parts.netloc, "url", "…", "must hold no password; give its variable in token_env")
+        known = self.token_env is None or bool(os.environ.get(self.token_env))
+        require(known, "token_env", self.token_env, "must name an environment variable that is set")
+        if not is_loopback(parts.hostname or ""):
+            allowed = self.allow_remote and self.token_env is not None
+            reason = "is on another machine: set allow_remote=true and token_env, the variable with the server's key"
+            require(allowed, "url", self.url, reason)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the token, if there is one."""
+        return {} if self.token_env is None else {"Authorization": f"Bearer {os.environ[self.token_env]}"}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name can only be this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ServerClient:
+    """Calls to one server. Belongs to the event loop that first uses it.
+
+    Args:
+        address: of the server.
+        seconds: deadline of a call that names none.
+    """
+
+    def __init__(self, address: Address, *, seconds: float = 60.0) -> None:
+        self.address, self.url, self.seconds = address, address.url.rstrip("/"), seconds
+        # Proxies of the environment are not for an engine: they would see every prompt, and buffer the streams.
+        self._http = httpx.AsyncClient(base_url=self.url, headers=address.headers, limits=LIMITS, trust_env=False)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def get(self, path: str, *, seconds: float | None = None, **query: Any) -> Any:
+        """What a GET answers: JSON decoded, None where the body is empty.
+
+        Raises:
+            ServerError: no connection, no answer in time, another status than 2xx, or no JSON.
+        """
+        return await self._call("GET", path, seconds, params=query)
+
+    async def post(
+        self, path: str, body: Any = None, *, seconds: float | None = None, query: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The same of a POST."""
+        return await self._call("POST", path, seconds, json=body, params=dict(query or {}))
+
+    async def _call(self, method: str, path: str, seconds: float | None, **more: Any) -> Any:
+        limit = self.seconds if seconds is None else seconds
+        try:
+            response = await self._http.request(method, path, timeout=limit, **more)
+        except httpx.HTTPError as error:
+            raise self.failed(path, error, limit) from error
+        self.check_status(path, response.status_code, response.text)
+        if not response.content:
+            return None
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ServerError(self.url, path, f"answers no JSON but {_excerpt(response.text)}") from error
+
+    @asynccontextmanager
+    async def lines(self, path: str, body: Any, *, idle_seconds: float) -> AsyncIterator[AsyncIterator[str]]:
+        """The lines of a streamed answer to a POST; leaving closes the connection.
+
+        Args:
+            idle_seconds: without a byte after which the answer counts as hung; its length in time is not limited.
+
+        Raises:
+            ServerError: as `get`, in the reading too.
+        """
+        timeout = httpx.Timeout(idle_seconds, connect=min(idle_seconds, self.seconds))
+        try:
+            async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
+                if response.status_code >= 300:
+                    self.check_status(path, response.status_code, (await response.aread()).decode(errors="replace"))
+                yield response.aiter_lines()
+        except httpx.HTTPError as error:
+            raise self.failed(path, error, idle_seconds) from error
+
+    def failed(self, path: str, error: httpx.HTTPError, seconds: float) -> ServerError:
+        """What a failed transfer means."""
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return ServerError(self.url, path, "can't be reached")
+        if isinstance(error, httpx.TimeoutException):
+            return ServerError(self.url, path, f"no answer for {seconds:g} s")
+        return ServerError(self.url, path, f"the connection broke ({type(error).__name__})")
+
+    def check_status(self, path: str, status: int, text: str) -> None:
+        """Raise what a status means.
+
+        Raises:
+            ServerError: not 2xx.
+            UserError: 401, 403: the next attempt would be refused too.
+        """
+        if status in (401, 403):
+            raise UserError(
+                f"{self.url}{path}: refused with status {status}: {_excerpt(text)}",
+                remedy="check token_env, and what the server was started with",
+            )
+        if not 200 <= status < 300:
+            raise ServerError(self.url, path, f"status {status}: {_excerpt(text)}", status)
+
+
+def _excerpt(text: str) -> str:
+    """The message of an error's body, in one line."""
+    try:
+        found = json.loads(text)
+        error = found.get("error", found)
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError):
+        pass
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else line[:199] + "…"

@@ -1,0 +1,186 @@
+"""What differs between servers: how each is asked, and what it can do."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from proxima.data.columns import Columns, Floats, Ints
+from proxima.data.flow import FinishReason
+from proxima.engine.protocol import Interrupt, PauseMode, Sampling
+
+if TYPE_CHECKING:
+    from proxima.engine.http.client import ServerClient
+
+LogProbMode = Literal["processed", "raw"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+    """What a server can do, as it was found by asking it. Nothing is inferred from a version number.
+
+    Args:
+        server: name and version, for messages: `vllm 0.32.0`.
+        model: what it serves, as it calls it.
+        max_length: tokens of prompt and completion together; None: it does not tell.
+        dtype: of its weights, `bfloat16` and the like; None: it does not tell.
+        quantization: of its weights, `fp8` and the like; None: there is none.
+        log_probs: what the log-prob of a sampled token is of: `processed`, the distribution really sampled, or `raw`,
+            softmax(logits) without temperature and truncation; None: there are no log-probs.
+        token_ids: completions come as token ids.
+        scores: it gives log-probs of given tokens, of softmax(logits).
+        weight_updates: how it takes new weights, best first; the names are the dialect's own.
+        weight_version: it keeps the version of its weights, and says it.
+        version_spans: each completion says which weights sampled which of its tokens.
+        pause_modes: the modes that `Dialect.pause` accepts.
+        interrupts: what it can make of running completions when new weights come, without their being sent again.
+        prefix_cache: it reuses the KV of equal prefixes; None: it does not tell.
+        cache_salt: a request can say whose prefixes it may read.
+        seeds: a request can have a seed.
+        sampling_mask: it gives the tokens that could be sampled, with each token.
+        routed_experts: it gives the experts of each token.
+        batch_invariant: a completion does not depend on what else is running.
+        more: what else is worth a line of `proxima engine check`.
+    """
+
+    server: str
+    model: str
+    max_length: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    log_probs: LogProbMode | None = None
+    token_ids: bool = False
+    scores: bool = False
+    weight_updates: tuple[str, ...] = ()
+    weight_version: bool = False
+    version_spans: bool = False
+    pause_modes: frozenset[PauseMode] = frozenset()
+    interrupts: frozenset[Interrupt] = frozenset()
+    prefix_cache: bool | None = None
+    cache_salt: bool = False
+    seeds: bool = False
+    sampling_mask: bool = False
+    routed_experts: bool = False
+    batch_invariant: bool = False
+    more: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRequest:
+    """One completion, or the rest of one.
+
+    Args:
+        id: unique among all requests of the run; `abort` takes it.
+        tokens: what the server continues: the prompt and, where a completion is resumed, what it has so far.
+        sampling: with `max_tokens` of what is still missing; every field is sent, for servers have defaults of their
+            own.
+        seed: of the draws; None: the server's own.
+        cache_salt: whose prefixes may be read; None: all.
+        stop_tokens: ids that end the completion; they are part of it.
+    """
+
+    id: str
+    tokens: Sequence[int]
+    sampling: Sampling
+    seed: int | None = None
+    cache_salt: str | None = None
+    stop_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunk(Columns):
+    """Some tokens of a completion, in order.
+
+    Args:
+        tokens: [T] int32.
+        log_prob: [T] float32, nats, in the mode of `ServerFacts.log_probs`.
+        finish_reason: set on the last chunk.
+        version_spans: on the last chunk, where the server tells: (version, start, end) over all tokens of the request.
+        prompt_tokens: what the server says that it was asked, where it says so: compared with the request.
+    """
+
+    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
+
+    tokens: Ints
+    log_prob: Floats
+    finish_reason: FinishReason | None = None
+    version_spans: tuple[tuple[str, int, int], ...] | None = None
+    prompt_tokens: Ints | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightHandover:
+    """New weights for a server.
+
+    Args:
+        version: theirs.
+        folder: a Hugging Face folder with them, complete: config, tokenizer, safetensors. The server must see the path.
+        how: one of `ServerFacts.weight_updates`.
+    """
+
+    version: int
+    folder: Path
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLoad:
+    """What a server is doing.
+
+    Args:
+        running, waiting: requests; None: it does not tell.
+        weight_version: of its weights, as it calls it; None: it does not tell.
+        paused: None: it does not tell.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    weight_version: str | None = None
+    paused: bool | None = None
+
+
+class Dialect(Protocol):
+    """How a kind of server is asked. Holds no state of a server: one object serves many.
+
+    Every method raises `ServerError` of `client.py` for a call that failed, and `UserError` for what another call
+    would not mend.
+    """
+
+    kind: ClassVar[str]
+
+    async def probe(self, client: "ServerClient") -> ServerFacts:
+        """Ask what the server can do; generates a token or two to see."""
+        ...
+
+    def stream(self, client: "ServerClient", facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
+        """The completion, in chunks as they come. Closing it ends the request at the server."""
+        ...
+
+    async def score(self, client: "ServerClient", facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
+        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits)."""
+        ...
+
+    async def pause(self, client: "ServerClient", facts: ServerFacts, mode: PauseMode) -> None:
+        """Stop sampling; returns when no token is being sampled. See `Engine.pause` for the modes."""
+        ...
+
+    async def resume(self, client: "ServerClient", facts: ServerFacts) -> None:
+        """Sample again."""
+        ...
+
+    async def abort(self, client: "ServerClient", facts: ServerFacts, ids: Sequence[str]) -> None:
+        """End requests by their `TokenRequest.id`; unknown ones are no error."""
+        ...
+
+    async def load_weights(self, client: "ServerClient", facts: ServerFacts, weights: WeightHandover) -> None:
+        """Load new weights into a paused server and tell it their version. Not transactional: see `weight_probe`."""
+        ...
+
+    async def forget_prefixes(self, client: "ServerClient", facts: ServerFacts, *, running: bool) -> None:
+        """No KV that old weights computed is read any more: that of finished requests, and with `running` that of
+        requests that are paused, whose KV is computed again."""
+        ...
+
+    async def load(self, client: "ServerClient", facts: ServerFacts) -> ServerLoad:
+        """A health check: cheap, answered while the server is busy or paused."""
+        ...
