@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.model import LoadedModel, Policy, load, save
-from proxima.model.load import check_path, load_config, load_tokenizer
+from proxima.model.load import ALIGNMENT, check_path, load_config, load_tokenizer
 from tests.model.rows import loaded, policy, rows
 from tests.tiny import CONTEXT, KINDS, tiny
 
@@ -244,6 +245,19 @@ def test_loaded_model_names():
     found = loaded("llama")
     for path, name in {"org/model": "model", "/a/b/": "b", "x": "x"}.items():
         assert LoadedModel(model=found.model, tokenizer=found.tokenizer, path=path).name == name
+
+
+@pytest.mark.parametrize("padding", range(0, 64, 24))
+def test_weights_are_aligned_however_long_the_header_of_their_file_is(padding, tiny_model, tmp_path):
+    """The same weights compute the same bits, read from a checkpoint or not; some CPUs' kernels go by the address."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), folder)
+    weights = folder / "model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "padding": "x" * padding})
+    raw = AutoModelForCausalLM.from_pretrained(folder)
+    found = load(str(folder), device="cpu").model
+    assert not any(p.data_ptr() % ALIGNMENT for p in found.parameters())
+    assert all(torch.equal(p, q) for p, q in zip(found.parameters(), raw.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("read", [load_config, load_tokenizer, load])

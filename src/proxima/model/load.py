@@ -22,8 +22,10 @@ from proxima.model.files import weight_files
 from proxima.model.lora import Lora, adapter_names, attach, merge_adapter
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
+    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -301,8 +303,21 @@ def load_weights(
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()
+    align_weights(model)
     tokenizer = load_tokenizer(path, revision)
     return LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path), missing
+
+
+def align_weights(model: "nn.Module") -> None:
+    """Copy the parameters to where torch would have allocated them.
+
+    Those read from safetensors lie in the mapped file, behind a header of any length, and the kernels of some CPUs
+    choose the order of a sum by the address of a matrix: the weights of a checkpoint would not always compute what the
+    same weights computed before it was written.
+    """
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+            parameter.data = parameter.data.clone()
 
 
 def _place(path: str) -> tuple[str, dict[str, Any]]:
