@@ -23,7 +23,9 @@ SOURCE = REPOSITORY / "src"
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
-PUBLIC_ROOMS = tuple(f"proxima{room}" for room in ("", ".data", ".core", ".engine", ".reward", ".task", ".conformance"))
+PUBLIC_ROOMS = tuple(
+    f"proxima{room}" for room in ("", ".data", ".core", ".engine", ".engine.http", ".reward", ".task", ".conformance")
+)
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
     "export": "the command, and what it does",

@@ -2,10 +2,29 @@
 
 `dialect.py` says what differs between servers, `vllm.py` and `sglang.py` are the two that are known. The rest does not
 know which server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one
-server and what runs on it), `pool.py` (which replica gets a request; a sick one is ejected and comes back), `engine.py`
-(the `Engine` over them), `weight_folder.py` and `weight_probe.py` (how new weights get there, and the proof that they
-did).
+server and what runs on it), `replica_pool.py` (which replica gets a request; a sick one is ejected and comes back),
+`engine.py` (the `Engine` over them), `weight_sync.py` (how new weights get there, and the proof that they did).
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `proxima.engine.protocol`. Imported by `engine/__init__`, `cli`.
-To add a server: a file with a class that has the methods of `Dialect`, and a spec beside it; the tests of
-`tests/engine/http` run over a fake of its protocol.
+To add a server: a file with a class that has the methods of `Dialect`, and a spec that derives from `ServerSpec` beside
+it; the tests of `tests/engine/http` run over a fake of its protocol.
 """
+
+from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.weight_sync import SyncReport, WeightSync
+
+__all__ = [
+    "Address",
+    "Chunk",
+    "Dialect",
+    "ServerClient",
+    "ServerError",
+    "ServerFacts",
+    "ServerLoad",
+    "ServerSpec",
+    "SyncReport",
+    "TokenRequest",
+    "WeightHandover",
+    "WeightSync",
+]

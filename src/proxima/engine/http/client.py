@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,6 +41,7 @@ class Address:
             anywhere.
         allow_remote: the address may be of another machine: prompts, completions and weights go there, and whoever
             answers decides what is trained on.
+        token: the bearer token itself, of a server that this process has started.
 
     Raises:
         FieldError: no such address, a variable that is not set, or another machine without leave and token.
@@ -49,6 +50,7 @@ class Address:
     url: str
     token_env: str | None = None
     allow_remote: bool = False
+    token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -65,7 +67,8 @@ class Address:
     @property
     def headers(self) -> dict[str, str]:
         """With the token, if there is one."""
-        return {} if self.token_env is None else {"Authorization": f"Bearer {os.environ[self.token_env]}"}
+        token = self.token if self.token_env is None else os.environ[self.token_env]
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def is_loopback(host: str) -> bool:
@@ -124,23 +127,26 @@ class ServerClient:
             raise ServerError(self.url, path, f"answers no JSON but {_excerpt(response.text)}") from error
 
     @asynccontextmanager
-    async def lines(self, path: str, body: Any, *, idle_seconds: float) -> AsyncIterator[AsyncIterator[str]]:
+    async def lines(
+        self, path: str, body: Any, *, idle_seconds: float | None = None
+    ) -> AsyncIterator[AsyncIterator[str]]:
         """The lines of a streamed answer to a POST; leaving closes the connection.
 
         Args:
-            idle_seconds: without a byte after which the answer counts as hung; its length in time is not limited.
+            idle_seconds: without a byte after which the answer counts as hung; None: the caller limits it. Its length
+                in time is not limited.
 
         Raises:
             ServerError: as `get`, in the reading too.
         """
-        timeout = httpx.Timeout(idle_seconds, connect=min(idle_seconds, self.seconds))
+        timeout = httpx.Timeout(idle_seconds, connect=self.seconds)
         try:
             async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
                 if response.status_code >= 300:
                     self.check_status(path, response.status_code, (await response.aread()).decode(errors="replace"))
                 yield response.aiter_lines()
         except httpx.HTTPError as error:
-            raise self.failed(path, error, idle_seconds) from error
+            raise self.failed(path, error, idle_seconds or self.seconds) from error
 
     def failed(self, path: str, error: httpx.HTTPError, seconds: float) -> ServerError:
         """What a failed transfer means."""

@@ -76,7 +76,8 @@ class TokenRequest:
             own.
         seed: of the draws; None: the server's own.
         cache_salt: whose prefixes may be read; None: all.
-        stop_tokens: ids that end the completion; they are part of it.
+        stop_tokens: ids that end the completion; they are part of it, and no other ids end it.
+        chunk_tokens: tokens in a message; more make fewer messages.
     """
 
     id: str
@@ -85,6 +86,7 @@ class TokenRequest:
     seed: int | None = None
     cache_salt: str | None = None
     stop_tokens: tuple[int, ...] = ()
+    chunk_tokens: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,13 +116,17 @@ class WeightHandover:
 
     Args:
         version: theirs.
+        label: what the server is to call it, so that it can be told from the versions of other runs.
         folder: a Hugging Face folder with them, complete: config, tokenizer, safetensors. The server must see the path.
         how: one of `ServerFacts.weight_updates`.
+        seconds: deadline of it all.
     """
 
     version: int
+    label: str
     folder: Path
     how: str
+    seconds: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +137,16 @@ class ServerLoad:
         running, waiting: requests; None: it does not tell.
         weight_version: of its weights, as it calls it; None: it does not tell.
         paused: None: it does not tell.
+        model: what it serves, as it calls it; None: it does not tell.
+        instance: changes when the server is started again; None: it does not tell.
     """
 
     running: int | None = None
     waiting: int | None = None
     weight_version: str | None = None
     paused: bool | None = None
+    model: str | None = None
+    instance: str | None = None
 
 
 class Dialect(Protocol):
@@ -153,11 +163,16 @@ class Dialect(Protocol):
         ...
 
     def stream(self, client: "ServerClient", facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
-        """The completion, in chunks as they come. Closing it ends the request at the server."""
+        """The completion, in chunks as they come. Closing it ends the request at the server. It may take forever: the
+        caller measures the time between tokens."""
         ...
 
     async def score(self, client: "ServerClient", facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits)."""
+        ...
+
+    async def tokenize(self, client: "ServerClient", facts: ServerFacts, text: str) -> list[int] | None:
+        """The ids of a text, no special tokens added; None: the server has no such call."""
         ...
 
     async def pause(self, client: "ServerClient", facts: ServerFacts, mode: PauseMode) -> None:

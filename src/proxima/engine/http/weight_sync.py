@@ -1,0 +1,59 @@
+"""How new weights get to replicas."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from proxima.engine.protocol import WeightUpdate
+
+if TYPE_CHECKING:
+    from proxima.engine.http.replica import Replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """New weights at one replica.
+
+    Args:
+        url: of the replica.
+        version: of the weights.
+        how: the way they went, of `ServerFacts.weight_updates`.
+        seconds: from the first call to the proof.
+        metrics: what the probe found, by name: `probe_mean`, `probe_max` (nats) and the like.
+    """
+
+    url: str
+    version: int
+    how: str
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class WeightSync(Protocol):
+    """Brings new weights to replicas, each by itself, and proves that they arrived. Called from the engine's own loop.
+
+    `ReplicaPool.publish` calls `prepare` once, pauses the replicas, calls `bring` of all concurrently, and lets those
+    sample again where it returned. A replica that was away gets `bring` alone, with the weights prepared last.
+    """
+
+    async def prepare(self, update: WeightUpdate, label: str) -> None:
+        """Put the weights where every replica can read them, until the next call.
+
+        Args:
+            label: what servers are to call this version; no other run, and no other version, has the same.
+        """
+        ...
+
+    async def bring(self, replica: "Replica") -> SyncReport:
+        """Load them into a paused replica that runs nothing, or what it holds in its pause; have it forget the prefixes
+        of other weights; prove that it computes with the new ones. The server may be left paused or not.
+
+        Raises:
+            ServerError: a call failed; the replica is ejected, and gets them before it returns.
+            UserError: they are not what it computes with, or it can't take them: no other attempt would end otherwise.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Remove what `prepare` left behind."""
+        ...
