@@ -7,7 +7,7 @@ import pytest
 
 from proxima.config.describe import kinds_of
 from proxima.config.presets import ALGORITHMS
-from proxima.config.schema import Slot
+from proxima.config.slots import Slot
 from proxima.core.surrogate import SURROGATES
 from proxima.data.recipe_files import shipped_recipes
 from proxima.engine.protocol import Sampling

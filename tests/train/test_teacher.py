@@ -12,8 +12,9 @@ from proxima.data import UserError, pack
 from proxima.engine.local import Local
 from proxima.engine.protocol import EngineSetup
 from proxima.model import Policy
+from proxima.train.engine_stage import EngineStage
 from proxima.train.objectives import DistillationTerm
-from proxima.train.teacher_stage import EngineTeacherStage, TeacherStage
+from proxima.train.teacher_stage import TeacherStage
 from tests.model.rows import loaded
 from tests.tiny import VOCABULARY, tiny
 from tests.train.helpers import assert_close, gradients, trainer, trajectories
@@ -87,7 +88,9 @@ def test_an_engine_gives_what_a_forward_gives():
     items = trajectories()
     engine = Local(dtype="float32").build(EngineSetup.of(loaded(TEACHER)))
     t = trainer(tokens_per_micro_batch=24)
-    forward, scored = (t.fill([one], items) for one in (stage(top_k=0), EngineTeacherStage(engine=engine)))
+    forward, scored = (
+        t.fill([one], items) for one in (stage(top_k=0), EngineStage(column="teacher_log_prob", engine=engine))
+    )
     for ours, theirs in zip(forward, scored, strict=True):
         np.testing.assert_allclose(theirs.teacher_log_prob, ours.teacher_log_prob, atol=2e-4)
         assert ours.bucket_token is None

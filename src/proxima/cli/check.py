@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
-from proxima.config.schema import Slot
+from proxima.config.slots import Slot
 from proxima.data import UserError
 
 if TYPE_CHECKING:

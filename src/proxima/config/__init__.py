@@ -1,6 +1,7 @@
 """Config: a recipe and overrides become one checked config in which every value knows its origin.
 
     schema            the fields, once: default, unit, bounds      describe            a dataclass: fields, kinds, help
+    algorithm_schema  its `algorithm` section              slots               fields that hold a spec
     recipe_reader     YAML and key=value → layers                  tree                layers as nodes; how they merge
     layers            layers and presets → one tree                presets             algorithms by name
     builder           tree → dataclasses with provenance           coerce, scalars     written value → annotated type

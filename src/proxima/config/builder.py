@@ -11,7 +11,7 @@ from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup
 from proxima.config.other_names import our_name
 from proxima.config.problems import ConfigError, Problem, nearest, suggestion
 from proxima.config.scalars import in_one_line, to_json
-from proxima.config.schema import Slot
+from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node
 from proxima.data.errors import FieldError
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from proxima.config.schema import Slot, TrainConfig
+from proxima.config.schema import TrainConfig
+from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
 from proxima.data import require
 

@@ -15,7 +15,8 @@ from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from proxima.config.problems import one_problem, suggestion
-from proxima.config.schema import Presets, RunConfig, Slot
+from proxima.config.schema import RunConfig
+from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
 
 

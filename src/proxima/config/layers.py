@@ -8,7 +8,7 @@ from proxima.config.describe import fields_of, kind_of, layout_of, table_of
 from proxima.config.families import command_of
 from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides
-from proxima.config.schema import Slot
+from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
 
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list

@@ -9,16 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from proxima.config.schema import (
-    STALL,
-    CheckpointConfig,
-    ModelConfig,
-    OptimizationConfig,
-    RowsConfig,
-    Slot,
-    require_at_least,
-    require_plain_folder,
-)
+from proxima.config.schema import STALL, CheckpointConfig, ModelConfig, OptimizationConfig, RowsConfig
+from proxima.config.slots import Slot, require_at_least, require_plain_folder
 from proxima.data import PreferencePair, Trajectory, require
 from proxima.task.chat_rows import ChatReader
 from proxima.task.preference_rows import PairColumns, PreferenceReader

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.offline_schema import OfflineConfig
-from proxima.config.schema import Slot
+from proxima.config.slots import Slot
 from proxima.core.preference import Kto
 from proxima.data import MarkedCompletion, PreferencePair, Trajectory, require
 from proxima.task.preference_rows import MarkedColumns, PairColumns, PreferenceReader

@@ -11,49 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from proxima.core.correction import MismatchGuard
-from proxima.core.proximal import NextMissing
-from proxima.core.reward_kl import RewardKl
+from proxima.config.algorithm_schema import AlgorithmConfig
+from proxima.config.slots import Presets, Slot, require_at_least, require_plain_folder
 from proxima.data import require
 from proxima.engine.protocol import Sampling
 from proxima.model.lora import Lora
 from proxima.rollout.admission import OverAge
-from proxima.rollout.dynamic_sampling import DynamicSampling
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Marks a field that holds a spec, or, with `many`, a list of specs. A table is named "package.module:DICT".
-
-    Args:
-        table: the dict of kinds; imported when a recipe is resolved, never before.
-        many: the field holds a tuple of specs.
-        default: the kind of a recipe that names none, of a list the kind of each entry that names none; None leaves the
-            field's own default.
-        aliases: table of other names for the kinds, what the peers call them.
-        presets: table of names that each stand for several specs; needs `many`.
-    """
-
-    table: str
-    many: bool = False
-    default: str | None = None
-    aliases: str | None = None
-    presets: str | None = None
-
-
-@dataclass(frozen=True)
-class Presets:
-    """Marks a field that a preset's name may fill: `algorithm: cppo`, or `{preset: cppo, ...overrides}`."""
-
-    table: str
-
-
-_AGGREGATES = "proxima.core.aggregate:AGGREGATES"
-_AGGREGATE = Slot(_AGGREGATES, default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES")
-_DIVERGENCE = Slot("proxima.core.distillation:DISTILLATIONS", default="reverse_kl")
-_PAIRS = "in place of the surrogate: loss of the best and the worst completion of a prompt; null: off"
-_CORRECTIONS = "proxima.core.correction:CORRECTIONS"
-_CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
 
 
 def _require_random_samples(config: Any) -> None:
@@ -62,19 +25,6 @@ def _require_random_samples(config: Any) -> None:
     bound = "must be 1 at temperature 0: greedy answers are all the same"
     remedy = "set the temperature of its sampling to 1, or samples to 1"
     require(not same, "samples", config.samples, bound, remedy=remedy)
-
-
-def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
-    """Raise `FieldError` for the first of the fields that is below the minimum."""
-    for name in fields:
-        value = getattr(config, name)
-        require(value >= minimum, name, value, f"must be >= {minimum}", remedy=remedy)
-
-
-def require_plain_folder(folder: str | None) -> None:
-    """Raise `FieldError` for a run folder that a terminal would obey."""
-    plain = folder is None or folder.isprintable()
-    require(plain, "folder", folder, "must not have control characters, which a terminal obeys")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,70 +98,6 @@ class EvalConfig:
             return {}
         main = EvalSetConfig(name="", task=self.task, limit=self.limit, samples=self.samples, sampling=self.sampling)
         return {"eval": main} | {f"eval.sets.{i}": one for i, one in enumerate(self.sets)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillationConfig:
-    """A teacher beside the rewards, or, without a surrogate, alone: the rewards are then only measured."""
-
-    path: Annotated[str, "the teacher, of the student's vocabulary: Hugging Face name, folder, or .gguf file"]
-    divergence: Annotated[Any, _DIVERGENCE, "how far the student is from it, at each token"] = None
-    coefficient: Annotated[float, "of the divergence in the loss, > 0"] = 1.0
-    aggregate: Annotated[Any, _AGGREGATE, "divergences of tokens -> one number"] = None
-    engine: Annotated[
-        Any, Slot("proxima.engine:ENGINES"), "runs the teacher, with divergence.top_k 0; null: the trainer's forward"
-    ] = None
-
-    def __post_init__(self) -> None:
-        valid = 0 < self.coefficient < float("inf")
-        remedy = "algorithm.distillation=null turns it off"
-        require(valid, "coefficient", self.coefficient, "must be > 0 and finite", remedy=remedy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
-    proximal: Annotated[
-        Literal["behavior", "recompute", "loglinear", "next"],
-        "centre of the trust region; next: as recompute, and corrections go towards the version after the sampling one",
-    ] = "behavior"
-    next_from: Annotated[
-        Literal["engine", "trainer"], "who computes that version's log-probs: up to one forward pass more"
-    ] = "engine"
-    next_missing: Annotated[NextMissing, "a token without: the proximal one's, or weight 0, or so its completion"] = (
-        "decoupled"
-    )
-    behavior: Annotated[Literal["untruncated", "sampled"], "the behavior policy's engine log-prob"] = "untruncated"
-    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
-    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"] = None
-    preference: Annotated[Any, Slot("proxima.core.preference:PREFERENCES"), _PAIRS] = None
-    aggregate: Annotated[Any, _AGGREGATE, "per-token losses -> one number"] = None
-    correction: Annotated[Any, _CORRECTION, "weights and rejections, behavior -> proximal"] = ()
-    mismatch: Annotated[MismatchGuard, "engine against trainer, measured at each step's first forward"] = field(
-        default_factory=MismatchGuard
-    )
-    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "dropped before the update"] = ()
-    dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
-    reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "KL to the frozen reference; null: off"] = None
-    reward_kl: Annotated[RewardKl | None, "KL to the frozen reference, in the reward of each token; null: off"] = None
-    distillation: Annotated[DistillationConfig | None, "divergence from a teacher, in the loss; null: off"] = None
-    entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
-    skip_zero_advantage: Annotated[
-        bool, "skip forward and backward where the advantage is exactly 0 (exact: momentum still steps)"
-    ] = True
-
-    def __post_init__(self) -> None:
-        bonus = self.entropy_bonus
-        require(0 <= bonus < float("inf"), "entropy_bonus", bonus, "must be >= 0 and finite", remedy="0 turns it off")
-        missing = self.surrogate is None and self.preference is None and self.distillation is None
-        remedy = "or set algorithm.preference, for online DPO, or algorithm.distillation, for a teacher alone"
-        require(not missing, "surrogate", None, "must be set", remedy=remedy)
-
-    @property
-    def needs_reference(self) -> bool:
-        """True when loss or reward need the frozen reference."""
-        in_loss = self.reference_kl is not None and self.reference_kl.coefficient > 0
-        return in_loss or self.reward_kl is not None or self.preference is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
 """Engines: prompts in, completions with log-probs and versions out. One protocol, one file an engine.
 
-`protocol.py` defines an engine. `local.py` is the one in this process: a scheduler (`scheduler.py`: continuous
-batching, a group's prompt run once; `token_table.py`: the columns of what runs) over a decoder (`fast_decoder.py` for
-Llama, Qwen2 and Qwen3 shapes, `general_decoder.py` for any Hugging Face decoder), with `sampler.py` and `cache.py`.
-`local_process.py` is the same engine in a process of its own: `supervisor.py` keeps `served_engine.py` running,
-`channel.py` has the messages between them, and `shared_weights.py` the weights. `executor.py` calls hooks around the
-pauses of any engine.
+`protocol.py` defines an engine, `needs.py` what a run asks of one before it starts. `local.py` is the one in this
+process: a scheduler (`scheduler.py`: continuous batching, a group's prompt run once; `token_table.py`: the columns of
+what runs) over a decoder (`fast_decoder.py` for Llama, Qwen2 and Qwen3 shapes, `general_decoder.py` for any Hugging
+Face decoder), with `sampler.py` and `cache.py`. `local_process.py` is the same engine in a process of its own:
+`supervisor.py` keeps `served_engine.py` running, `channel.py` has the messages between them, and `shared_weights.py`
+the weights. `executor.py` calls hooks around the pauses of any engine.
 Imports: torch, `proxima.data`, `proxima.model`. Imported by `rollout`, `config`, `runtime`, `cli`.
 To add an engine: (1) a file with a frozen spec that derives from `EngineSpec` and has `build(setup)`; (2) a line in
 `ENGINES`; (3) the conformance tests in `tests/engine` find it in the dict: log-probs equal to the trainer's forward,
@@ -16,6 +16,7 @@ Stable: all that is exported here. Private: scheduler, decoders and cache.
 from proxima.engine.executor import Executor, HookError
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.local_process import LocalProcess, ProcessEngine
+from proxima.engine.needs import EngineNeeds
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -35,6 +36,7 @@ __all__ = [
     "ENGINES",
     "Capabilities",
     "Engine",
+    "EngineNeeds",
     "EngineSetup",
     "EngineSpec",
     "Executor",

@@ -12,12 +12,16 @@ from proxima.data.columns import Columns, Floats, Ints
 if TYPE_CHECKING:
     from torch import nn
 
+    from proxima.engine.needs import EngineNeeds
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.load import LoadedModel
 
 PauseMode = Literal["keep", "wait", "abort"]
 UpdateKind = Literal["module", "checkpoint"]
 Interrupt = Literal["recompute", "keep", "finish"]
+LogProbName = Literal["sampled", "untruncated"]  # `Completion.sampled_log_prob` and `untruncated_log_prob`
+LogProbsOf = Literal["both", "processed", "untruncated", "raw"]
+BOTH: frozenset[LogProbName] = frozenset({"sampled", "untruncated"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,9 @@ class Capabilities:
         top_k: most probable tokens reported with each token; 0 for none.
         deterministic: a completion depends on weights, seed, prompt uid, sample and turn, and on nothing else that is
             queued.
+        log_probs: what the log-prob of a sampled token is of: `both` columns of a completion are always there;
+            `processed`, the distribution really sampled; `untruncated`, that before truncation; `raw`, softmax(logits),
+            without temperature and truncation.
     """
 
     weight_updates: frozenset[UpdateKind]
@@ -170,6 +177,20 @@ class Capabilities:
     in_flight: bool = False
     top_k: int = 0
     deterministic: bool = False
+    log_probs: LogProbsOf = "both"
+
+    def fills(self, sampling: Sampling) -> frozenset[LogProbName]:
+        """The log-probs that completions of this sampling have. A column that the engine does not know is NaN."""
+        if self.log_probs == "both":
+            return BOTH
+        if self.log_probs == "untruncated":
+            return frozenset({"untruncated"}) if sampling.truncates else BOTH
+        plain = sampling.temperature in (0, 1)  # greedy log-probs are reported at temperature 1
+        if self.log_probs == "raw":
+            return frozenset() if not plain else frozenset({"untruncated"}) if sampling.truncates else BOTH
+        if sampling.truncates and not (plain and self.score):  # scoring gives softmax(logits)
+            return frozenset({"sampled"})
+        return BOTH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +266,18 @@ class EngineSpec(Protocol):
     def provides(self) -> frozenset[str]:
         """Tensors of `PolicyBatch` that the completions of this engine fill."""
         return frozenset({"behavior_log_prob", "policy_version"})
+
+    def check(self, needs: "EngineNeeds") -> list[str]:
+        """Before any weights load: whether the engine can do what the run will ask of it. An engine in this process is
+        made for the run; a server is asked.
+
+        Returns: warnings for the user.
+
+        Raises:
+            FieldError: it can't; `field` is one of this spec's own, the caller adds where the spec stands.
+            UserError: the same, where no field is to blame.
+        """
+        return []
 
     def build(self, setup: EngineSetup) -> "Engine":
         """The running engine."""

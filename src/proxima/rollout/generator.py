@@ -32,9 +32,13 @@ class GroupSpec:
 
     def requests(self, prompt: Prompt) -> list[Request]:
         """The engine requests of a prompt, by sample; the greedy one is the last."""
-        greedy = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
-        settings = [self.sampling] * self.completions + [greedy] * self.greedy_baseline
+        settings = [self.sampling] * self.completions + [greedy(self.sampling)] * self.greedy_baseline
         return [Request(prompt=prompt, sample=i, sampling=s, seed=self.seed) for i, s in enumerate(settings)]
+
+
+def greedy(sampling: Sampling) -> Sampling:
+    """The most probable token at each position, up to the same length."""
+    return replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 class RolloutListener:

@@ -15,7 +15,9 @@ from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
 from proxima.core.value import value_metrics
-from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, pack
+from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, UserError, pack
+from proxima.data.columns import Floats
+from proxima.data.flow import REPAIR
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord, Key
 from proxima.train import TokenStatistics
@@ -123,6 +125,8 @@ class Algorithm:
     Args:
         advantage, selection: specs.
         behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
+        reads_behavior: the loss reads μ, which every completion must then have. Otherwise μ is only measured, and left
+            out of a step in which the engine does not give it.
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the batch, see `deal`.
         rewards: names of the recipe's rewards, the columns of `Outcomes.parts`; empty: those that a score has.
@@ -136,6 +140,7 @@ class Algorithm:
     advantage: Any
     selection: Sequence[Any]
     behavior: str = "untruncated"
+    reads_behavior: bool = True
     updates: int = 1
     epochs: int = 1
     seed: int = 0
@@ -241,6 +246,7 @@ class Algorithm:
             Trajectory.of(prompt, completion, group=i, advantage=0.0, behavior=self.behavior)
             for i, prompt, completion in completions
         ]
+        items = self._with_behavior(items)
         advantage = torch.zeros_like(outcomes.reward)
         rows = outcomes.valid.nonzero().flatten().tolist()
         if rows and (per_token or self.reward_kl is not None):
@@ -267,6 +273,22 @@ class Algorithm:
                 f"{type(self.advantage).__name__} gives {count} completions an advantage of NaN or infinity"
             )
         return advantage, items, metrics
+
+    def _with_behavior(self, items: list[Trajectory]) -> list[Trajectory]:
+        """The trajectories, all with μ or all without.
+
+        Raises:
+            UserError: the loss reads μ, and a token has none.
+        """
+        absent = [(item, at) for item in items if (at := _first_nan(item.behavior_log_prob)) is not None]
+        if not absent:
+            return items
+        if self.reads_behavior:
+            item, at = absent[0]
+            where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
+            reason = f"{self.behavior}_log_prob of token {at} is absent (NaN), and the loss reads it"
+            raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
+        return [replace(item, behavior_log_prob=None) for item in items]
 
     def _filled(self, scored: Sequence[Trajectory]) -> tuple[list[Trajectory], PackedBatch]:
         """The trajectories of all completions with a score, after the forward stages that advantage and reward need."""
@@ -328,6 +350,13 @@ def deal(
             if members:
                 out.append(tuple(members))
     return tuple(out)
+
+
+def _first_nan(column: Floats | None) -> int | None:
+    """The first place that is NaN; None: there is none."""
+    if column is None or not (wrong := np.isnan(column)).any():
+        return None
+    return int(wrong.argmax())
 
 
 def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:

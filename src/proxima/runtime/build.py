@@ -19,7 +19,7 @@ from proxima.core.penalty import EntropyBonus
 from proxima.core.selection import prompts_factor
 from proxima.data import FieldError
 from proxima.engine.executor import Executor
-from proxima.engine.protocol import EngineSetup, Sampling
+from proxima.engine.protocol import EngineSetup
 from proxima.model import LoadedModel, PackedModel, Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES
@@ -33,6 +33,7 @@ from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller
 from proxima.runtime.critic import Critic, ValueHead
+from proxima.runtime.engine_needs import evaluation_sampling
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.learner import Learner
 from proxima.runtime.loop import Plan
@@ -41,7 +42,7 @@ from proxima.runtime.observer import Observer
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.run_data import RunData
 from proxima.runtime.store import RolloutRecorder, RunStore
-from proxima.runtime.teacher import make_distillation, make_teacher_stage
+from proxima.runtime.teacher import make_distillation, make_reference_engine_stage, make_teacher_stage
 from proxima.task.prompts import PromptSource
 from proxima.train import (
     ForwardStage,
@@ -57,7 +58,7 @@ from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
     from proxima.config.offline_schema import OfflineConfig
-    from proxima.config.schema import EvalSetConfig, EvaluateConfig, ModelConfig, OptimizationConfig, RunConfig
+    from proxima.config.schema import EvaluateConfig, ModelConfig, OptimizationConfig, RunConfig
 
 RECOMPUTED = ("recompute", "next")  # the centre is the policy that the update starts from
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
@@ -87,12 +88,6 @@ def packed_settings(model: "ModelConfig") -> dict[str, Any]:
         "compute_dtype": DTYPES[model.compute_dtype],
         "gradient_checkpointing": model.gradient_checkpointing,
     }
-
-
-def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
-    """A set's own; by default that of training for several samples, and greedy up to its length for one."""
-    greedy = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
-    return spec.sampling or (training if spec.samples > 1 else greedy)
 
 
 def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
@@ -193,7 +188,9 @@ def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> 
         stages.append(LogProbStage("proximal_log_prob", policy))
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
-    if config.algorithm.needs_reference and config.model.lora is not None:
+    if config.algorithm.needs_reference and config.algorithm.reference_engine is not None:
+        stages.append(make_reference_engine_stage(config, policy.loaded.tokenizer, compute))
+    elif config.algorithm.needs_reference and config.model.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
     elif config.algorithm.needs_reference:
         frozen = compute.call(load_model, config)
@@ -219,6 +216,7 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         advantage=algorithm.advantage,
         selection=algorithm.selection,
         behavior=algorithm.behavior,
+        reads_behavior=algorithm.reads_behavior,
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,

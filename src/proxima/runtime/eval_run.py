@@ -19,7 +19,7 @@ from proxima.config.describe import kind_of
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import atomic_writer, write_atomic
 from proxima.data.jsonl import dumps
-from proxima.engine.protocol import Engine, EngineSetup, close_engine
+from proxima.engine.protocol import Engine, EngineSetup, WeightUpdate, close_engine
 from proxima.evaluate.eval_metrics import eval_metrics
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
@@ -105,6 +105,9 @@ def run_eval(
         compute = ComputeThread()
         engine = config.engine.build(EngineSetup.of(model, max_length=suites[0].context, compute=compute))
         opened.callback(close_engine, engine)
+        if not getattr(config.engine, "needs_weights", False) and "module" in engine.capabilities.weight_updates:
+            # a server has the weights that it was started with
+            compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
         outcome = EvalOutcome(result={}, seconds={"load": clock.now() - started}, folder=folder)
         facts: dict[str, Any] = {}
         for loaded in suites:

@@ -105,3 +105,9 @@ class Learner:
         """The trajectories with those of `columns` that a stage or the critic supplies."""
         filled = self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
         return filled if self.critic is None or "value" not in columns else self.critic.fill(filled)
+
+    def close(self) -> None:
+        """End the engines that stages ask."""
+        for stage in self.stages:
+            if (close := getattr(stage, "close", None)) is not None:
+                close()

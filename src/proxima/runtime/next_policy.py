@@ -26,7 +26,7 @@ from proxima.runtime.rollouts import Key
 from proxima.train import TokenStatistics
 
 if TYPE_CHECKING:
-    from proxima.config.schema import AlgorithmConfig
+    from proxima.config.algorithm_schema import AlgorithmConfig
 
 NEXT_POLICY = "next_policy.parquet"
 SCORE_SECONDS = 300.0  # that the engine may take for one window; less than a hook may

@@ -7,6 +7,7 @@ import torch
 
 from proxima.data import Prompt
 from proxima.model.load import context_limit, load_config, load_tokenizer
+from proxima.runtime.engine_needs import check_engines
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.teacher import check_teacher
@@ -60,7 +61,8 @@ def load_run_data(config: "RunConfig") -> RunData:
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config.model)
     check_teacher(config, tokenizer, context)
-    notes = [] if config.replayed is not None else template_note(tokenizer, config.model.path)
+    notes = check_engines(config, tokenizer, context)
+    notes += [] if config.replayed is not None else template_note(tokenizer, config.model.path)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     source: PromptSource | StoredRollouts
     tasks = {} if config.replayed is not None else {"task": config.task}

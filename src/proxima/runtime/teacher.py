@@ -1,18 +1,23 @@
-"""The teacher of a distillation: what is checked before any weights are loaded, and the stage that asks it."""
+"""Teacher and reference: what is checked before any weights are loaded, and the stages that ask them."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from proxima.config.describe import kind_of
 from proxima.data import FieldError, renamed
-from proxima.engine.protocol import EngineSetup
+from proxima.engine.protocol import EngineSetup, close_engine
 from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
+from proxima.runtime.engine_needs import REFERENCE, TEACHER
 from proxima.train import ForwardStage
+from proxima.train.engine_stage import EngineStage
 from proxima.train.objectives import DistillationTerm
-from proxima.train.teacher_stage import EngineTeacherStage, TeacherStage
+from proxima.train.teacher_stage import TeacherStage
 
 if TYPE_CHECKING:
-    from proxima.config.schema import DistillationConfig, RunConfig
+    from proxima.config.algorithm_schema import DistillationConfig
+    from proxima.config.schema import RunConfig
 
 PATH = "algorithm.distillation.path"
 FAMILY = "use a teacher of the student's family: they are compared token by token"
@@ -68,15 +73,18 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
     Raises:
         FieldError: they can't be loaded, or the engine does not score.
     """
-    with renamed("model.path", PATH):
-        teacher = compute.call(_load, config, distillation.path)
     divergence = distillation.divergence
     if distillation.engine is not None:
-        engine = distillation.engine.build(EngineSetup.of(teacher, compute=compute))
-        if not engine.capabilities.score:
-            remedy = "set algorithm.distillation.engine=null, or use one that does"
-            raise FieldError("algorithm.distillation.engine", distillation.path, "does not score tokens", remedy=remedy)
-        return EngineTeacherStage(engine=engine)
+        with renamed("model.path", PATH):
+            setup = EngineSetup(
+                model_path=distillation.path,
+                tokenizer=load_tokenizer(distillation.path),
+                load_weights=partial(_load, config, distillation.path),
+                compute=compute,
+            )
+            return scoring_stage("teacher_log_prob", distillation.engine, setup, TEACHER)
+    with renamed("model.path", PATH):
+        teacher = compute.call(_load, config, distillation.path)
     teacher.model.requires_grad_(False)
     policy = Policy(
         teacher,
@@ -89,5 +97,34 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
     )
 
 
-def _load(config: "RunConfig", path: str) -> LoadedModel:
-    return load(path, dtype=DTYPES[config.model.dtype], device=config.model.device)
+def make_reference_engine_stage(config: "RunConfig", tokenizer: Any, compute: ComputeThread) -> ForwardStage:
+    """The stage that asks the engine of the reference, whose weights are those of `model.path`, without an adapter.
+
+    Raises:
+        FieldError: as `scoring_stage`.
+    """
+    model = config.model
+    setup = EngineSetup(
+        model_path=model.path,
+        tokenizer=tokenizer,
+        load_weights=partial(_load, config, model.path, model.revision),
+        compute=compute,
+    )
+    return scoring_stage("reference_log_prob", config.algorithm.reference_engine, setup, REFERENCE)
+
+
+def scoring_stage(column: str, spec: Any, setup: EngineSetup, path: str) -> EngineStage:
+    """The stage that asks an engine, which is built here; `path` is where the config has it.
+
+    Raises:
+        FieldError: the engine does not score.
+    """
+    engine = spec.build(setup)
+    if not engine.capabilities.score:
+        close_engine(engine)
+        raise FieldError(path, kind_of(spec), "does not score tokens", remedy=f"set {path}=null, or use one that does")
+    return EngineStage(column=column, engine=engine)
+
+
+def _load(config: "RunConfig", path: str, revision: str | None = None) -> LoadedModel:
+    return load(path, revision=revision, dtype=DTYPES[config.model.dtype], device=config.model.device)

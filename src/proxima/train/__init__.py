@@ -6,6 +6,7 @@
     objectives/   what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
     forward_stage   what runs before the update           optimizer    optimizers and learning-rate schedules
     teacher_stage   what distillation asks a teacher
+    engine_stage    the same of an engine elsewhere, and of a reference
     early_stop   leaves out the epochs after one in which the policy has moved far enough
     checkpoint   writes and reads checkpoints
 Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`. Imported by `runtime`.

@@ -1,16 +1,12 @@
 """What distillation asks a teacher, once a step: log-probs of the response tokens, and of those that have a bucket."""
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from proxima.data import PackedBatch, Trajectory, UserError, pack
-from proxima.engine.protocol import Engine, ScoreRequest
+from proxima.data import PackedBatch, Trajectory, UserError
 from proxima.model import Policy
 
 
@@ -55,27 +51,3 @@ class TeacherStage:
             log_prob, ids, top = self.policy.top_tokens(batch, self.top_k, self.vocabulary)
         buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top} if self.top_k else {}
         return {self.column: log_prob, **buckets}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineTeacherStage:
-    """The same without buckets, from an engine that scores. Fills `teacher_log_prob` [N]."""
-
-    engine: Engine
-    column: str = "teacher_log_prob"
-    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
-
-    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        return pack(trajectories, share_prompt=False)  # each prompt before its response: the requests are read off
-
-    def __call__(self, batch: PackedBatch) -> Tensor:
-        prompts = np.split(batch.tokens.numpy(), batch.segment_cu[1:-1].tolist())[::2]
-        edges = batch.cu_seqlens[1:-1].tolist()
-        targets, temperatures = (np.split(x.numpy(), edges) for x in (batch.target, batch.temperature))
-        requests = [
-            ScoreRequest(prompt_tokens=prompt, tokens=tokens, temperature=float(temperature[0]))
-            for prompt, tokens, temperature in zip(prompts, targets, temperatures, strict=True)
-            if len(tokens)
-        ]
-        scores = self.runner.run(self.engine.score(requests))
-        return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *scores]))

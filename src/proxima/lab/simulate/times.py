@@ -10,7 +10,7 @@ from proxima.config.builder import Builder, ResolvedValue
 from proxima.config.layers import merged
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml
-from proxima.config.schema import Slot
+from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node, Source, node_of
 from proxima.data import require
 from proxima.lab.simulate.distributions import Constant, Distribution

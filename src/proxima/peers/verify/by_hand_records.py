@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from proxima.config import resolve
 from proxima.config.problems import suggestion
-from proxima.config.schema import Slot
+from proxima.config.slots import Slot
 from proxima.config.tree import Source, node_of
 from proxima.conformance.by_hand import SLOTS, TOLERANCE, numbers_by_hand
 from proxima.data import UserError

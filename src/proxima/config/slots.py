@@ -1,0 +1,46 @@
+"""How a field of a config says that it holds a spec, and the bounds that several configs check."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.data import require
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Marks a field that holds a spec, or, with `many`, a list of specs. A table is named "package.module:DICT".
+
+    Args:
+        table: the dict of kinds; imported when a recipe is resolved, never before.
+        many: the field holds a tuple of specs.
+        default: the kind of a recipe that names none, of a list the kind of each entry that names none; None leaves the
+            field's own default.
+        aliases: table of other names for the kinds, what the peers call them.
+        presets: table of names that each stand for several specs; needs `many`.
+    """
+
+    table: str
+    many: bool = False
+    default: str | None = None
+    aliases: str | None = None
+    presets: str | None = None
+
+
+@dataclass(frozen=True)
+class Presets:
+    """Marks a field that a preset's name may fill: `algorithm: cppo`, or `{preset: cppo, ...overrides}`."""
+
+    table: str
+
+
+def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
+    """Raise `FieldError` for the first of the fields that is below the minimum."""
+    for name in fields:
+        value = getattr(config, name)
+        require(value >= minimum, name, value, f"must be >= {minimum}", remedy=remedy)
+
+
+def require_plain_folder(folder: str | None) -> None:
+    """Raise `FieldError` for a run folder that a terminal would obey."""
+    plain = folder is None or folder.isprintable()
+    require(plain, "folder", folder, "must not have control characters, which a terminal obeys")

@@ -1,0 +1,150 @@
+"""What a run will ask of an engine, for `EngineSpec.check`: said before any weights are loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxima.data import UserError
+from proxima.engine.protocol import Capabilities, LogProbName, Sampling
+
+TRUNCATED_IMPORTANCE_SAMPLING = "[{kind: importance, level: token, bound: truncate, upper: 2}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineNeeds:
+    """What a run will ask of an engine.
+
+    Args:
+        model_path, revision: of the weights that the engine is to run.
+        tokenizer: of this model.
+        vocabulary: rows of its output layer.
+        max_length: tokens of prompt and completion together.
+        role: what the model is to the run, for messages: `policy`, `reference` or `teacher`.
+        training: how completions are sampled that are trained on; None: none are.
+        samplings: of all completions that will be asked for, those of evaluations too.
+        log_probs: those of a training completion that the loss reads.
+        measured: those that only metrics read; a run goes on without.
+        publishes: new weights come after each step, as a module.
+        overlaps: they come while completions run.
+        in_flight: `Engine.in_flight` will be called.
+        score_temperatures: of the tokens that will be scored; empty: none will.
+        sampling_mask: each training completion must come with the tokens that could be sampled (`SamplingMask`).
+        compute_dtype: of the trainer's forward pass.
+        corrected: the algorithm weighs or rejects tokens by their mismatch.
+        log: file for the output of what the engine starts; None: there is none yet.
+    """
+
+    model_path: str
+    tokenizer: Any
+    vocabulary: int
+    max_length: int
+    revision: str | None = None
+    role: str = "policy"
+    training: Sampling | None = None
+    samplings: Sequence[Sampling] = ()
+    log_probs: frozenset[LogProbName] = frozenset()
+    measured: frozenset[LogProbName] = frozenset()
+    publishes: bool = False
+    overlaps: bool = False
+    in_flight: bool = False
+    score_temperatures: Sequence[float] = ()
+    sampling_mask: bool = False
+    compute_dtype: str = "bfloat16"
+    corrected: bool = False
+    log: Path | None = None
+
+
+def check_log_probs(needs: EngineNeeds, found: Capabilities, engine: str) -> list[str]:
+    """Whether an engine gives the log-probs that the loss reads, at the sampling of the training.
+
+    Args:
+        found: what it can do.
+        engine: its name, for messages: `http://127.0.0.1:8000 (vllm 0.32.0)`.
+
+    Returns: a warning if only metrics lack theirs.
+
+    Raises:
+        UserError: the loss would read a column that is not there; with the remedies that this engine and sampling have.
+    """
+    if needs.training is None:
+        return []
+    absent = (needs.log_probs | needs.measured) - found.fills(needs.training)
+    for name in sorted(absent & needs.log_probs):
+        reason = f"the loss reads {name}_log_prob (algorithm.behavior={name}), and {engine} does not give it"
+        raise UserError(f"{reason} at {_described(needs.training, found)}", remedy=_remedy(needs.training, found))
+    if absent:
+        names = ", ".join(f"{name}_log_prob" for name in sorted(absent))
+        return [f"{engine} gives no {names}: the mismatch/ metrics are absent; {_remedy(needs.training, found)}"]
+    return []
+
+
+def _described(sampling: Sampling, found: Capabilities) -> str:
+    what = {
+        "processed": "of the distribution really sampled",
+        "untruncated": "of softmax(logits / temperature)",
+        "raw": "of softmax(logits)",
+    }[found.log_probs]
+    cut = [f"{name}={getattr(sampling, name):g}" for name in ("top_k", "top_p", "min_p") if _cuts(sampling, name)]
+    return f"sampling.temperature={sampling.temperature:g}{''.join(f' {one}' for one in cut)}: its log-probs are {what}"
+
+
+def _cuts(sampling: Sampling, name: str) -> bool:
+    off = 1 if name == "top_p" else 0
+    return bool(getattr(sampling, name) != off)
+
+
+def _remedy(sampling: Sampling, found: Capabilities) -> str:
+    if found.log_probs == "untruncated":
+        return f"set algorithm.behavior=untruncated, or {_untruncated(sampling)}"
+    if found.log_probs == "raw":
+        served = "start the server with processed log-probs (vLLM: --logprobs-mode processed_logprobs)"
+        return served if sampling.temperature != 1 else f"{served}, or set {_untruncated(sampling)}"
+    other = f"set {_untruncated(sampling)}"
+    if not found.score:
+        return other
+    return f"{other}, or sampling.temperature=1, at which the server can score the tokens"
+
+
+def _untruncated(sampling: Sampling) -> str:
+    off = {"top_k": "0", "top_p": "1", "min_p": "0"}
+    return " ".join(f"sampling.{name}={value}" for name, value in off.items() if _cuts(sampling, name))
+
+
+def check_scoring(needs: EngineNeeds, found: Capabilities, engine: str) -> None:
+    """Whether an engine scores tokens as the run will ask for.
+
+    Raises:
+        UserError: it does not score, or not at this temperature.
+    """
+    if not needs.score_temperatures:
+        return
+    forward = f"or let the trainer run the {needs.role}: set its engine to null"
+    if not found.score:
+        raise UserError(
+            f"{engine} does not score tokens, which the {needs.role} is for", remedy=f"use another, {forward}"
+        )
+    if found.log_probs != "both" and (wrong := [t for t in needs.score_temperatures if t not in (0, 1)]):
+        reason = f"{engine} scores tokens under softmax(logits) alone, and sampling.temperature is {wrong[0]:g}"
+        raise UserError(reason, remedy=f"set sampling.temperature=1, {forward}")
+
+
+def precision_notes(needs: EngineNeeds, *, dtype: str | None, quantization: str | None, engine: str) -> list[str]:
+    """A warning where the engine computes with much less precision than the trainer, and the algorithm does not correct
+    for it.
+
+    Args:
+        dtype, quantization: of the engine's weights; None: it does not tell, there is none.
+    """
+    if needs.training is None or needs.corrected:
+        return []
+    remedy = (
+        f"mismatch/ measures it; to weight the tokens: algorithm.proximal=recompute "
+        f"algorithm.correction='{TRUNCATED_IMPORTANCE_SAMPLING}'"
+    )
+    if quantization is not None:
+        return [f"{engine} samples from weights in {quantization}, and the loss corrects for no difference: {remedy}"]
+    coarse = dtype in ("float16", "bfloat16", "half") and needs.compute_dtype == "float32"
+    if coarse or (dtype is not None and "8" in dtype):
+        return [f"{engine} computes in {dtype}, the trainer in {needs.compute_dtype}, uncorrected: {remedy}"]
+    return []

@@ -1,0 +1,124 @@
+"""What the engines of a run will be asked, and the check that they can do it: before any weights are loaded."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from proxima.core.advantage import needs_baseline
+from proxima.data import within
+from proxima.engine.needs import EngineNeeds
+from proxima.engine.protocol import LogProbName, Sampling
+from proxima.model.load import load_config, load_tokenizer
+from proxima.rollout.generator import greedy
+
+if TYPE_CHECKING:
+    from proxima.config.schema import EvalSetConfig, EvaluateConfig, RunConfig
+
+REFERENCE = "algorithm.reference_engine"
+TEACHER = "algorithm.distillation.engine"
+
+
+def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str]:
+    """Ask the engine of the rollouts, and those of reference and teacher, whether they can do what the run needs.
+
+    Args:
+        tokenizer: of the policy.
+        context: tokens that prompt and completion may have together.
+
+    Returns: warnings.
+
+    Raises:
+        FieldError, UserError: as `EngineSpec.check`; a field is named by its path in the config.
+    """
+    notes: list[str] = []
+    for path, spec, needs in _engines(config, tokenizer, context):
+        notes += check_engine(spec, needs, path)
+    return notes
+
+
+def check_engine(spec: Any, needs: EngineNeeds, path: str = "engine") -> list[str]:
+    """`EngineSpec.check`, for a spec at `path`. One that does not derive from `EngineSpec` has none."""
+    check = getattr(spec, "check", None)
+    if check is None:
+        return []
+    with within(path):
+        return [f"{path}: {note}" for note in check(needs)]
+
+
+def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tuple[str, Any, EngineNeeds]]:
+    algorithm = config.algorithm
+    rollouts = rollout_needs(config, tokenizer, context)
+    if rollouts.samplings:
+        yield "engine", config.engine, rollouts
+    temperature = (config.sampling.temperature,)
+    if algorithm.reference_engine is not None and algorithm.needs_reference:
+        yield REFERENCE, algorithm.reference_engine, _scoring(rollouts, "reference", temperature)
+    if algorithm.distillation is not None and algorithm.distillation.engine is not None:
+        path = algorithm.distillation.path
+        rows = int(load_config(path).get_text_config().vocab_size)
+        needs = _scoring(rollouts, "teacher", temperature)
+        needs = replace(needs, model_path=path, revision=None, tokenizer=load_tokenizer(path), vocabulary=rows)
+        yield TEACHER, algorithm.distillation.engine, needs
+
+
+def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNeeds:
+    """Of the engine that generates; without `samplings` where a replay asks no held-out questions."""
+    algorithm, replayed = config.algorithm, config.replayed is not None
+    behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
+    held_out = [evaluation_sampling(config.sampling, spec) for spec in config.eval.all_sets.values()]
+    baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
+    training = [] if replayed else [config.sampling]
+    return EngineNeeds(
+        **_of_model(config, tokenizer, context),
+        training=None if replayed else config.sampling,
+        samplings=tuple(dict.fromkeys([*training, *baseline, *held_out])),
+        log_probs=behavior if algorithm.reads_behavior else frozenset(),
+        measured=behavior if algorithm.mismatch.measure else frozenset(),
+        publishes=True,
+        overlaps=config.runtime.overlaps,
+        in_flight=algorithm.proximal == "next" and not replayed,
+        score_temperatures=_next_scored(config),
+        sampling_mask=algorithm.behavior == "sampled" and config.sampling.truncates and not replayed,
+        corrected=bool(algorithm.correction),
+    )
+
+
+def evaluation_needs(
+    config: "EvaluateConfig", tokenizer: Any, context: int, samplings: Sequence[Sampling]
+) -> EngineNeeds:
+    """Of an engine that only answers questions: no log-prob is read."""
+    of_model = _of_model(config, tokenizer, context)
+    return EngineNeeds(**of_model, samplings=tuple(dict.fromkeys(samplings)), publishes=True)
+
+
+def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
+    """A set's own; by default that of training for several samples, and greedy up to its length for one."""
+    alone = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
+    return spec.sampling or (training if spec.samples > 1 else alone)
+
+
+def _next_scored(config: "RunConfig") -> tuple[float, ...]:
+    """`proximal: next` lets the engine score what its next version says."""
+    algorithm = config.algorithm
+    asks = algorithm.proximal == "next" and algorithm.next_from == "engine" and config.replayed is None
+    return (config.sampling.temperature,) if asks else ()
+
+
+def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int) -> dict[str, Any]:
+    model = config.model
+    return {
+        "model_path": model.path,
+        "revision": model.revision,
+        "tokenizer": tokenizer,
+        "vocabulary": int(load_config(model.path, model.revision).get_text_config().vocab_size),
+        "max_length": context,
+        "compute_dtype": model.compute_dtype,
+    }
+
+
+def _scoring(rollouts: EngineNeeds, role: str, temperatures: tuple[float, ...]) -> EngineNeeds:
+    """The same model as the policy's, which is scored and never changes."""
+    nothing: frozenset[LogProbName] = frozenset()
+    idle: dict[str, Any] = {"training": None, "samplings": (), "publishes": False, "overlaps": False}
+    idle |= {"in_flight": False, "log_probs": nothing, "measured": nothing}
+    return replace(rollouts, role=role, score_temperatures=temperatures, **idle)

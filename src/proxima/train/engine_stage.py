@@ -1,0 +1,63 @@
+"""Log-probs of given tokens by an engine: a reference or a teacher that runs elsewhere."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.data import PackedBatch, Trajectory, UserError, pack
+from proxima.data.columns import Floats
+from proxima.data.flow import REPAIR
+from proxima.engine.protocol import Engine, ScoreRequest, close_engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStage:
+    """Fills a column [N] with the log-probs, nats, of an engine that scores, at the temperature that the tokens were
+    sampled at.
+
+    Args:
+        column: `reference_log_prob` or `teacher_log_prob`.
+        engine: whose weights do not change.
+
+    Raises:
+        UserError: the engine gives another number of log-probs than there are tokens, or NaN.
+    """
+
+    column: str
+    engine: Engine
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return pack(trajectories, share_prompt=False)  # each prompt before its response: the requests are read off
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        prompts = np.split(batch.tokens.numpy(), batch.segment_cu[1:-1].tolist())[::2]
+        edges = batch.cu_seqlens[1:-1].tolist()
+        targets, temperatures = (np.split(x.numpy(), edges) for x in (batch.target, batch.temperature))
+        requests = [
+            ScoreRequest(prompt_tokens=prompt, tokens=tokens, temperature=float(temperature[0]))
+            for prompt, tokens, temperature in zip(prompts, targets, temperatures, strict=True)
+            if len(tokens)
+        ]
+        scores = self.runner.run(self.engine.score(requests))
+        self._check(requests, scores)
+        return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *scores]))
+
+    def _check(self, requests: Sequence[ScoreRequest], scores: Sequence[Floats]) -> None:
+        """One number for each token: a column that is shifted by one would train on the wrong tokens."""
+        wanted, found = [len(one.tokens) for one in requests], [len(one) for one in scores]
+        if wanted != found:
+            counts = f"{sum(found)} log-probs of {len(found)} completions for {sum(wanted)} tokens of {len(wanted)}"
+            raise UserError(f"{self.column}: the engine that scores gives {counts}", remedy=REPAIR)
+        if (lost := sum(int(np.isnan(one).sum()) for one in scores)) > 0:
+            reason = f"the engine that scores gives NaN for {lost} of {sum(wanted)} tokens"
+            raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
+
+    def close(self) -> None:
+        """End what the engine has started, and the event loop of its calls."""
+        close_engine(self.engine)
+        self.runner.close()
