@@ -1,6 +1,6 @@
 """Engines: prompts in, completions with log-probs and versions out. One protocol, one file an engine.
 
-`protocol.py` defines an engine, `needs.py` what a run asks of one before it starts. `local.py` is the one in this
+`protocol.py` defines an engine, `needs.py` what one elsewhere can't do for a run. `local.py` is the one in this
 process: a scheduler (`scheduler.py`: continuous batching, a group's prompt run once; `token_table.py`: the columns of
 what runs) over a decoder (`fast_decoder.py` for Llama, Qwen2 and Qwen3 shapes, `general_decoder.py` for any Hugging
 Face decoder), with `sampler.py` and `cache.py`. `local_process.py` is the same engine in a process of its own:
@@ -16,10 +16,11 @@ Stable: all that is exported here. Private: scheduler, decoders and cache.
 from proxima.engine.executor import Executor, HookError
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.local_process import LocalProcess, ProcessEngine
-from proxima.engine.needs import EngineNeeds
+from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
+    EngineNeeds,
     EngineSetup,
     EngineSpec,
     Health,
@@ -51,4 +52,7 @@ __all__ = [
     "Sampling",
     "ScoreRequest",
     "WeightUpdate",
+    "check_log_probs",
+    "check_scoring",
+    "precision_notes",
 ]

@@ -12,7 +12,6 @@ from proxima.data.columns import Columns, Floats, Ints
 if TYPE_CHECKING:
     from torch import nn
 
-    from proxima.engine.needs import EngineNeeds
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.load import LoadedModel
 
@@ -254,6 +253,50 @@ class EngineSetup:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineNeeds:
+    """What a run will ask of an engine.
+
+    Args:
+        model_path, revision: of the weights that the engine is to run.
+        tokenizer: of this model.
+        vocabulary: rows of its output layer.
+        max_length: tokens of prompt and completion together.
+        role: what the model is to the run, for messages: `policy`, `reference` or `teacher`.
+        training: how completions are sampled that are trained on; None: none are.
+        samplings: of all completions that will be asked for, those of evaluations too.
+        log_probs: those of a training completion that the loss reads.
+        measured: those that only metrics read; a run goes on without.
+        publishes: new weights come after each step, as a module.
+        overlaps: they come while completions run.
+        in_flight: `Engine.in_flight` will be called.
+        score_temperatures: of the tokens that will be scored; empty: none will.
+        sampling_mask: each training completion must come with the tokens that could be sampled (`SamplingMask`).
+        compute_dtype: of the trainer's forward pass.
+        corrected: the algorithm weighs or rejects tokens by their mismatch.
+        log: file for the output of what the engine starts; None: there is none yet.
+    """
+
+    model_path: str
+    tokenizer: Any
+    vocabulary: int
+    max_length: int
+    revision: str | None = None
+    role: str = "policy"
+    training: Sampling | None = None
+    samplings: Sequence[Sampling] = ()
+    log_probs: frozenset[LogProbName] = frozenset()
+    measured: frozenset[LogProbName] = frozenset()
+    publishes: bool = False
+    overlaps: bool = False
+    in_flight: bool = False
+    score_temperatures: Sequence[float] = ()
+    sampling_mask: bool = False
+    compute_dtype: str = "bfloat16"
+    corrected: bool = False
+    log: Path | None = None
+
+
 class EngineSpec(Protocol):
     """The settings of an engine: a frozen dataclass that derives from this and defines `build`.
 
@@ -267,7 +310,7 @@ class EngineSpec(Protocol):
         """Tensors of `PolicyBatch` that the completions of this engine fill."""
         return frozenset({"behavior_log_prob", "policy_version"})
 
-    def check(self, needs: "EngineNeeds") -> list[str]:
+    def check(self, needs: EngineNeeds) -> list[str]:
         """Before any weights load: whether the engine can do what the run will ask of it. An engine in this process is
         made for the run; a server is asked.
 

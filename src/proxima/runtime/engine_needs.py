@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
 from proxima.data import within
-from proxima.engine.needs import EngineNeeds
-from proxima.engine.protocol import LogProbName, Sampling
+from proxima.engine.protocol import EngineNeeds, LogProbName, Sampling
 from proxima.model.load import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
 
@@ -32,11 +31,11 @@ def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str
     """
     notes: list[str] = []
     for path, spec, needs in _engines(config, tokenizer, context):
-        notes += check_engine(spec, needs, path)
+        notes += ask_engine(spec, needs, path)
     return notes
 
 
-def check_engine(spec: Any, needs: EngineNeeds, path: str = "engine") -> list[str]:
+def ask_engine(spec: Any, needs: EngineNeeds, path: str = "engine") -> list[str]:
     """`EngineSpec.check`, for a spec at `path`. One that does not derive from `EngineSpec` has none."""
     check = getattr(spec, "check", None)
     if check is None:

@@ -16,7 +16,7 @@ from proxima.data import FieldError, Prompt, UserError
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import check_ks
 from proxima.evaluate.suites import Suite
-from proxima.runtime.engine_needs import check_engine, evaluation_needs
+from proxima.runtime.engine_needs import ask_engine, evaluation_needs
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.run_data import held_out_prompts, load_tokenizer_and_context, prompt_source
@@ -146,7 +146,7 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     with quiet_transformers():
         tokenizer, context = load_tokenizer_and_context(config.model)
     needs = evaluation_needs(config, tokenizer, context, [suite.sampling for suite in suites])
-    data[0][2].extend(check_engine(config.engine, needs))
+    data[0][2].extend(ask_engine(config.engine, needs))
     data[0][2].extend(template_note(tokenizer, config.model.path))  # once, whatever the number of suites
     return [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
 
