@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from proxima.data import require
+from proxima.data.errors import within
 from proxima.data.field_checks import check_choices
 from proxima.engine.http.client import Address
-from proxima.engine.protocol import EngineSpec, Interrupt
+from proxima.engine.protocol import EngineSetup, EngineSpec, Interrupt
+from proxima.engine.serve import Report, Serve, Servers, check_serve, start_servers
+from proxima.engine.serve.servers import to_stderr
 
 if TYPE_CHECKING:
     from proxima.engine.http.dialect import Dialect
@@ -43,6 +46,7 @@ class ServerSpec(EngineSpec):
         prefix_salt: keep the prefix caches of different weights apart by a salt with each request, where the server
             takes one.
         quantization: of the weights at the servers, `fp8` and the like, as the server calls it; null: none.
+        serve: proxima starts the servers itself, and ends them with the run; null: they run already, at `url`.
     """
 
     url: str | tuple[str, ...] = "http://127.0.0.1:8000"
@@ -64,6 +68,7 @@ class ServerSpec(EngineSpec):
     probe_bound: float | None = None
     prefix_salt: bool = True
     quantization: str | None = None
+    serve: Serve | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -88,6 +93,36 @@ class ServerSpec(EngineSpec):
     def addresses(self) -> tuple[Address, ...]:
         """The replicas."""
         return tuple(Address(one, self.token_env, self.allow_remote) for one in self.urls)
+
+    def check_servers(self, model: str) -> None:
+        """Look for what would keep `start_servers` from working; see `check_serve`. Nothing without `serve`."""
+        if self.serve is not None:
+            with within("engine.serve"):
+                check_serve(self.dialect().kind, self.serve, model=model)
+
+    def start_servers(self, setup: EngineSetup, report: Report = to_stderr) -> Servers | None:
+        """The servers that `serve` asks for, once all answer: the caller closes them. None: they run already.
+
+        Raises:
+            FieldError, UserError: see `proxima.engine.serve.start_servers`.
+        """
+        if self.serve is None:
+            return None
+        with within("engine.serve"):
+            return start_servers(
+                self.dialect().kind,
+                self.serve,
+                model=setup.model_path,
+                max_length=setup.max_length,
+                quantization=self.quantization,
+                sampling_mask=getattr(self, "sampling_mask", False),
+                log=setup.log,
+                report=report,
+            )
+
+    def addresses_of(self, servers: Servers | None) -> tuple[Address, ...]:
+        """Where the replicas are: those that were started, or those of `url`."""
+        return self.addresses if servers is None else tuple(Address(url, token=servers.token) for url in servers.urls)
 
     def dialect(self) -> "Dialect":
         """How the servers are spoken to."""

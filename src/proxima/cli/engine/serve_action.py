@@ -1,0 +1,103 @@
+"""`proxima engine serve`: the server of a recipe, in the foreground."""
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from proxima.cli.output import add_overrides, add_recipe
+
+KEY = "PROXIMA_ENGINE_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser)
+    add_overrides(parser)
+    log = "file that the server's output is appended to; default: runs/server.log"
+    parser.add_argument("--log", metavar="FILE", default="runs/server.log", help=log)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.config import resolve
+    from proxima.data.errors import within
+    from proxima.engine.serve import check_serve, start_servers
+    from proxima.model.demo_model import download_demo_model, is_downloadable
+
+    resolved = resolve(arguments.recipe, arguments.override, root=None)
+    config: Any = resolved.config
+    with resolved.locating():
+        serve, kind = serve_section(config)
+        with within("engine.serve"):
+            check_serve(kind, serve, model=config.model.path)
+        if is_downloadable(config.model.path):
+            download_demo_model()
+        with within("engine.serve"):
+            servers = start_servers(
+                kind,
+                serve,
+                model=config.model.path,
+                max_length=config.model.max_length,
+                quantization=config.engine.quantization,
+                sampling_mask=getattr(config.engine, "sampling_mask", False),
+                key=key_of(config.engine),
+                log=Path(arguments.log).expanduser(),
+                report=lambda line: print(line, flush=True),
+            )
+    with servers:
+        print(f"log      {servers.started[0].log}")
+        print(f"train    {how_to_train(arguments, config.engine, servers.urls, servers.token)}")
+        print("Ctrl-C ends it", flush=True)
+        try:
+            raise servers.wait()
+        except KeyboardInterrupt:
+            print("ending the server", flush=True)
+    return 0
+
+
+def serve_section(config: Any) -> "tuple[Any, str]":
+    """`engine.serve` and the kind of the engine; where the recipe names a server by its URL, a section for that one.
+
+    Raises:
+        FieldError: the engine is no server, or one on another machine.
+    """
+    from urllib.parse import urlsplit
+
+    from proxima.data import FieldError
+    from proxima.engine import ENGINES
+    from proxima.engine.http.client import is_loopback
+    from proxima.engine.http.server_spec import ServerSpec
+    from proxima.engine.serve import Serve
+
+    engine = config.engine
+    kind = next((name for name, spec in ENGINES.items() if spec is type(engine)), type(engine).__name__)
+    if not isinstance(engine, ServerSpec):
+        raise FieldError("engine.kind", kind, "is no server", remedy="set engine=vllm")
+    if engine.serve is not None:
+        return engine.serve, kind
+    places = [urlsplit(url) for url in engine.urls]
+    ports = [place.port or 80 for place in places]
+    if not all(is_loopback(place.hostname or "") for place in places):
+        raise FieldError("engine.url", engine.url, "is on another machine", remedy="start the server there")
+    if ports != list(range(ports[0], ports[0] + len(ports))):
+        raise FieldError("engine.url", engine.url, "must have consecutive ports to be started together")
+    return Serve(port=ports[0], replicas=len(ports)), kind
+
+
+def key_of(engine: Any) -> str | None:
+    """The key that clients of this recipe send: of `token_env`; none where it gives only a URL; else a new one."""
+    if engine.token_env is not None:
+        return os.environ.get(engine.token_env, "")
+    return None if engine.serve is not None else ""
+
+
+def how_to_train(arguments: argparse.Namespace, engine: Any, urls: tuple[str, ...], key: str) -> str:
+    """How another terminal trains the recipe with these servers."""
+    words = ["proxima", "train", arguments.recipe, *arguments.override]
+    if engine.serve is None:
+        return shlex.join(words)
+    url = urls[0] if len(urls) == 1 else f"[{', '.join(urls)}]"
+    words += ["engine.serve=null", f"engine.url={url}"]
+    if engine.token_env is not None:
+        return shlex.join(words)
+    return f"{KEY}={key} {shlex.join([*words, f'engine.token_env={KEY}'])}"

@@ -1,0 +1,140 @@
+"""The command line and the environment variables of a server: what a user would type to start the same one."""
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxima.data import FieldError, UserError
+from proxima.engine.serve.serve_options import Serve
+
+DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # what `proxima engine install` makes, in the current folder
+# Our part of a server's workers: a module without imports of proxima, alone in a folder, for the server's PYTHONPATH.
+WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
+WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima_folder"
+KEY = "VLLM_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One server, not yet started.
+
+    Args:
+        command: program and arguments.
+        variables: environment variables beside those of this process; the key is not among them.
+        url: where it will answer.
+        model: what it serves.
+        key_variable: the environment variable in which the server takes the key that its clients must send.
+    """
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    url: str
+    model: str
+    key_variable: str = KEY
+
+    @property
+    def by_hand(self) -> str:
+        """The command as a shell takes it; the key is left to the user."""
+        given = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.variables.items())
+        return f"{given} {shlex.join(self.command)}".strip()
+
+    def environment(self, key: str) -> dict[str, str]:
+        """All variables of the process, with the key unless it is empty. Those about proxima's own Python are left out:
+        they would load its packages into the server."""
+        hidden = ("PYTHONPATH", "PYTHONHOME", self.key_variable)
+        ours = {name: value for name, value in os.environ.items() if name not in hidden}
+        return ours | dict(self.variables) | ({self.key_variable: key} if key else {})
+
+
+def find_executable(serve: Serve, kind: str = "vllm") -> Path:
+    """The program of a server, from `executable`, `environment`, the default environment or the PATH.
+
+    Raises:
+        FieldError: it is not where the field says.
+        UserError: no field names it, and it is not installed.
+    """
+    remedy = f"`proxima engine install {kind}` installs one"
+    if serve.executable is not None:
+        found = shutil.which(os.path.expanduser(serve.executable))
+        if found is None:
+            raise FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
+        return Path(found).absolute()  # symbolic links stay: they are how a program finds its environment
+    if serve.environment is not None:
+        found = shutil.which(kind, path=str(Path(serve.environment).expanduser() / "bin"))
+        if found is None:
+            where = f"proxima engine install {kind} --into {shlex.quote(serve.environment)}"
+            raise FieldError("environment", serve.environment, f"has no bin/{kind}", remedy=f"`{where}` installs it")
+        return Path(found).absolute()
+    default = DEFAULT_ENVIRONMENT[kind]
+    found = shutil.which(kind, path=str(Path(default) / "bin")) or shutil.which(kind)
+    if found is None:
+        raise UserError(f"no {kind} in ./{default} or on the PATH", remedy=f"{remedy}, or set engine.serve.executable")
+    return Path(found).absolute()
+
+
+def vllm_launch(
+    serve: Serve, model: str, port: int, *, max_length: int | None = None, quantization: str | None = None,
+    sampling_mask: bool = False,
+) -> Launch:  # fmt: skip
+    """How to start vLLM so that it can do what the engine `vllm` uses.
+
+    Args:
+        serve: the settings.
+        model: hub name or folder.
+        port: to listen on, at 127.0.0.1.
+        max_length: tokens of prompt and completion together, where `serve` does not say.
+        quantization: as vLLM calls it; None: none.
+        sampling_mask: completions come with the tokens that could be sampled.
+    """
+    program = find_executable(serve)
+    gpu = has_gpu() and not is_cpu_build(program)
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
+    if length := serve.max_length or max_length:
+        arguments += ["--max-model-len", str(length)]
+    arguments += ["--logprobs-mode", f"{serve.log_probs}_logprobs", "--enable-scale-out"]
+    if quantization is not None:
+        arguments += ["--quantization", quantization]
+    if sampling_mask:
+        arguments += ["--return-sampling-mask"]
+    variables = {"VLLM_SERVER_DEV_MODE": "1"}  # pause, resume, new weights, what the server was started with
+    if WORKER.is_file():
+        arguments += ["--worker-extension-cls", WORKER_CLASS]
+        arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
+        variables["PYTHONPATH"] = str(WORKER.parent)
+    if gpu:
+        arguments += ["--gpu-memory-utilization", f"{serve.gpu_memory:g}"]
+    else:
+        variables |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(serve.cache_gib),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads of two processes would share one core
+            "OMP_NUM_THREADS": str(threads_of(serve)),
+        }
+    if serve.eager or (serve.eager is None and not gpu):
+        arguments += ["--enforce-eager"]
+    return Launch(
+        command=(str(program), "serve", model, *arguments, *serve.arguments),
+        variables=variables | dict(serve.variables),
+        url=f"http://127.0.0.1:{port}",
+        model=model,
+    )
+
+
+def threads_of(serve: Serve) -> int:
+    """OpenMP threads of each server on a CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return serve.threads or max(1, cores // (serve.replicas + 1))
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU, without loading its driver here."""
+    places = (Path("/proc/driver/nvidia/gpus").glob("*"), Path("/dev").glob("nvidia[0-9]*"))
+    return any(any(found) for found in places)
+
+
+def is_cpu_build(program: Path) -> bool:
+    """Whether the environment of a vLLM has the build for CPUs."""
+    return any(program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))

@@ -1,0 +1,60 @@
+"""The section `engine.serve`: how proxima starts the server of an engine itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxima.data import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """A server that proxima starts, supervises and stops.
+
+    Args:
+        environment: folder of the server's virtual environment; `proxima engine install` makes one. null: the one that
+            `executable` belongs to, or else `.venv-vllm` in the current folder if it is there.
+        executable: the server's program, a path or a name on the PATH; null: `bin/vllm` of the environment, or else
+            `vllm` on the PATH.
+        port: of the first server on 127.0.0.1, the others get the following ones; 0: free ones.
+        replicas: servers of the same model, each with all weights.
+        threads: OpenMP threads of each server on a CPU; 0: the cores, shared evenly among servers and trainer.
+        dtype: of weights and computation; auto: that of the model's files.
+        max_length: tokens of prompt and completion together; null: what the run needs.
+        log_probs: what reported log-probs are of: `processed`, the distribution really sampled, or `raw`.
+        cache_gib: memory of each server's KV cache on a CPU, GiB.
+        gpu_memory: share of the GPU's memory for each server's weights and cache; the trainer needs some too.
+        eager: run without compiling the model, for a quick start; null: on a CPU.
+        start_seconds: that a server may take to answer after its start.
+        restarts: deaths of a server in a row, each before it had answered for a minute, after which the run ends.
+        arguments: more of the server's own arguments, as they are; they override those that proxima gives.
+        variables: more environment variables of the server.
+    """
+
+    environment: str | None = None
+    executable: str | None = None
+    port: int = 0
+    replicas: int = 1
+    threads: int = 0
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_length: int | None = None
+    log_probs: Literal["processed", "raw"] = "processed"
+    cache_gib: int = 1
+    gpu_memory: float = 0.4
+    eager: bool | None = None
+    start_seconds: float = 900.0
+    restarts: int = 3
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.replicas >= 1, "replicas", self.replicas, "must be >= 1")
+        last = 65535 - self.replicas + 1
+        require(self.port == 0 or 1024 <= self.port <= last, "port", self.port, f"must be 0 or in 1024..{last}")
+        require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 shares the cores evenly")
+        valid = self.max_length is None or self.max_length >= 2
+        require(valid, "max_length", self.max_length, "must be >= 2 tokens", remedy="null: what the run needs")
+        require(self.cache_gib >= 1, "cache_gib", self.cache_gib, "must be >= 1 GiB")
+        require(0 < self.gpu_memory <= 1, "gpu_memory", self.gpu_memory, "must be a share in (0, 1]")
+        require(self.start_seconds > 0, "start_seconds", self.start_seconds, "must be > 0 seconds")
+        require(self.restarts >= 0, "restarts", self.restarts, "must be >= 0; 0 ends the run at the first death")

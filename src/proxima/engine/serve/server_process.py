@@ -1,0 +1,101 @@
+"""One server in processes of its own: started, asked whether it answers, stopped. It is not restarted here."""
+
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from proxima.engine.serve.launch import Launch
+from proxima.engine.serve.server_log import doing, last_error
+
+GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
+PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
+TAIL = 200_000  # bytes of the log that are read for its last words
+ASK_SECONDS = 5.0
+
+
+class ServerProcess:
+    """A server that is started at once, and ends with this process, however that ends.
+
+    Args:
+        launch: command and address.
+        key: that clients must send; it is handed over in an environment variable, and written nowhere.
+        log: file that its output is appended to, below a line with the command.
+    """
+
+    def __init__(self, launch: Launch, key: str, log: Path) -> None:
+        self.launch, self.log = launch, log
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(base_url=launch.url, headers=headers, trust_env=False, timeout=ASK_SECONDS)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            stream.write(f"$ {launch.by_hand}\n".encode())
+            stream.flush()
+            self._begin = stream.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(GUARDIAN), f"{PATIENCE:g}", *launch.command],
+                stdin=subprocess.PIPE,  # only this process holds the other end: it closes with it
+                stdout=stream,
+                stderr=stream,
+                env=launch.environment(key),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the process that guards the server; the server's are its descendants."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the server, 128 + N after signal N; None while it runs."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def answers(self) -> bool:
+        """Whether the server is ready: it is healthy, and serves its model to who has the key."""
+        try:
+            ready = self._http.get("/health").is_success and self._http.get("/v1/models").is_success
+        except httpx.HTTPError:
+            return False
+        return ready and self.code is None
+
+    def output(self) -> str:
+        """The last part of what it has written since its start."""
+        with self.log.open("rb") as stream:
+            end = stream.seek(0, 2)
+            stream.seek(max(self._begin, end - TAIL))
+            return stream.read().decode(errors="replace")
+
+    def doing(self) -> str:
+        """What it is doing, in the last words of its log."""
+        return doing(self.output())
+
+    def ending(self) -> str:
+        """How it ended, and the line of its log that says why."""
+        code = self.code or 0
+        how = f"exit code {code}"
+        if code > 128:
+            name = signal.Signals(code - 128).name
+            how = f"{name}, which the kernel sends when memory runs out" if name == "SIGKILL" else name
+        reason = last_error(self.output())
+        return f"{how}: {reason}" if reason else how
+
+    def ask_to_stop(self) -> None:
+        """Begin to end all its processes; `stop` waits for it."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+    def stop(self) -> None:
+        """End all its processes, and return when they have ended. May be called twice."""
+        self.ask_to_stop()
+        try:
+            self._process.wait(3 * PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the server gets a SIGTERM from the kernel then
+            self._process.wait()
+        self._http.close()

@@ -1,0 +1,188 @@
+"""The servers of an engine: started together, restarted when they die, ended together."""
+
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxima.data import UserError
+from proxima.engine.serve.launch import Launch
+from proxima.engine.serve.server_process import ServerProcess
+
+BEAT = 0.25  # seconds between two looks at a server
+STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
+LONGEST_BREAK = 60.0  # seconds between a death and the next start
+NEWS = 5.0  # seconds between two lines about a server that starts
+
+Report = Callable[[str], None]
+
+
+def to_stderr(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(eq=False)
+class StartedServer:
+    """A server of `Servers`, through all its restarts.
+
+    Args:
+        launch: how it is started, each time on the same port.
+        log: of its output.
+        process: the running one, or the last.
+        ready: it has answered, and has not died since.
+        answered: one of its processes did; from then on a death is worth another start.
+        deaths: so many of its processes in a row ended before they were steady.
+    """
+
+    launch: Launch
+    log: Path
+    process: ServerProcess | None = None
+    ready: threading.Event = field(default_factory=threading.Event)
+    answered: bool = False
+    deaths: int = 0
+
+    @property
+    def name(self) -> str:
+        """Kind and address, for messages."""
+        return f"{Path(self.launch.command[0]).name} {self.launch.url.removeprefix('http://')}"
+
+
+class Servers:
+    """Servers with the same model and the same key. A `with` block, or `close`, ends them.
+
+    A server that dies is started again on its port, later after each death in a row, and then has the weights of its
+    model's files: whoever publishes to it must do so again.
+
+    Args:
+        launches: one a server.
+        key: that clients must send; None: one is made; empty: there is none.
+        log: file of the first server's output; that of the second is `NAME.1.log`, and so on.
+        scratch: temporary folder with the log, deleted at the end; None: the log stays.
+        start_seconds: that a server may take until it answers.
+        restarts: deaths in a row after which a server is given up.
+        report: takes lines of progress.
+    """
+
+    def __init__(
+        self, launches: Sequence[Launch], *, log: Path, key: str | None = None, start_seconds: float = 900.0,
+        restarts: int = 3, report: Report = to_stderr, scratch: "tempfile.TemporaryDirectory[str] | None" = None,
+    ) -> None:  # fmt: skip
+        self.token = secrets.token_urlsafe(24) if key is None else key
+        self.start_seconds, self.restarts, self.report = start_seconds, restarts, report
+        self.failure: UserError | None = None
+        self._scratch = scratch
+        logs = [log if i == 0 else log.with_name(f"{log.stem}.{i}{log.suffix}") for i in range(len(launches))]
+        self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._keep, args=(one,), name=f"proxima-{one.name}", daemon=True)
+            for one in self.started
+        ]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of all servers, for as long as they run."""
+        return tuple(one.launch.url for one in self.started)
+
+    def start(self) -> "Servers":
+        """Start all servers, and return when all answer.
+
+        Raises:
+            UserError: one died or did not answer in time; then none runs any more.
+        """
+        started = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+        try:
+            news = started
+            while not all(one.ready.is_set() for one in self.started):
+                if self.failure is not None:
+                    raise self.failure
+                self._closing.wait(BEAT)
+                if time.monotonic() - news >= NEWS:
+                    news = time.monotonic()
+                    self._tell(news - started)
+        except BaseException:
+            self.close()
+            raise
+        for one in self.started:
+            self.report(f"{one.name}  answers after {time.monotonic() - started:.0f} s")
+        return self
+
+    def __enter__(self) -> "Servers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait(self) -> UserError:
+        """Wait until a server is given up; why."""
+        while self.failure is None:
+            self._closing.wait(BEAT)
+        return self.failure
+
+    def close(self) -> None:
+        """End all servers and wait until they have ended. May be called twice."""
+        self._closing.set()
+        for one in self.started:
+            if one.process is not None:
+                one.process.ask_to_stop()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _tell(self, seconds: float) -> None:
+        for one in self.started:
+            if not one.ready.is_set() and one.process is not None:
+                self.report(f"{one.name}  {seconds:.0f} s  {one.process.doing() or 'starting'}")
+
+    # ---- in a thread a server ----------------------------------------------------------------------------------------
+
+    def _keep(self, one: StartedServer) -> None:
+        """Start a server, and again after each death, until it is given up or all are closed."""
+        while not self._closing.is_set() and self.failure is None:
+            try:
+                one.process = ServerProcess(one.launch, self.token, one.log)
+            except OSError as error:  # no memory for another process, no such program any more
+                self.failure = UserError(f"{one.name} can't be started: {error}")
+                return
+            try:
+                reason = self._watch(one, one.process)
+            finally:
+                one.process.stop()
+            if self._closing.is_set():
+                return
+            one.deaths += 1
+            message = f"{one.name} {reason or one.process.ending()}"
+            if one.deaths > self.restarts or not one.answered:
+                where = "" if self._scratch else f"; see {one.log}"
+                self.failure = UserError(f"{message}{where}")
+                return
+            one.ready.clear()
+            pause = min(LONGEST_BREAK, 2.0 ** (one.deaths - 1))
+            self.report(f"{message}; started again in {pause:.0f} s, death {one.deaths} of at most {self.restarts}")
+            self._closing.wait(pause)
+
+    def _watch(self, one: StartedServer, process: ServerProcess) -> str:
+        """Wait until it has ended or all are closed; why it must end, if it does not by itself."""
+        begun, steady_from = time.monotonic(), None
+        while process.code is None and not self._closing.is_set():
+            now = time.monotonic()
+            if steady_from is not None:
+                one.deaths = 0 if now >= steady_from else one.deaths
+            elif process.answers():
+                one.answered = True
+                one.ready.set()
+                steady_from = now + STEADY
+            elif now - begun > self.start_seconds:
+                last = f"; its log ends with: {words}" if (words := process.doing()) else ""
+                return f"has not answered for {self.start_seconds:g} s{last}"
+            self._closing.wait(BEAT)
+        return ""

@@ -1,0 +1,212 @@
+"""Servers that proxima starts: they answer, are restarted, and leave no process, however proxima ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from proxima.data import FieldError, UserError
+from proxima.engine.serve import Serve, check_serve, start_servers
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+LONG = 60.0  # seconds after which something must have happened
+
+
+@pytest.fixture
+def program(tmp_path):
+    """The fake, as an executable file."""
+    path = tmp_path / "bin" / "vllm"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def begin(program, tmp_path):
+    """`begin(*arguments, **fields of Serve)`: running servers, which are closed at the end."""
+    opened = []
+
+    def start(*arguments, key=None, **settings):
+        serve = Serve(executable=program, arguments=arguments, **{"start_seconds": LONG} | settings)
+        said = []
+        servers = start_servers("vllm", serve, model="m", key=key, log=tmp_path / "engine.log", report=said.append)
+        opened.append(servers)
+        servers.said = said
+        return servers
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + LONG
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def alive(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def ask(url, path, key=""):
+    request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=LONG) as answer:
+        return json.loads(answer.read())
+
+
+def pids(path):
+    return [int(word) for word in until(lambda: path.exists() and path.read_text()).split()]
+
+
+def test_a_server_gets_what_the_engine_needs_and_the_key_in_no_file(begin, tmp_path):
+    servers = begin(threads=3, max_length=64, variables={"MINE": "1"})
+    (url,) = servers.urls
+    with pytest.raises(urllib.error.HTTPError):
+        ask(url, "/v1/models", "another")
+    (model,) = ask(url, "/v1/models", servers.token)["data"]
+    words, environment = model["argv"], model["environment"]
+    assert words[1:3] == ["serve", "m"]
+    assert [words[words.index(name) + 1] for name in ("--host", "--max-model-len", "--logprobs-mode")] == [
+        "127.0.0.1",
+        "64",
+        "processed_logprobs",
+    ]
+    assert "--enable-scale-out" in words and servers.token not in " ".join(words)
+    assert environment["VLLM_SERVER_DEV_MODE"] == environment["MINE"] == "1"
+    assert environment["OMP_NUM_THREADS"] == "3" and environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    log = (tmp_path / "engine.log").read_text()
+    assert log.startswith("$ ") and "VLLM_SERVER_DEV_MODE=1" in log.splitlines()[0]
+    assert servers.token not in log + "".join(servers.said)
+    assert servers.said[0] == log.splitlines()[0]
+
+
+def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
+    servers = begin(replicas=3)
+    assert len(set(servers.urls)) == 3
+    for url in servers.urls:
+        assert ask(url, "/v1/models", servers.token)["data"]
+    assert (tmp_path / "engine.2.log").exists()
+    servers.close()
+    for url in servers.urls:
+        with pytest.raises(urllib.error.URLError):
+            ask(url, "/health")
+
+
+def test_no_key_where_none_is_wanted(begin):
+    servers = begin(key="")
+    assert servers.token == "" and ask(servers.urls[0], "/v1/models")["data"]
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, stubborn):
+    monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", 0.5 if stubborn else LONG)
+    servers = begin("--child", str(tmp_path / "pids"), *(["--stubborn"] if stubborn else []))
+    server, child = pids(tmp_path / "pids")
+    assert alive(server) and alive(child)
+    servers.close()
+    assert not alive(server) and not alive(child)
+
+
+PARENT = """
+import signal, sys, time
+from pathlib import Path
+from proxima.engine.serve import Serve, start_servers
+serve = Serve(executable=sys.argv[1], arguments=("--child", sys.argv[2]))
+servers = start_servers("vllm", serve, model="m", log=Path(sys.argv[3]))
+print(servers.started[0].process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["proxima", "guardian"])
+def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(program, tmp_path, victim):
+    words = [sys.executable, "-c", PARENT, program, str(tmp_path / "pids"), str(tmp_path / "engine.log")]
+    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "src"})
+    try:
+        guardian = int(parent.stdout.readline())
+        server, child = pids(tmp_path / "pids")
+        os.kill(parent.pid if victim == "proxima" else guardian, signal.SIGKILL)
+        until(lambda: not alive(server) and (victim == "guardian" or not alive(child)))
+    finally:
+        parent.kill()
+        parent.wait()
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_server_that_dies_is_started_again_at_its_address(begin):
+    servers = begin()
+    (url,), (one,) = servers.urls, servers.started
+    first = one.process
+    with pytest.raises((OSError, urllib.error.URLError)):
+        ask(url, "/die")
+    until(lambda: one.process is not first and one.ready.is_set())
+    assert ask(url, "/v1/models", servers.token)["data"]
+    assert any("exit code 9" in line and "started again" in line for line in servers.said)
+    assert servers.failure is None
+
+
+def test_a_server_that_dies_too_often_is_given_up_with_the_reason(begin):
+    servers = begin(restarts=0)
+    with pytest.raises((OSError, urllib.error.URLError)):
+        ask(servers.urls[0], "/die")
+    assert str(servers.wait()).startswith(f"vllm 127.0.0.1:{servers.urls[0].rpartition(':')[2]} exit code 9: ")
+
+
+def test_a_server_that_dies_while_it_loads_ends_the_start_with_its_last_error(begin, tmp_path):
+    with pytest.raises(UserError, match="exit code 1: ValueError: no room; see ") as caught:
+        begin(
+            "--die", "Traceback\nValueError: no room\nRuntimeError: Engine core initialization failed. See root cause"
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_never_answers_is_ended_after_a_time(begin):
+    with pytest.raises(
+        UserError, match="has not answered for 0.5 s; its log ends with: Loading the weights from somew"
+    ):
+        begin("--deaf", start_seconds=0.5)
+
+
+def test_what_can_be_seen_before_a_start(program, tmp_path):
+    with pytest.raises(FieldError, match="executable='/nowhere/vllm' must be an executable file; .proxima engine inst"):
+        check_serve("vllm", Serve(executable="/nowhere/vllm"), model="m")
+    with pytest.raises(FieldError, match=f"environment='{tmp_path}/e' has no bin/vllm; .* --into {tmp_path}/e. inst"):
+        check_serve("vllm", Serve(environment=f"{tmp_path}/e"), model="m")
+    with pytest.raises(UserError, match="gguf"):
+        check_serve("vllm", Serve(executable=program), model="m.gguf")
+    with pytest.raises(
+        UserError, match="proxima can't start sglang, only vllm; start sglang yourself and set engine.u"
+    ):
+        check_serve("sglang", Serve(executable=program), model="m")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(FieldError, match=f"port={port} is in use on 127.0.0.1: {port}; 0 takes a free one"):
+            check_serve("vllm", Serve(executable=program, port=port), model="m")
+    check_serve("vllm", Serve(environment=str(tmp_path), port=port), model="m")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"replicas": 0}, {"port": 80}, {"port": 65535, "replicas": 2}, {"threads": -1}, {"max_length": 1},
+            {"cache_gib": 0}, {"gpu_memory": 0.0}, {"start_seconds": 0.0}, {"restarts": -1}],
+)  # fmt: skip
+def test_bad_settings(bad):
+    with pytest.raises(FieldError) as caught:
+        Serve(**bad)
+    assert caught.value.field == next(iter(bad))
