@@ -4,6 +4,7 @@
     trajectory     one completion on its way to the trainer
     pairs          pairs of completions, one preferred, and completions with a label
     columns        the numpy columns that these hold, one value per token
+    sampling_mask  the ragged one among them: the tokens that could be sampled
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     errors         UserError, FieldError                         random         all random draws
@@ -32,6 +33,7 @@ from proxima.data.errors import (
     within,
 )
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
+from proxima.data.sampling_mask import SamplingMask
 
 if TYPE_CHECKING:
     from proxima.data.field_checks import check_choices, check_fields
@@ -67,6 +69,7 @@ __all__ = [
     "PolicyBatch",
     "PreferencePair",
     "Prompt",
+    "SamplingMask",
     "Score",
     "Trajectory",
     "UserError",

@@ -37,6 +37,7 @@ class Columns:
     """
 
     other_length: ClassVar[tuple[str, ...]] = ()  # columns that do not have one entry per token
+    not_json: ClassVar[tuple[str, ...]] = ()  # columns that nobody reads as text
 
     def __post_init__(self) -> None:
         """Convert the columns and check their lengths; ValueError with class, column and what does not fit."""
@@ -63,9 +64,10 @@ class Columns:
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, columns as lists."""
+        """The fields by name, columns as lists; those of `not_json` are None."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
+        kept = ((name, None if name in self.not_json else value) for name, value in values)
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in kept}
 
 
 @cache

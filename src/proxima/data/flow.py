@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.errors import UserError
+from proxima.data.sampling_mask import SamplingMask
 
 FinishReason = Literal["stop", "length", "abort"]
 REPAIR = "the engine is at fault: repair it or use another, and resume (--resume)"
@@ -60,7 +61,11 @@ class Completion(Columns):
             log-probs are reported at temperature 1 and such completions are not for training.
         top_k, top_k_log_prob: [T, K] int32 and float32, the K most probable tokens at each position and their
             untruncated log-probs, nats; None unless asked for.
+        sampling_mask: the tokens that could be sampled at each position; None unless asked for, and where nothing is
+            truncated. Rewards do not get it.
     """
+
+    not_json: ClassVar[tuple[str, ...]] = ("sampling_mask",)
 
     prompt_uid: int
     sample: int
@@ -74,6 +79,7 @@ class Completion(Columns):
     temperature: float
     top_k: Ints | None = None
     top_k_log_prob: Floats | None = None
+    sampling_mask: SamplingMask | None = None
 
     def __post_init__(self) -> None:
         """As `Columns`; a UserError names the completion, for an engine that answers so does it again."""
@@ -82,6 +88,8 @@ class Completion(Columns):
             for name in ("sampled_log_prob", "untruncated_log_prob", "policy_version"):
                 if getattr(self, name) is None:
                     raise ValueError(f"Completion.{name}: missing for {len(self.tokens)} tokens.")
+            if self.sampling_mask is not None:
+                self.sampling_mask.check(self.tokens)
         except ValueError as error:
             place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error

@@ -23,6 +23,7 @@ from torch import Tensor
 from proxima.data.columns import column_dtypes
 from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
+from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
 
 
@@ -39,6 +40,8 @@ class PackedBatch:
         target: [N] int64, the response token ids.
         temperature: [N] float32.
         reward, returns, value, score_variance: [N] float32, see `Trajectory`.
+        sampling_mask, sampling_mask_cu: [M] and [N+1] int64, token n was drawn from
+            `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the vocabulary.
         tokens_of, sampled_of, in_loss_of: of each sequence, how many response tokens it has, how many of them are
             sampled, and how many are in the loss; on the host.
         the rest: see `PolicyBatch`.
@@ -73,6 +76,8 @@ class PackedBatch:
     teacher_log_prob: Annotated[Tensor | None, "float N"] = None
     bucket_token: Annotated[Tensor | None, "int N J"] = None
     teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
+    sampling_mask: Annotated[Tensor | None, "int M"] = None
+    sampling_mask_cu: Annotated[Tensor | None, "int N+1"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -176,7 +181,19 @@ def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
             raise ValueError(f"pack: {name} is missing from trajectory {present.index(False)} and present in others.")
         if all(present) and (values or dtype.kind == "b"):
             out[name] = _joined(values, np.int64 if dtype.kind == "i" else dtype)
-    return out
+    return out | _sampling_mask(trajectories)
+
+
+def _sampling_mask(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
+    """All trajectories have one, or none has; one without a token needs none."""
+    masks = [item.sampling_mask for item in trajectories]
+    if all(mask is None for mask in masks):
+        return {}
+    for i, (mask, item) in enumerate(zip(masks, trajectories, strict=True)):
+        if mask is None and len(item.tokens):
+            raise ValueError(f"pack: sampling_mask is missing from trajectory {i} and present in others.")
+    joined = SamplingMask.joined([mask for mask in masks if mask is not None])
+    return {"sampling_mask": joined.ids.astype(np.int64), "sampling_mask_cu": joined.offsets}
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

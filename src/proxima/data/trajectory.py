@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Completion, Prompt
+from proxima.data.sampling_mask import SamplingMask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +34,8 @@ class Trajectory(Columns):
         teacher_log_prob: [T] float32, nats, where a teacher was asked for it.
         bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32, the tokens that have a bucket of their own in
             the divergence from the teacher, and the teacher's log-probs of them.
+        sampling_mask: the tokens that could be sampled at each position. With it every log-prob of the response is of
+            the distribution over these alone, see `proxima.model.log_prob`; None: over the vocabulary.
     """
 
     other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
@@ -63,6 +66,7 @@ class Trajectory(Columns):
     teacher_log_prob: Floats | None = None
     bucket_token: Ints | None = None
     teacher_bucket_log_prob: Floats | None = None
+    sampling_mask: SamplingMask | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +75,8 @@ class Trajectory(Columns):
         if not self.temperature > 0:
             reason = "a greedy completion has no log-probs to train on"
             raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: {reason}.")
+        if self.sampling_mask is not None:
+            self.sampling_mask.check(self.tokens, self.sampled)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)
@@ -96,7 +102,7 @@ class Trajectory(Columns):
         cls, prompt: Prompt, completion: Completion, *, group: int, advantage: ArrayLike, behavior: str = "untruncated"
     ) -> "Trajectory":
         """A single-turn completion; `behavior` says which of the engine's two log-probs is μ, `untruncated` or
-        `sampled`. No column is copied."""
+        `sampled`, which brings the completion's `sampling_mask`. No column is copied."""
         untruncated = behavior == "untruncated"
         return cls(
             uid=completion.prompt_uid,
@@ -112,4 +118,5 @@ class Trajectory(Columns):
             advantage=np.asarray(advantage, np.float32),
             top_k=completion.top_k,
             behavior_top_k_log_prob=completion.top_k_log_prob,
+            sampling_mask=None if untruncated else completion.sampling_mask,
         )

@@ -2,6 +2,17 @@
 
 logits_n = h_n Wᵀ (+ b) / temperature_n     log_prob_n = logits_n[y_n] − logsumexp(logits_n)
 H_n = logsumexp(logits_n) − Σ_v p_v logits_v
+
+Where sampling was truncated to a set S_n of tokens, log_prob_n = logits_n[y_n] − logsumexp_{v ∈ S_n} logits_n[v]: the
+log-prob of the distribution that the token was drawn from, π(y) / π(S). S_n is a constant: no gradient goes through it.
+The entropy stays that of the whole vocabulary.
+
+**Which log-probs are of S.** All that are compared with one another at the sampled token: the policy's at the update,
+the proximal one's, and the reference's. With samples of π_S, estimates of a KL hold for distributions over S alone:
+E[ref_S / π_S] = 1 makes k3 one of KL(π_S ‖ ref_S), which is 0 where the two agree. With an untruncated reference every
+token would pay −log ref(S) more, at any policy, and k3 would be biased by E[ref / π_S] = ref(S); with both untruncated,
+what they say of the tokens outside S is missing. So no KL of these samples holds the policy where it was never sampled:
+that is for `top_p` to say.
 """
 
 from collections.abc import Iterator
@@ -10,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from proxima.model.kept_tokens import KeptTokens
 
 
 class TokenLogProbs(NamedTuple):
@@ -31,6 +44,7 @@ def token_log_prob(
     entropy_gradient: bool = False,
     others: Tensor | None = None,
     others_gradient: bool = False,
+    kept: KeptTokens | None = None,
     chunk: int = 512,
 ) -> TokenLogProbs:
     """Chunked, fused log-softmax and gather; the backward pass recomputes the logits.
@@ -42,6 +56,8 @@ def token_log_prob(
         temperature: scalar or [N] float, > 0; logits are divided by it.
         entropy: also return the entropy; with gradient only if `entropy_gradient`, which costs time in the backward.
         others: [N, K] int64, more token ids whose log-probs to return, with gradient only if `others_gradient`.
+        kept: the set S_n of tokens that each target was drawn from, the target among them; None: from the vocabulary.
+            `log_prob` is then of the distribution over S_n; entropy and others stay those of the whole vocabulary.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
     Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or
@@ -58,7 +74,7 @@ def token_log_prob(
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
-    log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, *settings)
+    log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, kept, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
 
 
@@ -86,6 +102,7 @@ class _TokenLogProb(torch.autograd.Function):
         target: Tensor,
         temperature: Tensor,
         others: Tensor | None,
+        kept: KeptTokens | None,
         want_entropy: bool,
         entropy_gradient: bool,
         others_gradient: bool,
@@ -97,40 +114,47 @@ class _TokenLogProb(torch.autograd.Function):
             b = None if bias is None else bias.to(compute)
             log_z = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
+            kept_z = log_z if kept is None else torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
             more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
             for at in range(0, len(h), chunk):
                 own = slice(at, at + chunk)
-                parts = (log_z[own], log_prob[own], target[own, None], entropy[own])
+                parts = (log_z[own], log_prob[own], target[own, None], entropy[own], kept_z[own])
                 for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
-                    block_z, block_log_prob, block_target, block_entropy = (part[rows] for part in parts)
+                    block_z, block_log_prob, block_target, block_entropy, block_kept_z = (part[rows] for part in parts)
                     chosen = logits.gather(1, block_target).squeeze(1)
                     if others is not None:
                         more[own][rows] = logits.gather(1, others[own][rows])
+                    left = None if kept is None else kept.of(logits, at + rows.start)
                     top = logits.amax(dim=1)
                     logits.sub_(top[:, None])
                     p = logits.exp()
                     total = p.sum(dim=1)
                     block_z.copy_(top + total.log())
-                    block_log_prob.copy_(chosen - block_z)
+                    if left is not None:
+                        block_kept_z.copy_(left.logsumexp(block_z))
+                    block_log_prob.copy_(chosen - block_kept_z)
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
                         mean_logit = torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total
                         block_entropy.copy_(total.log() - mean_logit)
         more.sub_(log_z[:, None])
         switched_off = ((entropy, entropy_gradient), (more, others_gradient))
         ctx.mark_non_differentiable(*(output for output, on in switched_off if not on))
-        kept = entropy if entropy_gradient else log_z.new_zeros(0)
+        read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None
-        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, kept, ids)
-        ctx.chunk, ctx.compute = chunk, compute
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, kept_z)
+        ctx.chunk, ctx.compute, ctx.kept = chunk, compute, kept
         return log_prob, entropy, more
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """d log_prob / d logits = 1[y] − p, of the others too;  d H / d logits = −p (log p + H);  all / temperature."""
-        hidden, weight, bias, target, temperature, log_z, entropy, others = ctx.saved_tensors
+        """d log_prob / d logits = 1[y] − p, of the others too;  d H / d logits = −p (log p + H);  all / temperature.
+        Where the token was drawn from S, p of its own log_prob is p_S, 0 outside S."""
+        hidden, weight, bias, target, temperature, log_z, entropy, others, kept_z = ctx.saved_tensors
         grad_log_prob, grad_entropy, grad_others = grads
-        total = grad_log_prob if others is None else grad_log_prob + grad_others.sum(1)
+        kept: KeptTokens | None = ctx.kept
+        total = grad_log_prob if kept is None else grad_log_prob.masked_fill(kept.cu.diff() > 0, 0.0)
+        total = total if others is None else total + grad_others.sum(1)
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
@@ -143,12 +167,18 @@ class _TokenLogProb(torch.autograd.Function):
                 for rows, log_p in _row_blocks(d, temperature[own]):
                     log_p.sub_(log_z[own][rows, None])
                     g, g_all = (x[own][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
+                    left = None if kept is None else kept.of(log_p, at + rows.start)
                     if entropy.numel():
                         p = log_p.exp()
                         of_entropy = log_p.add_(entropy[own][rows, None]).mul_(grad_entropy[own][rows, None])
                         d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
+                    elif kept is not None and kept.whole and others is None:
+                        d_logits = log_p.zero_()
                     else:
                         d_logits = log_p.exp_().mul_(-g_all)
+                    if left is not None:
+                        gap = (log_z - kept_z)[own][rows]
+                        d_logits[left.row, left.ids] -= (left.values + gap[left.row]).exp() * g[left.row, 0]
                     d_logits.scatter_add_(1, target[own][rows, None], g)
                     if others is not None:
                         d_logits.scatter_add_(1, others[own][rows], grad_others[own][rows].to(d_logits.dtype))
@@ -160,7 +190,7 @@ class _TokenLogProb(torch.autograd.Function):
                 if ctx.needs_input_grad[1]:
                     part = d.T @ h[own]
                     grad_w = part.to(weight.dtype) if grad_w is None else grad_w.add_(part)
-        return grad_h, grad_w, grad_b, *(None,) * 8
+        return grad_h, grad_w, grad_b, *(None,) * 9
 
 
 _apply: Any = _TokenLogProb.apply
@@ -214,10 +244,17 @@ def top_k_log_prob(
 
 @torch.no_grad()
 def log_sum_square(
-    hidden: Tensor, weight: Tensor, temperature: Tensor, *, bias: Tensor | None = None, chunk: int = 512
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    *,
+    bias: Tensor | None = None,
+    kept: KeptTokens | None = None,
+    chunk: int = 512,
 ) -> Tensor:
     """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
-    draws at a position agree. Args: as `token_log_prob`, temperature [N]. It costs one more product with the head."""
+    draws at a position agree; of draws from `kept` where it is given. Args: as `token_log_prob`, temperature [N]. It
+    costs one more product with the head."""
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
@@ -226,5 +263,9 @@ def log_sum_square(
         for at in range(0, len(h), chunk):
             own = slice(at, at + chunk)
             for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
-                found[own][rows] = (2 * logits).logsumexp(1) - 2 * logits.logsumexp(1)
+                square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
+                if kept is not None:
+                    left = kept.of(logits, at + rows.start)
+                    square, log_z = left.logsumexp(square, scale=2.0), left.logsumexp(log_z)
+                found[own][rows] = square - 2 * log_z
     return found

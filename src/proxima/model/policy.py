@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
+from proxima.model.kept_tokens import KeptTokens
 from proxima.model.load import LoadedModel
 from proxima.model.log_prob import TopTokens, log_sum_square, token_log_prob, top_k_log_prob
 from proxima.model.lora import base_layer, weight_of
@@ -78,7 +79,9 @@ class Policy(PackedModel):
     def __call__(self, batch: PackedBatch, needs: frozenset[str] = frozenset()) -> TokenOutputs:
         """Log-probs of `batch.target` given all before, at `batch.temperature`; with gradient when grad is enabled.
 
-        Law: `log_prob[t]` is of token t of the response given the prompt and response tokens 0 … t-1.
+        Law: `log_prob[t]` is of token t of the response given the prompt and response tokens 0 … t-1. With a
+        `sampling_mask` in the batch it is of the distribution over these tokens, and so is `log_sum_square`; entropy
+        and the log-probs of other tokens are of the whole vocabulary.
         The entropy carries no gradient unless `needs` has "entropy_gradient".
 
         An empty batch (no response tokens) gives empty outputs without running the model.
@@ -105,6 +108,7 @@ class Policy(PackedModel):
                 entropy_gradient="entropy_gradient" in needs,
                 others=_joined(batch.top_k, batch.bucket_token),
                 others_gradient=batch.bucket_token is not None,
+                kept=_kept(batch),
                 chunk=self.log_prob_chunk,
             )
         others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]
@@ -139,7 +143,15 @@ class Policy(PackedModel):
     def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
         weight, bias = weight_of(self.head), self.head.bias
         with self.autocast():
-            return log_sum_square(hidden, weight, batch.temperature, bias=bias, chunk=self.log_prob_chunk)
+            return log_sum_square(
+                hidden, weight, batch.temperature, bias=bias, kept=_kept(batch), chunk=self.log_prob_chunk
+            )
+
+
+def _kept(batch: PackedBatch) -> KeptTokens | None:
+    if batch.sampling_mask is None or batch.sampling_mask_cu is None:
+        return None
+    return KeptTokens(batch.sampling_mask, batch.sampling_mask_cu)
 
 
 def _joined(*ids: Tensor | None) -> Tensor | None:

@@ -1,0 +1,66 @@
+"""Sums over the tokens that could be sampled, from blocks of logits that hold the whole vocabulary."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """The tokens that could be sampled at N positions.
+
+    Args:
+        ids: [M] int64, those of each position after those of the one before, without duplicates.
+        cu: [N+1] int64, 0 … M; position n kept `ids[cu[n]:cu[n+1]]`. An empty set stands for the whole vocabulary.
+    """
+
+    ids: Tensor
+    cu: Tensor
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """`cu` on the host."""
+        edges: list[int] = self.cu.tolist()
+        return edges
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether no set is empty."""
+        return all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))
+
+    def of(self, block: Tensor, start: int) -> "KeptEntries":
+        """The entries that are kept of a block [n, V] of rows, the first of which is position `start`."""
+        end = start + len(block)
+        lengths = self.cu[start : end + 1].diff()
+        ids = self.ids[self.edges[start] : self.edges[end]]
+        row = torch.repeat_interleave(torch.arange(len(block), device=ids.device), lengths, output_size=len(ids))
+        return KeptEntries(ids, row, lengths, block[row, ids])
+
+
+@dataclass(frozen=True)
+class KeptEntries:
+    """Entries of a block of n rows.
+
+    Args:
+        ids, row: [m] int64, the kept tokens and the row of each.
+        lengths: [n] int64, how many each row keeps.
+        values: [m], the entries.
+    """
+
+    ids: Tensor
+    row: Tensor
+    lengths: Tensor
+    values: Tensor
+
+    def logsumexp(self, otherwise: Tensor, scale: float = 1.0) -> Tensor:
+        """[n] of `scale` times the entries, row by row, and of a row that keeps none the value of `otherwise` [n].
+
+        A row is summed in the order of its ids, in float64 but on devices without it: it depends on no other row.
+        """
+        values = self.values if scale == 1 else scale * self.values
+        top = otherwise.scatter_reduce(0, self.row, values, "amax", include_self=False)
+        exact = values if values.device.type == "mps" else values.double()
+        total = torch.segment_reduce((exact - top[self.row]).exp(), "sum", lengths=self.lengths, unsafe=True)
+        return torch.where(self.lengths > 0, top + total.log().to(top.dtype), otherwise)
