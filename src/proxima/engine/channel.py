@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, NotFiniteError, Prompt, UserError
+from proxima.data import Completion, NotFiniteError, Prompt, SamplingMask, UserError
 from proxima.engine.local import Local
 from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest
 from proxima.engine.shared_weights import TensorPlace
@@ -38,7 +38,10 @@ class ProcessSetup:
 
 VALUES: dict[str, Any] = {
     cls.__name__: cls
-    for cls in (Completion, Health, InFlight, Local, ProcessSetup, Prompt, Request, Sampling, ScoreRequest, TensorPlace)
+    for cls in (
+        *(Completion, Health, InFlight, Local, ProcessSetup, Prompt, Request),
+        *(Sampling, SamplingMask, ScoreRequest, TensorPlace),
+    )
 }
 ERRORS: dict[str, Any] = {cls.__name__: cls for cls in (UserError, NotFiniteError)}
 MOST = 1 << 30  # bytes of a line of JSON

@@ -49,6 +49,8 @@ class Local(EngineSpec):
         prefill_tokens: prompt tokens run at once.
         top_k_log_probs: how many of the most probable tokens come with each token, for the divergences `topk_tv` and
             `topk_kl`; 0: none.
+        sampling_mask: with top-k, top-p or min-p, the tokens that could be sampled come with each token, for
+            `algorithm.behavior: sampled`.
         interrupt: completions that run when new weights come: `recompute` their KV under the new weights, `keep` it,
             or `finish` them under the old weights before the new ones are loaded.
     """
@@ -60,12 +62,15 @@ class Local(EngineSpec):
     decoder: Literal["auto", "fast", "general"] = "auto"
     prefill_tokens: int = 2048
     top_k_log_probs: int = 0
+    sampling_mask: bool = False
     interrupt: Interrupt = "recompute"
 
     @property
     def provides(self) -> frozenset[str]:
         """Tensors of `PolicyBatch` that the completions fill."""
-        always = frozenset({"behavior_log_prob", "policy_version"})
+        always = frozenset(
+            {"behavior_log_prob", "policy_version"} | ({"sampling_mask"} if self.sampling_mask else set())
+        )
         return always | {"top_k", "behavior_top_k_log_prob", "top_k_log_prob"} if self.top_k_log_probs else always
 
     def __post_init__(self) -> None:
@@ -138,6 +143,7 @@ class LocalEngine:
             score=True,
             in_flight=True,
             top_k=self.spec.top_k_log_probs,
+            sampling_mask=self.spec.sampling_mask,
             deterministic=self.scheduler.cache.device.type == "cpu",  # elsewhere kernels are chosen by the row count
         )
 
@@ -299,6 +305,7 @@ def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) ->
         stop_tokens=loaded.stop_tokens,
         prefill_tokens=spec.prefill_tokens,
         top_k=spec.top_k_log_probs,
+        sampling_mask=spec.sampling_mask,
     )
 
 

@@ -106,6 +106,7 @@ class ProcessEngine:
             score=True,
             in_flight=True,
             top_k=self.spec.top_k_log_probs,
+            sampling_mask=self.spec.sampling_mask,
             deterministic=self._on_cpu,
         )
 

@@ -163,6 +163,7 @@ class Capabilities:
         score: `score` is available.
         in_flight: `in_flight` is available.
         top_k: most probable tokens reported with each token; 0 for none.
+        sampling_mask: the tokens that could be sampled are reported with each token of a truncated completion.
         deterministic: a completion depends on weights, seed, prompt uid, sample and turn, and on nothing else that is
             queued.
         log_probs: what the log-prob of a sampled token is of: `both` columns of a completion are always there;
@@ -175,6 +176,7 @@ class Capabilities:
     score: bool = False
     in_flight: bool = False
     top_k: int = 0
+    sampling_mask: bool = False
     deterministic: bool = False
     log_probs: LogProbsOf = "both"
 

@@ -37,6 +37,8 @@ class Sampled:
     nats.
 
     top_k [n, K] int64 and top_k_log_prob [n, K] float32: the most probable tokens, untruncated; None unless asked for.
+    mask_ids [M] and mask_counts [n] int64: the tokens that could be drawn, ascending, row by row, and how many each row
+    has: none where nothing is truncated or the row is greedy; None unless asked for.
     """
 
     token: Tensor
@@ -44,9 +46,11 @@ class Sampled:
     untruncated_log_prob: Tensor
     top_k: Tensor | None = None
     top_k_log_prob: Tensor | None = None
+    mask_ids: Tensor | None = None
+    mask_counts: Tensor | None = None
 
 
-def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int = 0) -> Sampled:
+def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int = 0, *, masks: bool = False) -> Sampled:
     """Draw one token for each row.
 
     Args:
@@ -54,6 +58,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         rows: temperature 0 is greedy: the largest logit, with both log-probs at temperature 1.
         uniform: [n] float32 in [0, 1).
         top: number of most probable tokens to return with their log-probs.
+        masks: also return the tokens that could be drawn.
 
     The draw is the first token whose cumulative probability exceeds the uniform number, tokens in vocabulary order; a
     token of probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged
@@ -69,20 +74,26 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
             temperature=rows.temperature[part], top_k=rows.top_k[part], top_p=rows.top_p[part], min_p=rows.min_p[part]
         )
         parts.append(
-            _sample_block(logits[part].to(torch.float32, copy=True), block, uniform[part], truncates, greedy, top)
+            _sample_block(
+                logits[part].to(torch.float32, copy=True), block, uniform[part], truncates, greedy, top, masks
+            )
         )
-    token, chosen, untruncated, ids, log_probs = (torch.cat(column) for column in zip(*parts, strict=True))
+    token, chosen, untruncated, ids, log_probs, *kept = (torch.cat(column) for column in zip(*parts, strict=True))
     sampled = Sampled(token=token, sampled_log_prob=chosen, untruncated_log_prob=untruncated)
+    if masks:
+        sampled = replace(sampled, mask_ids=kept[0], mask_counts=kept[1])
     return replace(sampled, top_k=ids, top_k_log_prob=log_probs) if top else sampled
 
 
 def _sample_block(
-    logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int
+    logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int, masks: bool
 ) -> tuple[Tensor, ...]:
-    """Token, sampled and untruncated log-prob [n], top ids and log-probs [n, top]; `logits` is overwritten."""
+    """Token, sampled and untruncated log-prob [n], top ids and log-probs [n, top], and with `masks` the kept ids [m]
+    and their counts [n]; `logits` is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
     argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
+    kept = None
     if not truncates:
         largest = logits.amax(dim=1)
         cumulative = logits.sub(largest[:, None]).exp_()
@@ -106,7 +117,15 @@ def _sample_block(
         chosen - log_z,
         ids,
         values - log_z[:, None],
+        *(_kept_tokens(logits if kept is None else kept, rows) if masks else ()),
     )
+
+
+def _kept_tokens(kept: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """The ids of finite logits [m], row by row, and how many each row has [n]; none of rows that are not truncated."""
+    wanted = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
+    inside = (kept > -torch.inf) & wanted[:, None]
+    return inside.nonzero()[:, 1], inside.sum(dim=1)
 
 
 def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:

@@ -77,9 +77,9 @@ class RunningBatch:
             uniform=torch.from_numpy(uniform).to(device).unbind(),
         )
 
-    def draw(self, logits: Tensor, top_k: int) -> list[int]:
+    def draw(self, logits: Tensor, top_k: int, masks: bool) -> list[int]:
         """Sample the next token of each request."""
-        sampled = sample_tokens(logits, self.settings, self.uniform[len(self.sampled)], top_k)
+        sampled = sample_tokens(logits, self.settings, self.uniform[len(self.sampled)], top_k, masks=masks)
         self.sampled.append(sampled)
         self.last[: len(self.lines)] = sampled.token
         tokens: list[int] = sampled.token.tolist()
@@ -97,6 +97,7 @@ class Scheduler:
         stop_tokens: ids that end a completion.
         prefill_tokens: prompt tokens run at once.
         top_k: most probable tokens reported with each token.
+        sampling_mask: report the tokens that could be sampled, where not all could.
     """
 
     def __init__(
@@ -109,13 +110,14 @@ class Scheduler:
         stop_tokens: Sequence[int],
         prefill_tokens: int,
         top_k: int = 0,
+        sampling_mask: bool = False,
     ) -> None:
         self.decoder, self.tokenizer = decoder, tokenizer
         self.slots, self.max_length = slots, max_length
         self.stop_tokens = frozenset(stop_tokens)
         self.prefill_tokens, self.top_k = prefill_tokens, top_k
         self.cache = decoder.new_cache(slots)
-        self.table = TokenTable(slots, top_k)
+        self.table = TokenTable(slots, top_k, sampling_mask)
         self.running: list[RunningRequest] = []
         self.waiting: deque[WaitingPrompt] = deque()
         self.admits = True  # False: waiting requests stay waiting
@@ -257,7 +259,7 @@ class Scheduler:
 
     def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
         """Draw one token for each request of the batch, and finish those that end with it."""
-        tokens = batch.draw(logits, self.top_k)
+        tokens = batch.draw(logits, self.top_k, self.table.masks is not None)
         self.generated_tokens += len(tokens)
         if len(batch.sampled) < len(batch.uniform) and self.stop_tokens.isdisjoint(tokens):
             return
@@ -281,6 +283,8 @@ class Scheduler:
             if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
             self.table.append(batch.lines, self.version, columns)
+            if self.table.masks is not None:
+                self.table.masks.append(batch.lines, *_mask_columns(batch.sampled))
 
     def _open(self, request: Request, sink: Sink) -> RunningRequest:
         prompt, most = request.prompt, request.sampling.max_tokens
@@ -309,10 +313,12 @@ class Scheduler:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
-    def _completion(self, request: Request, columns: dict[str, np.ndarray], reason: FinishReason) -> Completion:
+    def _completion(self, request: Request, columns: dict[str, Any], reason: FinishReason) -> Completion:
         sampling, text = request.sampling, self._text(columns["tokens"])
         if not sampling.truncates:
             columns["untruncated_log_prob"] = columns["sampled_log_prob"]
+        if not sampling.truncates or sampling.temperature == 0:
+            columns.pop("sampling_mask", None)
         return Completion(
             prompt_uid=request.prompt.uid,
             sample=request.sample,
@@ -341,3 +347,10 @@ def _columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
     for name in ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob"):
         columns[name] = [value for one in sampled if (value := getattr(one, name)) is not None]
     return {name: torch.stack(values).cpu().numpy() for name, values in columns.items() if values}
+
+
+def _mask_columns(sampled: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray]:
+    """[M] the ids that could be drawn, step by step and row by row, and [steps, n] how many."""
+    ids = torch.cat([one.mask_ids for one in sampled if one.mask_ids is not None])
+    counts = torch.stack([one.mask_counts for one in sampled if one.mask_counts is not None])
+    return ids.to(torch.int32).cpu().numpy(), counts.cpu().numpy()

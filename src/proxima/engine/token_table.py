@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data.columns import Floats, Ints
+from proxima.data.sampling_mask import SamplingMask
 
 Lines = NDArray[np.int64]
 
@@ -20,9 +21,11 @@ class TokenTable:
     Args:
         lines: completions that run at once.
         top_k: most probable tokens kept with each token; 0 for none.
+        sampling_mask: `masks` keeps the tokens that could be sampled; None otherwise.
     """
 
-    def __init__(self, lines: int, top_k: int = 0) -> None:
+    def __init__(self, lines: int, top_k: int = 0, sampling_mask: bool = False) -> None:
+        self.masks = MaskTable(lines) if sampling_mask else None
         self.length, self.limit, self.prompt_length = np.zeros((3, lines), np.int64)
         self.uniform: Floats = np.empty((lines, 0), np.float32)
         self.columns: dict[str, NDArray[Any]] = {
@@ -44,6 +47,8 @@ class TokenTable:
             self.columns = {name: _widened(column, len(uniform)) for name, column in self.columns.items()}
         self.length[line], self.limit[line], self.prompt_length[line] = 0, limit, prompt_length
         self.uniform[line, : len(uniform)] = uniform
+        if self.masks is not None:
+            self.masks.clear(line)
         return line
 
     def close(self, line: int) -> None:
@@ -81,13 +86,16 @@ class TokenTable:
         tokens: Ints = self.columns["tokens"][line, : self.length[line]]
         return tokens
 
-    def empty(self) -> dict[str, NDArray[Any]]:
+    def empty(self) -> dict[str, Any]:
         """The columns of a completion without a token."""
         return {name: column[0, :0].copy() for name, column in self.columns.items()}
 
-    def read(self, line: int) -> dict[str, NDArray[Any]]:
-        """Copies of the columns of a line, [T] or [T, top_k]. A single policy version is broadcast."""
-        own = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
+    def read(self, line: int) -> dict[str, Any]:
+        """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` where the table has `masks`. A
+        single policy version is broadcast."""
+        own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
+        if self.masks is not None:
+            own["sampling_mask"] = self.masks.read(line)
         version = own["policy_version"]
         if len(version) and (version == version[0]).all():
             own["policy_version"] = np.broadcast_to(version[:1].copy(), len(version))
@@ -98,3 +106,47 @@ def _widened(column: NDArray[Any], capacity: int) -> NDArray[Any]:
     wide = np.empty((column.shape[0], capacity, *column.shape[2:]), column.dtype)
     wide[:, : column.shape[1]] = column
     return wide
+
+
+class MaskTable:
+    """The tokens that could be sampled at each token of each line: one growing buffer of ids a line."""
+
+    def __init__(self, lines: int) -> None:
+        self._ids = [np.empty(0, np.int32) for _ in range(lines)]
+        self._counts = [np.empty(0, np.int64) for _ in range(lines)]
+        self._used = np.zeros((2, lines), np.int64)  # of ids and counts
+
+    def clear(self, line: int) -> None:
+        """The line holds nothing."""
+        self._used[:, line] = 0
+
+    def append(self, lines: Lines, ids: Ints, counts: Lines) -> None:
+        """More tokens on each of `lines`.
+
+        Args:
+            ids: [M], step by step, and line by line within a step.
+            counts: [steps, n] of each step and line, how many.
+        """
+        steps, n = counts.shape
+        place = np.arange(steps * n).reshape(steps, n)
+        by_line = np.argsort(np.repeat(place % n, counts.ravel()), kind="stable")
+        parts = np.split(ids[by_line], np.cumsum(counts.sum(0))[:-1])
+        for i, line in enumerate(lines.tolist()):
+            self._ids[line] = _extended(self._ids[line], self._used[0, line], parts[i])
+            self._counts[line] = _extended(self._counts[line], self._used[1, line], counts[:, i])
+            self._used[:, line] += len(parts[i]), steps
+
+    def read(self, line: int) -> SamplingMask:
+        """A copy of what a line holds."""
+        ids, tokens = self._used[:, line].tolist()
+        return SamplingMask.of_counts(self._ids[line][:ids].copy(), self._counts[line][:tokens])
+
+
+def _extended(buffer: NDArray[Any], used: int, values: NDArray[Any]) -> NDArray[Any]:
+    """The buffer with `values` after its first `used`; twice as long where they do not fit."""
+    if used + len(values) > len(buffer):
+        wider = np.empty(2 * (used + len(values)), buffer.dtype)
+        wider[:used] = buffer[:used]
+        buffer = wider
+    buffer[used : used + len(values)] = values
+    return buffer

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.flow import FinishReason
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.protocol import Interrupt, PauseMode, Sampling
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Chunk(Columns):
         finish_reason: set on the last chunk.
         version_spans: on the last chunk, where the server tells: (version, start, end) over all tokens of the request.
         prompt_tokens: what the server says that it was asked, where it says so: compared with the request.
+        sampling_mask: the tokens that could be sampled at each of these, where the server tells; T sets.
     """
 
     other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
@@ -108,6 +110,7 @@ class Chunk(Columns):
     finish_reason: FinishReason | None = None
     version_spans: tuple[tuple[str, int, int], ...] | None = None
     prompt_tokens: Ints | None = None
+    sampling_mask: SamplingMask | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
