@@ -1,7 +1,8 @@
-"""Engines that are servers: install one, start one for a recipe.
+"""Engines that are servers: install one, start one for a recipe, ask one what it can do.
 
 proxima engine install vllm                                into .venv-vllm, an environment of its own
-proxima engine serve quickstart engine=vllm                start a server for a recipe; Ctrl-C ends it"""
+proxima engine serve quickstart engine=vllm                start a server for a recipe; Ctrl-C ends it
+proxima engine probe http://127.0.0.1:8000                 what a server can do"""
 
 import argparse
 import importlib
@@ -9,6 +10,7 @@ import importlib
 ACTIONS = {  # name: its module, which has `add_arguments` and `run`, and what it does
     "install": ("install_action", "install a server into an environment of its own"),
     "serve": ("serve_action", "start the server of a recipe, and keep it running"),
+    "probe": ("probe_action", "ask a server what it can do"),
 }
 
 

@@ -112,13 +112,21 @@ class ServerClient:
         """The same of a POST."""
         return await self._call("POST", path, seconds, json=body, params=dict(query or {}))
 
-    async def _call(self, method: str, path: str, seconds: float | None, **more: Any) -> Any:
+    async def post_text(self, path: str, body: Any = None, *, seconds: float | None = None) -> str:
+        """What a POST answers that is no JSON."""
+        return (await self._request("POST", path, seconds, json=body)).text
+
+    async def _request(self, method: str, path: str, seconds: float | None, **more: Any) -> httpx.Response:
         limit = self.seconds if seconds is None else seconds
         try:
             response = await self._http.request(method, path, timeout=limit, **more)
         except httpx.HTTPError as error:
             raise self.failed(path, error, limit) from error
         self.check_status(path, response.status_code, response.text)
+        return response
+
+    async def _call(self, method: str, path: str, seconds: float | None, **more: Any) -> Any:
+        response = await self._request(method, path, seconds, **more)
         if not response.content:
             return None
         try:

@@ -13,7 +13,7 @@ from proxima.engine.protocol import Interrupt, PauseMode, Sampling
 if TYPE_CHECKING:
     from proxima.engine.http.client import ServerClient
 
-LogProbMode = Literal["processed", "raw"]
+LogProbMode = Literal["processed", "untruncated", "raw"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,9 @@ class ServerFacts:
         max_length: tokens of prompt and completion together; None: it does not tell.
         dtype: of its weights, `bfloat16` and the like; None: it does not tell.
         quantization: of its weights, `fp8` and the like; None: there is none.
-        log_probs: what the log-prob of a sampled token is of: `processed`, the distribution really sampled, or `raw`,
-            softmax(logits) without temperature and truncation; None: there are no log-probs.
+        log_probs: what the log-prob of a sampled token is of: `processed`, the distribution really sampled;
+            `untruncated`, softmax(logits / temperature), whatever top-k, top-p and min-p leave out; or `raw`,
+            softmax(logits). None: there are no log-probs.
         token_ids: completions come as token ids.
         scores: it gives log-probs of given tokens, of softmax(logits).
         weight_updates: how it takes new weights, best first; the names are the dialect's own.

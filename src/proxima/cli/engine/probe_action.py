@@ -1,0 +1,72 @@
+"""`proxima engine probe URL`: what a server can do, found by asking it."""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from proxima.cli.engine.server_options import add_server_options, with_server
+from proxima.cli.output import print_json
+
+if TYPE_CHECKING:
+    from proxima.engine.http.dialect import ServerFacts
+
+MEANINGS = {
+    "log_probs": {
+        "processed": "of the distribution really sampled",
+        "untruncated": "of softmax(logits / temperature), before top-k, top-p and min-p",
+        "raw": "of softmax(logits), without temperature",
+        None: "none",
+    }
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_server_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the facts for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.engine.http.detect import detect_server
+
+    _, facts = with_server(arguments, lambda client: detect_server(client, arguments.kind))
+    if arguments.json:
+        print_json(plain_facts(facts))
+    else:
+        rows = [(name, text) for name, text in fact_rows(facts)]
+        width = max(len(name) for name, _ in rows)
+        print("\n".join(f"{name:<{width}}  {text}" for name, text in rows))
+    return 0
+
+
+def plain_facts(facts: "ServerFacts") -> dict[str, Any]:
+    """The facts as JSON has them: sets become sorted lists."""
+    from dataclasses import fields
+
+    from proxima.engine.http.dialect import ServerFacts
+
+    found = {one.name: getattr(facts, one.name) for one in fields(ServerFacts)}
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()} | {
+        "more": dict(facts.more)
+    }
+
+
+def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:
+    """Each fact and how it reads: `version spans`, `yes`."""
+    for name, value in plain_facts(facts).items():
+        if name == "more":
+            yield from facts.more.items()
+        elif name in MEANINGS:
+            meaning = MEANINGS[name][value]
+            yield name.replace("_", "-"), meaning if value is None else f"{value}: {meaning}"
+        else:
+            yield name.replace("_", " "), _text(name, value)
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None:
+        return "none" if name == "quantization" else "the server does not tell"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

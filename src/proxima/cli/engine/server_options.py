@@ -1,0 +1,48 @@
+"""The options that say which server is meant."""
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.engine.http.client import ServerClient
+
+T = TypeVar("T")
+KINDS = ("vllm", "sglang")  # as `proxima.engine.http.detect.DIALECTS`, which needs numpy and httpx
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("url", help="the server's address: http://127.0.0.1:8000")
+    add("--kind", choices=KINDS, help="what the server is; default: found by asking")
+    add("--token-env", metavar="NAME", help="environment variable with the server's bearer token")
+    add("--allow-remote", action="store_true", help="the server may be on another machine")
+    add("--seconds", type=float, default=60.0, help="deadline of a call; 60")
+
+
+def with_server(arguments: argparse.Namespace, use: "Callable[[ServerClient], Awaitable[T]]") -> T:
+    """What `use(client)` gives; the connections are closed.
+
+    Raises:
+        UserError: an address that can't be meant, or a call that failed.
+    """
+    from proxima.engine.http.client import Address, ServerClient, ServerError
+
+    if not 0 < arguments.seconds < float("inf"):
+        raise UserError(f"--seconds {arguments.seconds:g}: must be > 0 and finite")
+    client = ServerClient(
+        Address(arguments.url, arguments.token_env, arguments.allow_remote), seconds=arguments.seconds
+    )
+
+    async def used() -> T:
+        try:
+            return await use(client)
+        except ServerError as error:
+            raise UserError(str(error), remedy="see the server's log") from error
+        finally:
+            await client.close()
+
+    return asyncio.run(used())

@@ -1,0 +1,49 @@
+"""Which kind of server is at an address, and what it can do."""
+
+from typing import TYPE_CHECKING
+
+from proxima.data import UserError
+from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.sglang import SglangDialect
+
+if TYPE_CHECKING:
+    from proxima.engine.http.dialect import Dialect, ServerFacts
+
+DIALECTS: dict[str, "type[Dialect]"] = {"sglang": SglangDialect}
+SIGNS = {  # a call that one kind alone has, and a field of its answer
+    "sglang": (("/get_model_info", "model_path"), ("/model_info", "model_path")),
+    "vllm": (("/version", "version"),),
+}
+
+
+async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple[Dialect, ServerFacts]":
+    """How the server is asked, and what it can do.
+
+    Args:
+        kind: one of `DIALECTS`; None: found by asking.
+
+    Raises:
+        UserError: nobody answers, it is no server of a known kind, or it fails when it is asked.
+    """
+    try:
+        dialect = DIALECTS[kind or await _find_kind(client)]()
+        return dialect, await dialect.probe(client)
+    except ServerError as error:
+        absent = "start it, or check the address" if error.status is None else "see the server's log"
+        raise UserError(str(error), remedy=absent) from error
+
+
+async def _find_kind(client: ServerClient) -> str:
+    for kind, signs in SIGNS.items():
+        for path, name in signs:
+            try:
+                answer = await client.get(path)
+            except ServerError as error:
+                if error.status is None and "JSON" not in error.reason:
+                    raise
+                continue
+            if isinstance(answer, dict) and name in answer and kind in DIALECTS:
+                return kind
+    known = " nor ".join(DIALECTS)
+    raise UserError(f"{client.url} is neither {known}" if len(DIALECTS) > 1 else f"{client.url} is not {known}",
+                    remedy="give the address of the server itself, without a path")  # fmt: skip

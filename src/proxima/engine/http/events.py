@@ -1,0 +1,39 @@
+"""Server-sent events: how servers stream JSON."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from proxima.engine.http.client import ServerError
+
+if TYPE_CHECKING:
+    from proxima.engine.http.client import ServerClient
+
+
+async def stream_events(
+    client: "ServerClient", path: str, body: Any, *, idle_seconds: float | None = None
+) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of a streamed answer to a POST, up to its `[DONE]`. Closing it closes the connection.
+
+    Raises:
+        ServerError: as `ServerClient.lines`; an event that is no JSON object; an error that the server sent as an
+            event; an answer that stops before its end.
+    """
+    async with client.lines(path, body, idle_seconds=idle_seconds) as lines:
+        async for line in lines:
+            if not line.startswith("data:"):
+                continue  # blank lines between events, comments, and fields that no server of ours uses
+            data = line[5:].strip()
+            if data == "[DONE]":
+                return
+            try:
+                event = json.loads(data)
+            except ValueError as error:
+                raise ServerError(client.url, path, f"streams no JSON but {data[:100]}") from error
+            if not isinstance(event, dict):
+                raise ServerError(client.url, path, f"streams no JSON object but {data[:100]}")
+            if (failure := event.get("error")) is not None:
+                told = failure.get("message", failure) if isinstance(failure, dict) else failure
+                raise ServerError(client.url, path, f"ended with an error: {' '.join(str(told).split())[:200]}")
+            yield event
+    raise ServerError(client.url, path, "the stream broke off")

@@ -1,0 +1,293 @@
+"""SGLang: how it is asked. `sglang_facts.py` finds out what a server has.
+
+What its protocol holds in store, and what is made of it here:
+
+- a stream repeats the whole answer with each message, or (`--incremental-streaming-output`) sends what is new; older
+  servers send new ids with all log-probs. The pairs of log-prob and id are read, and the server's count of tokens says
+  which it is;
+- `ignore_eos` switches `stop_token_ids` off too, so it is sent only where nothing may end a completion but its length;
+- requests are aborted by the *beginning* of their id, and an empty id means all: ids end with a sign that none holds;
+- a new weight version aborts every request unless told not to, and a flush that fails inside a weight update ends the
+  server: weights are loaded without a flush, and the cache is flushed by a call of its own, whose answer is read;
+- a pause aborts unless told otherwise. `retract` puts running requests back into the queue, so that the cache can be
+  flushed and their KV is computed anew; after `in_place` a flush fails, and it is never used.
+
+Weights come from a folder. `update_weights_from_distributed`, `_from_tensor` and `_from_ipc` need a GPU that trainer
+and server share or are connected by, where they could be tried.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from proxima.data import UserError
+from proxima.data.columns import Floats, Ints
+from proxima.data.flow import FinishReason
+from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.dialect import Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.events import stream_events
+from proxima.engine.http.sglang_facts import (
+    GENERATE,
+    PAUSES,
+    WAYS,
+    find_facts,
+    first_answer,
+    of_ways,
+    salted,
+    sampling_params,
+)
+from proxima.engine.protocol import PauseMode
+
+END_OF_ID = "."  # no id of ours holds it, so none begins another
+ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class SglangDialect:
+    """How SGLang is asked; see `Dialect`."""
+
+    kind: ClassVar[str] = "sglang"
+
+    async def probe(self, client: ServerClient) -> ServerFacts:
+        """See `find_facts`."""
+        return await find_facts(client)
+
+    async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
+        """The completion, in chunks.
+
+        Raises:
+            UserError: it was refused as what it is, the server cut its prompt, or it stopped at an id that was none of
+                `stop_tokens`.
+        """
+        body: dict[str, Any] = {
+            "rid": request.id + END_OF_ID,
+            "input_ids": list(map(int, request.tokens)),
+            "sampling_params": _sampling_of(request),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "top_logprobs_num": 0,
+            "return_text_in_logprobs": False,
+            "stream": True,
+            **salted(request.cache_salt),
+        }
+        reader = _StreamReader(client, request)
+        async for event in stream_events(client, GENERATE, body):
+            if (chunk := reader.chunk(event)) is not None:
+                yield chunk
+
+    async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
+        """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""
+        whole = [*map(int, prompt), *map(int, tokens)]
+        if facts.max_length is not None and len(whole) >= facts.max_length:
+            raise UserError(
+                f"{client.url}: {len(whole)} tokens can't be scored at a maximum length of {facts.max_length}",
+                remedy=f"start the server with --context-length {len(whole) + 1} or more",
+            )
+        body = {"input_ids": whole, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
+        answer = await client.post(GENERATE, body | {"logprob_start_len": max(len(prompt) - 1, 0)})
+        try:
+            rows = answer["meta_info"]["input_token_logprobs"]
+            found = rows[len(rows) - len(tokens) :] if len(tokens) else []
+            ids, values = [row[1] for row in found], [row[0] for row in found]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ServerError(client.url, GENERATE, "no log-probs of given tokens") from error
+        if ids != whole[len(prompt) :]:
+            raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
+        if not all(isinstance(value, float | int) and math.isfinite(value) for value in values):
+            raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
+        return np.asarray(values, np.float32)
+
+    async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
+        """The ids of a text, no special tokens added; None: the server has no such call."""
+        body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
+        try:
+            answer = await client.post("/tokenize", body)
+        except ServerError as error:
+            if error.status in (404, 405):
+                return None
+            raise
+        try:
+            return [int(token) for token in answer["tokens"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerError(client.url, "/tokenize", "an answer without tokens") from error
+
+    async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
+        """Stop sampling.
+
+        Raises:
+            UserError: a mode that the server has not.
+        """
+        if mode not in facts.pause_modes:
+            raise UserError(
+                f"{client.url} can't pause with {mode!r}; it has {of_ways(sorted(facts.pause_modes))}",
+                remedy="set engine.interrupt=recompute",
+            )
+        await client.post("/pause_generation", {"mode": PAUSES[mode]})
+
+    async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
+        """Sample again."""
+        await client.post("/continue_generation", {})
+
+    async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
+        """End requests, each by its whole id."""
+        calls = (client.post_text("/abort_request", {"rid": one + END_OF_ID, "abort_all": False}) for one in ids if one)
+        await asyncio.gather(*calls)
+
+    async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
+        """Load the weights of a folder that the server can read, with their label.
+
+        Raises:
+            ServerError: the server says that it failed, or calls its weights otherwise afterwards.
+        """
+        if weights.how not in facts.weight_updates:
+            raise UserError(
+                f"{client.url} can't take weights by {weights.how!r}; it has {of_ways(facts.weight_updates)}",
+                remedy="set engine.weights=auto",
+            )
+        path = WAYS[weights.how]
+        body = {
+            "model_path": str(weights.folder),
+            "load_format": None,
+            "weight_version": weights.label,
+            "token_step": weights.version,
+            "abort_all_requests": False,
+            "is_async": False,
+            "keep_pause": True,
+            "recapture_cuda_graph": False,
+            "torch_empty_cache": False,
+            "flush_cache": False,
+        }
+        answer = await client.post(path, body, seconds=weights.seconds)
+        if not isinstance(answer, dict) or answer.get("success") is not True:
+            told = answer.get("message") if isinstance(answer, dict) else answer
+            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {told}")
+        named = await self._version(client)
+        if named != weights.label:
+            raise ServerError(client.url, path, f"its weights are called {named!r} after {weights.label!r} was loaded")
+
+    async def forget_prefixes(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
+        """Empty the prefix cache. Requests that were paused with `keep` hold nothing in it, so `running` is the same.
+
+        Raises:
+            ServerError: it was not emptied, for requests hold on to it.
+        """
+        try:
+            await client.post_text("/flush_cache")
+        except ServerError as error:
+            if error.status == 400:
+                reason = "the prefix cache was not emptied: requests hold on to it"
+                raise ServerError(client.url, "/flush_cache", reason, 400) from error
+            raise
+
+    async def load(self, client: ServerClient, facts: ServerFacts) -> ServerLoad:
+        """Version, and the requests where the server counts them. It does not tell whether it is paused, and its model
+        is called by the folder of the last weights: neither is in the answer."""
+        version = await self._version(client)
+        try:
+            told = await client.get("/get_load")
+            each = told if isinstance(told, list) else [told]
+            waiting = sum(one["num_waiting_reqs"] for one in each)
+            return ServerLoad(
+                running=sum(one["num_reqs"] for one in each) - waiting, waiting=waiting, weight_version=version
+            )
+        except (KeyError, TypeError):
+            return ServerLoad(weight_version=version)
+        except ServerError as error:
+            if error.status not in (404, 405):
+                raise
+            return ServerLoad(weight_version=version)
+
+    async def _version(self, client: ServerClient) -> str | None:
+        model = await first_answer(client, "/get_model_info", "/model_info")
+        return model.get("weight_version") if isinstance(model, dict) else None
+
+
+def _sampling_of(request: TokenRequest) -> dict[str, Any]:
+    """The whole sampling of a request, by SGLang's names."""
+    sampling = request.sampling
+    fields = sampling_params(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k or -1,  # 0 is refused
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        max_new_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(request.stop_tokens),
+        ignore_eos=not request.stop_tokens,  # with it, stop_token_ids would be ignored too
+        stream_interval=request.chunk_tokens,
+    )
+    return fields if request.seed is None else fields | {"sampling_seed": request.seed}
+
+
+class _StreamReader:
+    """Finds what is new in each message of a stream."""
+
+    def __init__(self, client: ServerClient, request: TokenRequest) -> None:
+        self.client, self.request, self.seen = client, request, 0
+
+    def chunk(self, event: Mapping[str, Any]) -> Chunk | None:
+        """The chunk of a message; None where nothing is new.
+
+        Raises:
+            ServerError: a message of another form, or log-probs that are not those of the tokens.
+            UserError: as `SglangDialect.stream`.
+        """
+        try:
+            meta = event["meta_info"]
+            ending = meta.get("finish_reason")
+            pairs = meta.get("output_token_logprobs") or []
+            new = self._new(pairs, int(meta["completion_tokens"]))
+            tokens = [int(pair[1]) for pair in new]
+            values = [math.nan if pair[0] is None else float(pair[0]) for pair in new]
+            reason = None if ending is None else ENDINGS[ending["type"]]
+            spans = meta.get("weight_versions") if reason is not None else None
+            found = None if spans is None else tuple((str(s["version"]), s["start"], s["end"]) for s in spans)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise self._failed(f"a message of another form than expected ({type(error).__name__}: {error})") from error
+        self._check(event, meta, ending, tokens)
+        if reason is None and not tokens:
+            return None
+        self.seen += len(tokens)
+        return Chunk(
+            tokens=np.asarray(tokens, np.int32),
+            log_prob=np.asarray(values, np.float32),
+            finish_reason=reason,
+            version_spans=found,
+        )
+
+    def _new(self, pairs: Sequence[Any], total: int) -> Sequence[Any]:
+        if len(pairs) >= total:  # the whole answer so far, perhaps a token ahead of its count
+            return pairs[self.seen :]
+        if self.seen + len(pairs) == total:
+            return pairs
+        raise ValueError(f"{len(pairs)} log-probs where {total} tokens are counted and {self.seen} were sent before")
+
+    def _check(self, event: Mapping[str, Any], meta: Mapping[str, Any], ending: Any, tokens: list[int]) -> None:
+        ids = event.get("output_ids")
+        if ids is not None and tokens and list(ids)[-len(tokens) :] != tokens:
+            raise self._failed("log-probs are of other tokens than those that were sampled")
+        asked = len(self.request.tokens)
+        if meta.get("prompt_tokens", asked) != asked:
+            raise UserError(
+                f"{self.client.url} read {meta['prompt_tokens']} tokens of a prompt of {asked}",
+                remedy="start it without --allow-auto-truncate, or with a longer --context-length",
+            )
+        if not isinstance(ending, dict):
+            return
+        status = ending.get("status_code")
+        if ending["type"] == "abort" and status is not None:
+            told = " ".join(str(ending.get("message", "")).split())
+            if 400 <= int(status) < 500:
+                raise UserError(f"{self.client.url} refused a request: {told}", remedy="check its length and sampling")
+            raise self._failed(f"aborted with status {status}: {told}")
+        matched = ending.get("matched")
+        if ending["type"] == "stop" and isinstance(matched, int) and matched not in self.request.stop_tokens:
+            raise UserError(
+                f"{self.client.url} stopped at token {matched}, which ends no completion here",
+                remedy="serve the model with the generation_config and tokenizer that the trainer has",
+            )
+
+    def _failed(self, reason: str) -> ServerError:
+        return ServerError(self.client.url, GENERATE, reason)

@@ -1,0 +1,244 @@
+"""What an SGLang server can do: what it says of itself, the calls that it has, and what it answers."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.data import UserError
+from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.dialect import LogProbMode, ServerFacts
+from proxima.engine.protocol import PauseMode
+
+GENERATE = "/generate"
+PROBE_TOKENS = tuple(10 + 7 * i % 41 for i in range(160))  # ids that every vocabulary has; several pages of a cache
+CERTAIN = 1e-3  # nats below 0 that still count as certain
+WAYS = {  # how weights get in: the call, and what proxima makes of it
+    "disk": "/update_weights_from_disk",
+    "distributed": "/update_weights_from_distributed",
+    "tensor": "/update_weights_from_tensor",
+    "ipc": "/update_weights_from_ipc",
+}
+CONTROL = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache", "/update_weight_version")
+PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
+MEMORY = ("/release_memory_occupation", "/resume_memory_occupation")
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The paths that a server has, and the modes that its pause names; None: unknown."""
+
+    paths: frozenset[str]
+    pause_modes: frozenset[str]
+
+
+async def find_facts(client: ServerClient) -> ServerFacts:
+    """Ask what the server can do. Generates eight tokens.
+
+    Raises:
+        UserError: it is no SGLang server, or one that generates nothing.
+    """
+    model = await first_answer(client, "/get_model_info", "/model_info")
+    if not isinstance(model, dict) or "model_path" not in model:
+        raise UserError(f"{client.url} is no SGLang server: it says nothing of its model", remedy="check url and kind")
+    if model.get("is_generation") is False:
+        raise UserError(f"{client.url} generates nothing: it serves {model['model_path']} as an embedding model")
+    told = await first_answer(client, "/get_server_info", "/server_info")
+    told = told if isinstance(told, dict) else {}
+    calls = await _find_calls(client)
+    log_probs, mode_reason = await _find_log_prob_mode(client)
+    plain = await _generate(client, max_new_tokens=2)
+    meta = plain["meta_info"]
+    cache, salt = await _find_cache(client)
+    deterministic = told.get("enable_deterministic_inference") is True
+    modes = calls.pause_modes
+    more = {
+        "weight transfer": ", ".join(name for name, path in WAYS.items() if path in calls.paths) or "none",
+        "pause modes of the server": ", ".join(sorted(modes)) or "unknown",
+        "memory release": _yes(all(path in calls.paths for path in MEMORY)),
+        "streams": "increments"
+        if _increments(told)
+        else "whole answers again and again; --incremental-streaming-output",
+        "tokenizer": str(model.get("tokenizer_path")),
+    }
+    return ServerFacts(
+        server=f"sglang {told.get('version', '')}".strip(),
+        model=str(model["model_path"]),
+        max_length=await _max_length(client, told),
+        dtype=_named(told.get("dtype")),
+        quantization=_named(told.get("quantization")),
+        log_probs=log_probs,
+        token_ids="output_ids" in plain,
+        scores=await _find_scores(client),
+        weight_updates=("disk",) if WAYS["disk"] in calls.paths else (),
+        weight_version="weight_version" in meta,
+        version_spans="weight_versions" in meta,
+        pause_modes=frozenset(ours for ours, theirs in PAUSES.items() if theirs in modes),
+        interrupts=frozenset({"recompute"} if "retract" in modes and "/flush_cache" in calls.paths else ()),
+        prefix_cache=cache,
+        cache_salt=salt,
+        seeds=deterministic,
+        sampling_mask=await _find_sampling_mask(client),
+        routed_experts=told.get("enable_return_routed_experts") is True,
+        batch_invariant=deterministic,
+        more=more | ({} if mode_reason is None else {"log-probs": mode_reason}),
+    )
+
+
+async def first_answer(client: ServerClient, *paths: str) -> Any:
+    """What the first of several paths answers that the server has; newer versions have renamed some.
+
+    Raises:
+        ServerError: of the last, if it has none; any other failure at once.
+    """
+    for path in paths[:-1]:
+        try:
+            return await client.get(path)
+        except ServerError as error:
+            if error.status not in (404, 405):
+                raise
+    return await client.get(paths[-1])
+
+
+def sampling_params(**given: Any) -> dict[str, Any]:
+    """Everything that decides a draw, by SGLang's names: what is left out would come from the server's own defaults
+    (`--preferred-sampling-params`)."""
+    return {
+        "n": 1,
+        "temperature": 1.0,
+        "top_k": -1,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "max_new_tokens": 1,
+        "min_new_tokens": 0,
+        "stop": [],
+        "stop_token_ids": [],
+        "stop_regex": [],
+        "ignore_eos": True,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "no_stop_trim": True,
+        "json_schema": None,
+        "regex": None,
+        "ebnf": None,
+        "structural_tag": None,
+        "logit_bias": None,
+    } | given
+
+
+async def _generate(client: ServerClient, fields: Mapping[str, Any] | None = None, **sampling: Any) -> dict[str, Any]:
+    body = {
+        "input_ids": list(PROBE_TOKENS[:24]),
+        "sampling_params": sampling_params(**sampling),
+        "return_logprob": True,
+    }
+    answer = await client.post(GENERATE, body | {"logprob_start_len": -1, "stream": False} | dict(fields or {}))
+    if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
+        raise ServerError(client.url, GENERATE, "an answer without meta_info")
+    return answer
+
+
+async def _find_calls(client: ServerClient) -> _Calls:
+    """From the server's own description, else by asking for each with GET, which those answer with 405."""
+    try:
+        described = await client.get("/openapi.json")
+        schemas = described.get("components", {}).get("schemas", {})
+        mode = schemas.get("PauseGenerationReqInput", {}).get("properties", {}).get("mode", {})
+        paths = frozenset(described["paths"])
+        # a pause without modes is that of older servers: it aborts
+        modes = frozenset(mode.get("enum", ["abort"])) if "/pause_generation" in paths else frozenset[str]()
+        return _Calls(paths, modes)
+    except (ServerError, KeyError, AttributeError, TypeError):
+        found = {path for path in (*WAYS.values(), *CONTROL[:3]) if await _is_there(client, path)}
+        # the answer to GET tells no modes: abort is the one that every version has
+        return _Calls(frozenset(found), frozenset({"abort"} if "/pause_generation" in found else ()))
+
+
+async def _is_there(client: ServerClient, path: str) -> bool:
+    """Whether a path that takes POST alone exists. Never asked of one that GET would set off."""
+    try:
+        await client.get(path)
+    except ServerError as error:
+        return error.status == 405
+    return False
+
+
+async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None, str | None]:
+    """What the log-probs are of: two temperatures, and one draw from the most probable token alone. The server does not
+    tell; its environment variable SGLANG_RETURN_ORIGINAL_LOGPROB decides."""
+    rows = {}
+    for temperature in (1.0, 2.0):
+        answer = await _generate(client, {"top_logprobs_num": 5}, temperature=temperature)
+        try:
+            rows[temperature] = {entry[1]: entry[0] for entry in answer["meta_info"]["output_top_logprobs"][0]}
+        except (KeyError, IndexError, TypeError):
+            return None, "no log-probs of the most probable tokens: what the others are of can't be found out"
+    known = sorted(set(rows[1.0]) & set(rows[2.0]), key=lambda token: rows[1.0][token])
+    if len(known) < 2 or rows[1.0][known[-1]] - rows[1.0][known[0]] < CERTAIN:
+        return None, "the most probable tokens are equally probable: no temperature can be seen"
+    apart = [rows[t][known[-1]] - rows[t][known[0]] for t in (1.0, 2.0)]
+    ratio = apart[1] / apart[0]
+    if abs(ratio - 1) < 0.1:
+        return "raw", None
+    if abs(ratio - 0.5) > 0.1:
+        return None, f"twice the temperature makes {ratio:.2f} of a difference of log-probs, neither 1 nor 0.5"
+    single = await _generate(client, top_k=1)
+    certain = single["meta_info"]["output_token_logprobs"][0][0] > -CERTAIN
+    return ("processed" if certain and rows[1.0][known[-1]] < -CERTAIN else "untruncated"), None
+
+
+async def _find_scores(client: ServerClient) -> bool:
+    """Whether log-probs of given tokens come."""
+    answer = await _generate(client, {"logprob_start_len": 1}, max_new_tokens=1)
+    rows = answer["meta_info"].get("input_token_logprobs") or []
+    return len(rows) > 1 and all(row[0] is not None for row in rows[1:])
+
+
+async def _find_cache(client: ServerClient) -> tuple[bool | None, bool]:
+    """Whether equal prefixes are reused, and whether a salt keeps them apart: by what the answers say of it."""
+    counts: list[int | None] = []
+    for salt in ("proxima-a", "proxima-a", "proxima-b"):
+        fields = {"input_ids": list(PROBE_TOKENS), "return_logprob": False, **salted(salt)}
+        counts.append((await _generate(client, fields))["meta_info"].get("cached_tokens"))
+    if counts[1] is None:
+        return None, False
+    reused = counts[1] > 0
+    return reused, reused and not counts[2]
+
+
+def salted(salt: str | None) -> dict[str, str]:
+    """Fields that say whose prefixes a request may read: two names, for newer and older servers."""
+    return {} if salt is None else {"cache_salt": salt, "extra_key": salt}
+
+
+async def _find_sampling_mask(client: ServerClient) -> bool:
+    answer = await _generate(client, {"return_sampling_mask": True}, top_k=2)
+    rows = answer["meta_info"].get("output_token_sampling_mask")
+    return bool(rows) and all(isinstance(row, list) and len(row) <= 2 for row in rows)
+
+
+async def _max_length(client: ServerClient, told: Mapping[str, Any]) -> int | None:
+    try:
+        return int((await client.get("/v1/models"))["data"][0]["max_model_len"])
+    except (ServerError, KeyError, IndexError, TypeError, ValueError):
+        length = told.get("context_length")
+        return length if isinstance(length, int) else None
+
+
+def _increments(told: Mapping[str, Any]) -> bool:
+    return any(told.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
+
+
+def _named(value: Any) -> str | None:
+    return str(value).removeprefix("torch.") if value not in (None, "auto") else None
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def of_ways(ways: Iterable[str]) -> str:
+    """A list for messages."""
+    return ", ".join(ways) or "none"

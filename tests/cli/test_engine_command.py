@@ -1,0 +1,96 @@
+"""`proxima engine`, as a user types it."""
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+
+class Page(BaseHTTPRequestHandler):
+    """A web server that knows nothing of models: 200 and a page for everything."""
+
+    def do_GET(self):
+        body = b"<html>hello</html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+class Json(Page):
+    """One that answers with JSON, and is no engine either."""
+
+    def do_GET(self):
+        body = json.dumps({"status": "fine"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+
+@pytest.fixture
+def web():
+    """`web(Handler)` starts a server on a free port and gives its address."""
+    running = []
+
+    def start(handler):
+        server = HTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        running.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def free_address():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{one.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("action", ["probe"])
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("127.0.0.1:8000", "url='127.0.0.1:8000' must be http://HOST:PORT without a path"),
+        ("http://127.0.0.1:8000/v1", "must be http://HOST:PORT without a path"),
+        ("http://example.com:8000", "is on another machine: set allow_remote=true and token_env"),
+    ],
+)
+def test_an_address_that_cannot_be_meant(proxima, action, url, told):
+    code, out, err = proxima("engine", action, url)
+    assert (code, out) == (2, "") and told in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("action", ["probe"])
+def test_no_server(proxima, action):
+    url = free_address()
+    code, out, err = proxima("engine", action, url)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"error: {url}" in err and "can't be reached; start it, or check the address" in err
+
+
+@pytest.mark.parametrize("action", ["probe"])
+@pytest.mark.parametrize("handler", [Page, Json])
+def test_a_server_of_something_else(proxima, web, action, handler):
+    url = web(handler)
+    code, out, err = proxima("engine", action, url)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"error: {url} is " in err and "give the address of the server itself" in err
+
+
+def test_a_deadline_that_cannot_be_meant(proxima):
+    code, _, err = proxima("engine", "probe", "http://127.0.0.1:1", "--seconds", "0")
+    assert code == 2 and "--seconds 0: must be > 0 and finite" in err

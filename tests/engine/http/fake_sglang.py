@@ -1,0 +1,423 @@
+"""A FAKE of SGLang: its HTTP protocol, from the shapes that its documentation and server show, over a tiny model.
+
+It is no SGLang. It speaks `/generate` and the control calls, with the traps of the real one: streams that repeat
+themselves, `ignore_eos` that switches stop ids off, aborts by the beginning of an id, flushes that fail while requests
+hold on to the cache (and end the server when they are part of a weight update), log-probs before truncation.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.engine.http.small_http import Answer, SmallHttpServer
+
+
+@dataclass
+class FakeSglangOptions:
+    """How the fake is set up. Names as SGLang's own options where it has them."""
+
+    incremental: str = "no"  # "no": whole answers again; "ids": new ids, all log-probs (older servers); "all": all new
+    return_original_logprob: bool = False  # SGLANG_RETURN_ORIGINAL_LOGPROB
+    enable_deterministic_inference: bool = False
+    preferred_sampling_params: dict = field(default_factory=dict)
+    context_length: int = 512
+    allow_auto_truncate: bool = False
+    spans: bool = True  # meta_info.weight_versions, of newer servers
+    salts: bool = True  # cache_salt and extra_key are known
+    modes: tuple = ("abort", "retract", "in_place")  # () of older servers: a pause without modes, which aborts
+    openapi: bool = True
+    tokenizes: bool = True
+    api_key: str | None = None
+    seed: int = 0
+
+
+@dataclass
+class Running:
+    """A request that runs."""
+
+    body: dict
+    sampling: dict
+    versions: list  # of the weights, one a token
+    kv: int  # version of the weights that its KV is of
+    tokens: list = field(default_factory=list)
+    pairs: list = field(default_factory=list)
+    mask: list = field(default_factory=list)
+    aborted: bool = False
+    waiting: bool = False
+
+
+class FakeSglang(SmallHttpServer):
+    """The fake server.
+
+    Args:
+        loaded: model and tokenizer that it serves.
+        options: see there.
+
+    `stale` counts tokens that were sampled from KV of other weights than those that sampled them.
+    """
+
+    def __init__(self, loaded, options: FakeSglangOptions | None = None):
+        super().__init__()
+        self.options = options or FakeSglangOptions()
+        self.model, self.tokenizer, self.path = loaded.model, loaded.tokenizer, loaded.path
+        self.version, self.weights = "default", 0
+        self.running: dict[str, Running] = {}
+        self.prefixes: dict[tuple, int] = {}
+        self.paused, self.stale, self.died = False, 0, False
+        self.random = np.random.default_rng(self.options.seed)
+        self._logits: dict[tuple, torch.Tensor] = {}
+
+    # calls
+
+    async def answer(self, call):
+        if self.died:
+            return Answer(drop=True)
+        if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
+            return Answer({"error": "Unauthorized"}, 401)
+        table = self.get_calls() if call.method == "GET" else self.post_calls()
+        if call.path not in table:
+            there = call.path in self.get_calls() | self.post_calls()
+            return Answer({"detail": "Method Not Allowed" if there else "Not Found"}, 405 if there else 404)
+        made = table[call.path](call.body or {})
+        return await made if asyncio.iscoroutine(made) else made
+
+    def get_calls(self):
+        found = {
+            "/health": lambda _: Answer(),
+            "/get_model_info": lambda _: Answer(self.model_info()),
+            "/get_server_info": lambda _: Answer(self.server_info()),
+            "/get_weight_version": lambda _: Answer({"weight_version": self.version}),
+            "/get_load": lambda _: Answer([self.load()]),
+            "/v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
+            "/flush_cache": self.flush,
+        }
+        return found | ({"/openapi.json": lambda _: Answer(self.openapi())} if self.options.openapi else {})
+
+    def post_calls(self):
+        found = {
+            "/generate": self.generate,
+            "/pause_generation": self.pause,
+            "/continue_generation": self.resume,
+            "/abort_request": self.abort,
+            "/flush_cache": self.flush,
+            "/update_weights_from_disk": self.update_weights_from_disk,
+            "/update_weights_from_distributed": lambda _: Answer({"success": False, "message": "no group"}, 400),
+            "/update_weights_from_tensor": lambda _: Answer({"success": False, "message": "no tensors"}, 400),
+            "/update_weight_version": self.update_weight_version,
+            "/release_memory_occupation": lambda _: Answer(),
+            "/resume_memory_occupation": lambda _: Answer(),
+        }
+        return found | ({"/tokenize": self.tokenize} if self.options.tokenizes else {})
+
+    def model_info(self):
+        return {
+            "model_path": self.path,
+            "tokenizer_path": "tiny",
+            "is_generation": True,
+            "preferred_sampling_params": self.options.preferred_sampling_params or None,
+            "weight_version": self.version,
+        }
+
+    def server_info(self):
+        return {
+            "version": "0.0.fake",
+            "dtype": "float32",
+            "quantization": None,
+            "context_length": self.options.context_length,
+            "enable_deterministic_inference": self.options.enable_deterministic_inference,
+            "incremental_streaming_output": self.options.incremental != "no",
+            "weight_version": self.version,
+        }
+
+    def openapi(self):
+        mode = {"mode": {"enum": list(self.options.modes)}} if self.options.modes else {}
+        schemas = {"PauseGenerationReqInput": {"properties": mode}}
+        return {
+            "paths": {path: {} for path in self.get_calls() | self.post_calls()},
+            "components": {"schemas": schemas},
+        }
+
+    def load(self):
+        waiting = sum(one.waiting for one in self.running.values())
+        return {"dp_rank": 0, "num_reqs": len(self.running), "num_waiting_reqs": waiting, "num_tokens": 0}
+
+    def tokenize(self, body):
+        tokens = self.tokenizer(body["prompt"], add_special_tokens=body.get("add_special_tokens", True)).input_ids
+        return Answer({"tokens": tokens, "count": len(tokens), "max_model_len": self.options.context_length})
+
+    # control
+
+    async def pause(self, body):
+        mode = body.get("mode", "abort") if self.options.modes else "abort"
+        if mode not in (self.options.modes or ("abort",)):
+            return Answer({"message": f"Input should be {self.options.modes}"}, 400)
+        self.paused = True
+        if mode == "abort":
+            self.abort_all()
+            while self.running:
+                await asyncio.sleep(0)
+        elif mode == "retract":
+            for one in self.running.values():
+                one.waiting, one.kv = True, -1
+        return Answer({"message": "Generation paused successfully.", "status": "ok"})
+
+    def resume(self, _):
+        self.paused = False
+        for one in self.running.values():
+            one.waiting = False
+        return Answer({"message": "Generation continued successfully.", "status": "ok"})
+
+    def abort_all(self):
+        for one in self.running.values():
+            one.aborted = True
+
+    def abort(self, body):
+        rid = body.get("rid") or ""
+        for name, one in self.running.items():
+            one.aborted |= body.get("abort_all", False) or name.startswith(rid)  # "" begins every id
+        return Answer(text="")
+
+    def flushed(self):
+        if any(not one.waiting for one in self.running.values()):
+            return False
+        self.prefixes.clear()
+        return True
+
+    def flush(self, _):
+        told = "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"  # noqa: E501
+        return Answer(text=told, status=200 if self.flushed() else 400)
+
+    async def update_weights_from_disk(self, body):
+        from transformers import AutoModelForCausalLM
+
+        if body.get("abort_all_requests"):
+            self.abort_all()
+        while self.running and not self.paused:  # the lock of those who write weights
+            await asyncio.sleep(0)
+        try:
+            if not (Path(body["model_path"]) / "config.json").is_file():
+                raise OSError(f"no model in {body['model_path']}")
+            self.model = AutoModelForCausalLM.from_pretrained(body["model_path"]).eval()
+        except Exception as error:
+            told = {"success": False, "message": f"Failed to update weights: {error}.", "num_paused_requests": 0}
+            return Answer(told, 400)
+        self.weights += 1
+        self._logits.clear()
+        if body.get("flush_cache", True) and not self.flushed():
+            self.died = True  # an assertion of the scheduler
+            return Answer(drop=True)
+        self.path = body["model_path"]
+        self.version = body.get("weight_version") or self.version
+        return Answer({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    def update_weight_version(self, body):
+        if body.get("abort_all_requests", True):
+            self.abort_all()
+        self.version = body["new_version"]
+        return Answer({"success": True, "message": "", "new_version": self.version})
+
+    # generation
+
+    async def generate(self, body):
+        sampling = {**self.options.preferred_sampling_params, **body.get("sampling_params", {})}
+        if (refusal := self.refusal(body, sampling)) is not None:
+            return Answer({"error": {"message": refusal}}, 400)
+        ids = body["input_ids"]
+        room = self.options.context_length - 1
+        if self.options.allow_auto_truncate:
+            ids = ids[:room]
+        elif len(ids) >= self.options.context_length:
+            return Answer(
+                {"error": {"message": f"The input ({len(ids)} tokens) is longer than the context length"}}, 400
+            )
+        body = body | {"input_ids": ids}
+        sampling["max_new_tokens"] = min(sampling.get("max_new_tokens") or 128, max(room - len(ids), 0))
+        if body.get("stream"):
+            return Answer(events=self.stream(body, sampling))
+        last = None
+        async for one in self.outputs(body, sampling):
+            last = one
+        return Answer(last)
+
+    def refusal(self, body, sampling):
+        if not body.get("input_ids"):
+            return "input_ids cannot be empty."
+        if sampling.get("top_k", -1) != -1 and sampling["top_k"] < 1:
+            return f"top_k must be -1 (disable) or at least 1, got {sampling['top_k']}."
+        if not 0 < sampling.get("top_p", 1.0) <= 1:
+            return f"top_p must be in (0, 1], got {sampling['top_p']}."
+        return None
+
+    async def stream(self, body, sampling):
+        seen = 0
+        async for one in self.outputs(body, sampling):
+            meta = one["meta_info"]
+            if self.options.incremental != "no":
+                ids = one["output_ids"]
+                one = one | {"output_ids": ids[seen:]}
+                if self.options.incremental == "all" and "output_token_logprobs" in meta:
+                    one["meta_info"] = meta | {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
+                seen = len(ids)
+            yield one
+        yield "[DONE]"
+
+    async def outputs(self, body, sampling):
+        """The whole answer so far, after each token (or `stream_interval` of them)."""
+        rid = body.get("rid") or f"none-{self.random.integers(1 << 60)}"
+        while self.paused:  # a new request waits outside
+            await asyncio.sleep(0.001)
+        one = Running(body, sampling, [], self.weights)
+        salt = (body.get("cache_salt"), body.get("extra_key")) if self.options.salts else None
+        one.kv, cached = self.read_prefix(salt, tuple(body["input_ids"]))
+        self.running[rid] = one
+        interval = max(sampling.get("stream_interval") or 1, 1)
+        try:
+            while (ending := self.ending(one)) is None:
+                while self.paused and not one.aborted:
+                    await asyncio.sleep(0.001)
+                if one.aborted:
+                    continue
+                self.step(one)
+                if len(one.tokens) % interval == 0 and self.ending(one) is None:
+                    yield self.output(rid, one, None, cached)
+                await asyncio.sleep(0)
+            self.prefixes[(salt, tuple(body["input_ids"]))] = one.kv
+            yield self.output(rid, one, ending, cached)
+        finally:
+            self.running.pop(rid, None)
+
+    def read_prefix(self, salt, ids):
+        best = 0
+        for (other, known), version in self.prefixes.items():
+            same = 0
+            while same < min(len(known), len(ids) - 1) and known[same] == ids[same]:
+                same += 1
+            if other == salt and same > best:
+                best, read = same, version
+        return (read, best) if best else (self.weights, 0)
+
+    def step(self, one):
+        if one.kv == -1:
+            one.kv = self.weights  # a retracted request computes its KV anew
+        self.stale += one.kv != self.weights
+        logits = self.logits(one.body["input_ids"] + one.tokens)
+        token, value, kept = self.draw(logits, one)
+        one.tokens.append(token)
+        one.versions.append(self.version)
+        one.pairs.append([value, token, None])
+        one.mask.append(kept)
+
+    def logits(self, ids):
+        key = tuple(ids)
+        if key not in self._logits:
+            if len(self._logits) > 4096:
+                self._logits.clear()
+            with torch.inference_mode():
+                self._logits[key] = self.model(torch.tensor([ids])).logits[0, -1].double()
+        return self._logits[key]
+
+    def probabilities(self, logits, sampling):
+        """What is drawn from, after temperature and truncation."""
+        temperature = sampling.get("temperature", 1.0)
+        if temperature < 1e-6:
+            return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
+        p = torch.softmax(logits / temperature, -1)
+        order = p.argsort(descending=True)
+        ranked = p[order]
+        top_k = sampling.get("top_k", -1)
+        keep = torch.arange(len(p)) < (len(p) if top_k == -1 else top_k)
+        keep &= ranked.cumsum(-1) - ranked <= sampling.get("top_p", 1.0)
+        keep &= ranked >= ranked[0] * sampling.get("min_p", 0.0)
+        kept = torch.zeros_like(p)
+        kept[order[keep]] = ranked[keep]
+        return kept / kept.sum()
+
+    def log_prob_of(self, logits, token, sampling):
+        """What is reported: before truncation; at the temperature, or (an option of the server) without it."""
+        temperature = sampling.get("temperature", 1.0)
+        raw = self.options.return_original_logprob or temperature < 1e-6
+        return float(torch.log_softmax(logits / (1.0 if raw else temperature), -1)[token])
+
+    def uniform(self, one):
+        seed = one.sampling.get("sampling_seed")
+        if self.options.enable_deterministic_inference and seed is not None:
+            return np.random.default_rng([seed % (1 << 63), len(one.tokens)]).random()
+        return self.random.random()
+
+    def draw(self, logits, one):
+        p = self.probabilities(logits, one.sampling)
+        edge = torch.tensor(self.uniform(one) * float(p.sum()), dtype=torch.float64)
+        token = int(torch.searchsorted(p.cumsum(-1), edge, right=True).clamp(max=len(p) - 1))
+        if p[token] == 0:
+            token = int(p.argmax())
+        return token, self.log_prob_of(logits, token, one.sampling), p.nonzero().flatten().tolist()
+
+    def ending(self, one):
+        if one.aborted:
+            return {"type": "abort", "message": "Abort in waiting queue or while running"}
+        sampling = one.sampling
+        if one.tokens and not sampling.get("ignore_eos"):
+            ids = {self.tokenizer.eos_token_id, *(sampling.get("stop_token_ids") or ())}
+            if one.tokens[-1] in ids:
+                return {"type": "stop", "matched": one.tokens[-1]}
+        if stops := sampling.get("stop"):
+            text = self.tokenizer.decode(one.tokens, skip_special_tokens=sampling.get("skip_special_tokens", True))
+            for stop in [stops] if isinstance(stops, str) else stops:
+                if stop in text:
+                    return {"type": "stop", "matched": stop}
+        if len(one.tokens) >= sampling["max_new_tokens"]:
+            return {"type": "length", "length": sampling["max_new_tokens"]}
+        return None
+
+    def output(self, rid, one, ending, cached):
+        body = one.body
+        meta = {
+            "id": rid,
+            "finish_reason": ending,
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(one.tokens),
+            "cached_tokens": cached,
+            "weight_version": self.version,
+        }
+        if self.options.spans:
+            meta["weight_versions"] = spans_of(one.versions, self.version)
+        if body.get("return_logprob"):
+            meta |= {"output_token_logprobs": list(one.pairs), "input_token_logprobs": self.input_pairs(body)}
+            if body.get("top_logprobs_num"):
+                meta["output_top_logprobs"] = self.top_pairs(one, body["top_logprobs_num"])
+        if body.get("return_sampling_mask"):
+            meta["output_token_sampling_mask"] = list(one.mask)
+        text = self.tokenizer.decode(one.tokens, skip_special_tokens=True)
+        return {"text": text, "output_ids": list(one.tokens), "meta_info": meta}
+
+    def input_pairs(self, body):
+        """From `logprob_start_len` on; the first has no log-prob."""
+        start, ids = body.get("logprob_start_len", -1), body["input_ids"]
+        if start < 0 or start >= len(ids):
+            return []
+        with torch.inference_mode():
+            values = torch.log_softmax(self.model(torch.tensor([ids])).logits[0].double(), -1)
+        rest = [[float(values[at - 1, ids[at]]), ids[at], None] for at in range(start + 1, len(ids))]
+        return [[None, ids[start], None], *rest]
+
+    def top_pairs(self, one, count):
+        rows = []
+        for at in range(len(one.tokens)):
+            logits = self.logits(one.body["input_ids"] + one.tokens[:at])
+            best = logits.topk(count).indices.tolist()
+            rows.append([[self.log_prob_of(logits, token, one.sampling), token, None] for token in best])
+        return rows
+
+
+def spans_of(versions, current):
+    """[{version, start, end}] of the versions of tokens."""
+    spans = []
+    for at, version in enumerate(versions):
+        if spans and spans[-1]["version"] == version:
+            spans[-1]["end"] = at + 1
+        else:
+            spans.append({"version": version, "start": at, "end": at + 1})
+    return spans or [{"version": current, "start": 0, "end": 0}]
