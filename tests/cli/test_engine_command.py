@@ -7,6 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from proxima.conformance.engine_laws import tiny_model
+from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
+
 
 class Page(BaseHTTPRequestHandler):
     """A web server that knows nothing of models: 200 and a page for everything."""
@@ -94,3 +97,28 @@ def test_a_server_of_something_else(proxima, web, action, handler):
 def test_a_deadline_that_cannot_be_meant(proxima):
     code, _, err = proxima("engine", "probe", "http://127.0.0.1:1", "--seconds", "0")
     assert code == 2 and "--seconds 0: must be > 0 and finite" in err
+
+
+def test_probe_shows_what_a_server_can_do(proxima):
+    with FakeSglang(tiny_model()) as server:
+        code, out, err = proxima("engine", "probe", server.url)
+        assert (code, err) == (0, "")
+        rows = dict(line.split("  ", 1) for line in out.splitlines())
+        _, told, _ = proxima("engine", "probe", server.url, "--kind", "sglang", "--json")
+    found = {name: text.strip() for name, text in rows.items()}
+    assert found["server"] == "sglang 0.0.fake" and found["max length"] == "512"
+    assert found["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
+    assert found["pause modes"] == "abort, keep" and found["seeds"] == "no" and found["quantization"] == "none"
+    facts = json.loads(told)
+    assert facts["weight_updates"] == ["disk"] and facts["interrupts"] == ["recompute"] and facts["max_length"] == 512
+    assert facts["more"]["tokenizer"] == "tiny"
+
+
+def test_a_server_with_a_key(proxima, monkeypatch):
+    monkeypatch.setenv("KEY_OF_MINE", "secret-one")
+    with FakeSglang(tiny_model(), FakeSglangOptions(api_key="secret-one")) as server:
+        assert proxima("engine", "probe", server.url, "--token-env", "KEY_OF_MINE")[0] == 0
+        code, out, err = proxima("engine", "probe", server.url)
+    assert (code, out) == (2, "") and "refused with status 401" in err and "check token_env" in err
+    code, _, err = proxima("engine", "probe", server.url, "--token-env", "NO_SUCH_NAME")
+    assert code == 2 and "token_env='NO_SUCH_NAME' must name an environment variable that is set" in err
