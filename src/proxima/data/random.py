@@ -2,6 +2,7 @@
 
     mix, permutation, sample_without_replacement    splitmix64: orders, subsets, seeds of other libraries
     completion_uniforms, random_bits                Philox: the tokens of a completion, the rows of a bootstrap
+    server_seed                                     splitmix64: the tokens of a completion that a server draws
     normals                                         Philox: the weights of a new layer
     finalize                                        splitmix64's mixing step on int, numpy and torch: hashes of values
     share_of                                        BLAKE2: which side of a split a text is on
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 EPOCH_ORDER, ANSWER_CHECK, VALUE_HEAD, ADAPTER_INIT = 1, 2, 3, 4
 SIMULATED_DRAW, SIMULATED_BLOCK, SIMULATED_VERDICT = 5, 6, 7
+SERVER_SEED = 8
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -67,6 +69,12 @@ def completion_uniforms(seed: int, uid: int, sample: int, count: int, *, turn: i
     """[count] float32 in [0, 1): the draws of one completion, token by token."""
     stream = (uid * _GOLDEN + sample) & _MASK
     return np.random.Generator(_philox(seed, mix(stream, turn) if turn else stream)).random(count, dtype=np.float32)
+
+
+def server_seed(seed: int, uid: int, sample: int, at: int, *, turn: int = 0) -> int:
+    """In [0, 2^63): the seed that a server gets for a completion from its token `at` on. Another `at` is another seed,
+    for a server begins its draws again with each request."""
+    return mix(SERVER_SEED, seed, uid, sample, turn, at) >> 1
 
 
 def random_bits(seed: int, start: int, stop: int, columns: int) -> NDArray[np.uint32]:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserError
 from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
+from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.protocol import InFlight, Request
 from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
@@ -272,7 +273,7 @@ class Scheduler:
 
     def _has_stop_string(self, running: RunningRequest) -> bool:
         stop = running.request.sampling.stop
-        return bool(stop) and _stop_at(self._text(self.table.tokens(running.line)), stop) is not None
+        return bool(stop) and stop_at(decoded(self.tokenizer, self.table.tokens(running.line)), stop) is not None
 
     def _write(self) -> None:
         """End the batch: what it has sampled goes to the table. Called before the running completions or the weights
@@ -309,12 +310,8 @@ class Scheduler:
     def _length(self, running: RunningRequest) -> int:
         return int(self.table.prompt_length[running.line] + self.table.length[running.line])
 
-    def _text(self, tokens: Ints) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
-
     def _completion(self, request: Request, columns: dict[str, Any], reason: FinishReason) -> Completion:
-        sampling, text = request.sampling, self._text(columns["tokens"])
+        sampling, text = request.sampling, decoded(self.tokenizer, columns["tokens"])
         if not sampling.truncates:
             columns["untruncated_log_prob"] = columns["sampled_log_prob"]
         if not sampling.truncates or sampling.temperature == 0:
@@ -323,7 +320,7 @@ class Scheduler:
             prompt_uid=request.prompt.uid,
             sample=request.sample,
             turn=request.turn,
-            text=text[: _stop_at(text, sampling.stop)],
+            text=text[: stop_at(text, sampling.stop)],
             finish_reason=reason,
             temperature=sampling.temperature,
             **columns,
@@ -334,11 +331,6 @@ def worth_admitting(free: int, slots: int) -> bool:
     """Whether requests that wait enter the free slots now. A prefill reads all weights: they wait until it is worth it,
     unless nothing else is to do."""
     return free == slots or free >= max(1, slots // 8)
-
-
-def _stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """Where the first stop string starts, or None. The whole text is searched: a stop string may span tokens."""
-    return min((at for string in stop if (at := text.find(string)) >= 0), default=None)
 
 
 def _columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:

@@ -11,13 +11,17 @@ it; the tests of `tests/engine/http` run over a fake of its protocol.
 
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.engine import HttpEngine
+from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.weight_sync import SyncReport, WeightSync
 
 __all__ = [
     "Address",
     "Chunk",
+    "CompletionRules",
     "Dialect",
+    "HttpEngine",
     "ServerClient",
     "ServerError",
     "ServerFacts",

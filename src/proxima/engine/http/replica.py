@@ -1,19 +1,270 @@
 """One server, and what runs on it."""
 
-from proxima.engine.http.client import Address, ServerClient
-from proxima.engine.http.dialect import Dialect, ServerFacts
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+import numpy as np
+
+from proxima.data import UserError
+from proxima.data.columns import Floats, Ints
+from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.dialect import Dialect, ServerFacts, ServerLoad
+from proxima.engine.http.generation_job import SLACK, GenerationJob, WrongAnswerError
+from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.protocol import PauseMode
+
+Ending = Literal["interrupted", "aborted"]
+ABORT_SECONDS = 5.0  # in which a server that aborted a completion gives its last tokens
+HEALTHY = 32  # completions after which a replica that had been ejected counts as healthy
+FIRST_LIMIT, HIGHEST_LIMIT = 64, 4096  # completions at once, where the limit adapts
+
+
+@dataclass(eq=False)
+class RunningCall:
+    """A completion that a server is generating.
+
+    Args:
+        name: the id of its request.
+        timeout: ends it when no token comes.
+        ending: why it was made to end before the completion did; None: it was not.
+        answered: a chunk has come.
+    """
+
+    job: GenerationJob
+    name: str
+    timeout: asyncio.Timeout
+    ending: Ending | None = None
+    answered: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, ending: Ending) -> None:
+        """Close its stream; what came counts."""
+        self.ending = self.ending or ending
+        self.limit(0.0)
+
+    def limit(self, seconds: float | None) -> None:
+        """It ends unless a token comes within this time; None: it may take any."""
+        if not self.over.is_set() and not self.timeout.expired():
+            now = asyncio.get_running_loop().time()
+            self.timeout.reschedule(None if seconds is None else now + seconds)
 
 
 class Replica:
     """One server.
 
+    `in_service`: it may be given completions. `suspect`: a call failed, and no health check has passed since.
+    `version` and `labels`: the weights that it has, and those that it has had since what runs on it began.
+
     Args:
         address: of the server.
         dialect: how it is spoken to.
         facts: what it can do.
-        seconds: deadline of a call that names none.
+        spec: the settings.
+        tag: begins the ids of its requests; no other engine has the same.
     """
 
-    def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, *, seconds: float) -> None:
-        self.url, self.dialect, self.facts = address.url, dialect, facts
-        self.client = ServerClient(address, seconds=seconds)
+    def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, spec: ServerSpec, tag: str) -> None:
+        self.url, self.dialect, self.facts, self.spec, self.tag = address.url, dialect, facts, spec, tag
+        self.client = ServerClient(address, seconds=spec.call_seconds)
+        self.version = 0
+        self.label: str | None = None
+        self.instance: str | None = None
+        self.in_service, self.suspect, self.paused, self.held = True, False, False, False
+        self.reason = ""  # why it is not in service
+        self.limit = spec.max_running or FIRST_LIMIT
+        self.running: dict[GenerationJob, RunningCall] = {}
+        self.assigned = self.scoring = 0  # completions and scores that it has been given
+        self.streak = 0  # failures since the last completion
+        self.relapses = 0  # ejections since it last worked for a while
+        self.completed = 0  # since the last ejection
+        self.received = 0  # tokens, ever
+        self._numbers = count(1)
+        self._past_labels: dict[str, int] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be given one more completion now."""
+        ready = self.in_service and not self.suspect and not self.paused
+        return ready and self.assigned + self.scoring < self.limit
+
+    def succeeded(self) -> None:
+        """It has completed a completion."""
+        self.streak = 0
+        self.completed += 1
+        if self.completed >= HEALTHY:
+            self.relapses = 0
+
+    def set_version(self, version: int, label: str | None) -> None:
+        """It has other weights now."""
+        if not self.running:
+            self._past_labels.clear()
+        for job in self.running:
+            if job.current is not None:
+                job.current.marks.append((len(job.current.tokens), version))
+        self.version, self.label = version, label
+        if label is not None:
+            self._past_labels[label] = version
+
+    def _labels_of(self, job: GenerationJob) -> dict[str, int]:
+        """The versions that it had during an attempt, by label; empty: it does not say which it has."""
+        had = {version for _, version in job.current.marks} if job.current else set()
+        return {label: version for label, version in self._past_labels.items() if version in had}
+
+    @property
+    def in_place(self) -> bool:
+        """It can hold what it runs in a pause, and, unless that ends before new weights come, says which tokens are of
+        which weights."""
+        facts, interrupt = self.facts, self.spec.interrupt
+        told = facts.version_spans and interrupt in facts.interrupts
+        return "keep" in facts.pause_modes and (interrupt == "finish" or told)
+
+    # ---- completions -------------------------------------------------------------------------------------------------
+
+    async def run(self, job: GenerationJob) -> Ending | None:
+        """One attempt at a completion; None when it has ended by itself, and `job.reason` says how.
+
+        Raises:
+            ServerError: the attempt failed; what came of it counts.
+            WrongAnswerError: what came can't be the answer; `GenerationJob.discard` it.
+            UserError: no other attempt would end otherwise.
+        """
+        idle = self.spec.idle_seconds
+        salt = self.label if self.spec.prefix_salt and self.facts.cache_salt else None
+        uid, sample, turn = job.key
+        name = f"{self.tag}-{uid}-{sample}-{turn}-{next(self._numbers)}"
+        request = job.token_request(
+            name, salt=salt, seeded=self.spec.seeded and self.facts.seeds, chunk_tokens=self.spec.chunk_tokens
+        )
+        job.begin(self.version)
+        call = self.running[job] = RunningCall(job, name, asyncio.timeout(idle))
+        stream = self.dialect.stream(self.client, self.facts, request)
+        try:
+            async with call.timeout, aclosing(stream) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    call.answered = True
+                    self.received += len(chunk.tokens)
+                    reason = job.append(chunk, self._labels_of(job))
+                    if reason == "abort":
+                        break
+                    if reason is not None:
+                        job.reason = reason
+                        job.keep()
+                        return None
+                    if len(chunk.tokens) and not self.held and call.ending is None:
+                        call.limit(idle)
+            if call.ending is None:
+                raise ServerError(self.url, "", "the completion broke off")
+            return call.ending
+        except TimeoutError:
+            if call.ending is None:
+                raise ServerError(self.url, "", f"no token for {idle:g} s") from None
+            return call.ending
+        except (UserError, WrongAnswerError):
+            raise
+        except ValueError as error:
+            raise WrongAnswerError(str(error)) from error
+        finally:
+            del self.running[job]
+            call.over.set()
+
+    async def score(self, prompt: Ints, tokens: Ints) -> Floats:
+        """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits).
+
+        Raises:
+            ServerError: the call failed.
+            WrongAnswerError: what came can't be the answer.
+        """
+        self.scoring += 1
+        try:
+            async with asyncio.timeout(self.spec.idle_seconds):
+                found = await self.dialect.score(self.client, self.facts, prompt, tokens)
+        except TimeoutError:
+            raise ServerError(self.url, "", f"no scores for {self.spec.idle_seconds:g} s") from None
+        finally:
+            self.scoring -= 1
+        if len(found) != len(tokens):
+            raise WrongAnswerError(f"{len(found)} scores of {len(tokens)} tokens")
+        if not np.isfinite(found).all() or (len(found) and found.max() > SLACK):
+            raise WrongAnswerError("a score is not a finite log-prob")
+        return found
+
+    # ---- pauses ------------------------------------------------------------------------------------------------------
+
+    async def hold(self) -> None:
+        """Stop sampling; what runs stays where it is.
+
+        Raises:
+            ServerError: it can't be told to.
+        """
+        await self.dialect.pause(self.client, self.facts, "keep")
+        self.paused = self.held = True
+        for call in self.running.values():
+            call.limit(None)
+
+    async def stop(self, ending: Ending, which: Callable[[GenerationJob], bool] | None = None) -> None:
+        """End what runs, and keep its tokens; all of it: then the server is paused.
+
+        Raises:
+            ServerError: it can't be told to.
+        """
+        calls = [call for call in self.running.values() if which is None or which(call.job)]
+        for call in calls:
+            call.ending = call.ending or ending
+        modes = self.facts.pause_modes
+        if which is None:
+            self.paused = True
+        if which is None and modes:
+            mode: PauseMode = "abort" if "abort" in modes else min(modes)
+            for call in calls if mode != "abort" else ():
+                call.end(ending)
+            await self.dialect.pause(self.client, self.facts, mode)
+        elif calls:
+            await self.dialect.abort(self.client, self.facts, [call.name for call in calls])
+        for call in calls:
+            if not call.answered:  # it may not even have arrived
+                call.end(ending)
+        over = asyncio.gather(*(call.over.wait() for call in calls))
+        try:
+            await asyncio.wait_for(over, ABORT_SECONDS)
+        except TimeoutError:
+            for call in calls:
+                call.end(ending)
+            await asyncio.gather(*(call.over.wait() for call in calls))
+
+    def drop(self) -> None:
+        """End what runs without a word to the server; what came counts."""
+        for call in self.running.values():
+            call.end("interrupted")
+
+    async def resume(self) -> None:
+        """Sample again.
+
+        Raises:
+            ServerError: it can't be told to.
+        """
+        if self.facts.pause_modes:
+            await self.dialect.resume(self.client, self.facts)
+        self.paused = self.held = False
+        for call in self.running.values():
+            if call.ending is None:
+                call.limit(self.spec.idle_seconds)
+
+    # ---- health ------------------------------------------------------------------------------------------------------
+
+    def adapt(self, load: ServerLoad, queued: bool) -> None:
+        """Set how many completions run here at once: fewer when the server has a queue, more when it has none and there
+        are more to run.
+
+        Args:
+            queued: completions wait for room.
+        """
+        if self.spec.max_running:
+            return
+        if load.waiting:
+            self.limit = max(1, min(self.limit, len(self.running)) - load.waiting)
+        elif queued and self.assigned >= self.limit:
+            self.limit = min(2 * self.limit, HIGHEST_LIMIT)

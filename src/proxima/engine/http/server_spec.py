@@ -35,10 +35,11 @@ class ServerSpec(EngineSpec):
         health_seconds: between two health checks of a server.
         retries: how often a completion that failed is asked for again, at another replica if there is one.
         max_running: completions that run at once at a replica; 0: as many as it takes without a queue of its own.
+        chunk_tokens: tokens in a message of a server; more make fewer messages, and later ones.
         seeded: send a seed with each completion, of the run's own draws, so that one that is asked for again draws the
             same. Some servers are slower with it.
         untruncated: log-probs at the temperature alone under top-k, top-p or min-p, which servers do not report:
-            `absent`, or `score` each completion for them, at temperature 1.
+            `score` each completion for them, which they can at temperature 1, or `absent`.
         weights: how new weights get to the servers; `auto` takes the best way that a server has.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: tokens whose log-probs prove after every weight sync that a server has the new weights.
@@ -60,8 +61,9 @@ class ServerSpec(EngineSpec):
     health_seconds: float = 5.0
     retries: int = 3
     max_running: int = 0
+    chunk_tokens: int = 1
     seeded: bool = True
-    untruncated: Literal["absent", "score"] = "absent"
+    untruncated: Literal["score", "absent"] = "score"
     weights: str = "auto"
     weight_folder: str | None = None
     probe_tokens: int = 256
@@ -80,6 +82,7 @@ class ServerSpec(EngineSpec):
             require(0 < seconds < math.inf, name, seconds, "must be > 0 seconds and finite")
         require(self.retries >= 0, "retries", self.retries, "must be >= 0; 0 gives up at once")
         require(self.max_running >= 0, "max_running", self.max_running, "must be >= 0; 0 adapts to the server")
+        require(self.chunk_tokens >= 1, "chunk_tokens", self.chunk_tokens, "must be >= 1")
         require(self.probe_tokens >= 1, "probe_tokens", self.probe_tokens, "must be >= 1")
         bound = self.probe_bound
         require(bound is None or 0 < bound < math.inf, "probe_bound", bound, "must be > 0 nats and finite")

@@ -1,0 +1,17 @@
+"""The text of a completion, the same whichever engine sampled its tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxima.data.columns import Ints
+
+
+def decoded(tokenizer: Any, tokens: Ints) -> str:
+    """The text of tokens, without special tokens."""
+    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    return text
+
+
+def stop_at(text: str, stop: Sequence[str]) -> int | None:
+    """Where the first stop string starts, or None. The whole text is searched: a stop string may span tokens."""
+    return min((at for string in stop if (at := text.find(string)) >= 0), default=None)

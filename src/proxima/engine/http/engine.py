@@ -1,0 +1,256 @@
+"""The engine over one or many servers."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from proxima.data import Completion, UserError
+from proxima.data.columns import Floats
+from proxima.engine.http.agreement import Agreement, ask_all
+from proxima.engine.http.client import Address, ServerError
+from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.generation_job import CompletionRules, GenerationJob
+from proxima.engine.http.own_loop import Arrivals, OwnLoop
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.replica_keeper import ReplicaKeeper, nobody_left
+from proxima.engine.http.replica_pool import ReplicaPool
+from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.protocol import Capabilities, Health, InFlight, PauseMode, Request, ScoreRequest, WeightUpdate
+
+
+class HttpEngine:
+    """See `Engine` for the protocol. All that concerns the servers happens in an event loop of its own thread: calls
+    may come from any other, and tokens are read while the caller computes. `close` ends it.
+
+    Args:
+        spec: the settings.
+        rules: what a completion of the model can be; `max_length` and `log_probs` are replaced by what the servers say.
+        sync: brings new weights to the servers.
+        addresses: of the servers; None: those of the spec.
+        failure: says that no server will come back, if that is known; None else.
+
+    Raises:
+        UserError: no server can be reached, or they are not alike, or give no log-probs.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        rules: CompletionRules,
+        sync: WeightSync,
+        *,
+        addresses: Sequence[Address] | None = None,
+        failure: Callable[[], UserError | None] = lambda: None,
+    ) -> None:
+        self.spec, self._sync, self._failure = spec, sync, failure
+        self._tag = secrets.token_hex(4)
+        self._loop = OwnLoop("proxima-servers")
+        self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
+        self._numbers = count(1)
+        try:
+            self._loop.call(self._connect(rules, spec.addresses if addresses is None else addresses))
+        except BaseException:
+            self._loop.close(_nothing)
+            raise
+
+    async def _connect(self, rules: CompletionRules, addresses: Sequence[Address]) -> None:
+        """Ask every server what it can do, and compare."""
+        spec, dialect = self.spec, self.spec.dialect()
+        unknown = ServerFacts(server="", model="")
+        replicas = [Replica(address, dialect, unknown, spec, self._tag) for address in addresses]
+        found = await ask_all(dialect, [replica.client for replica in replicas])
+        first = next((facts for facts in found if isinstance(facts, ServerFacts)), None)
+        for replica, facts in zip(replicas, found, strict=True):
+            if isinstance(facts, ServerFacts):
+                replica.facts = facts
+            elif isinstance(facts, ServerError):
+                replica.in_service, replica.reason = False, facts.reason
+            else:
+                raise facts
+        if first is None:
+            raise nobody_left(replicas)
+        agreement = Agreement(facts=first, tokenizer=rules.tokenizer)
+        for replica in replicas:
+            if replica.in_service:
+                if problem := await agreement.problem(dialect, replica.client, replica.facts):
+                    raise UserError(
+                        f"engine: {replica.url}: {problem}", remedy="start it like the others and the trainer"
+                    )
+                load = await dialect.load(replica.client, replica.facts)
+                replica.instance = load.instance
+                replica.set_version(0, load.weight_version)
+            else:
+                replica.facts = first
+        if first.log_probs is None:
+            raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
+        longest = [facts.max_length for facts in found if isinstance(facts, ServerFacts) and facts.max_length]
+        self.rules = replace(rules, max_length=min([rules.max_length, *longest]), log_probs=first.log_probs)
+        self.facts = first
+        self._pool = ReplicaPool(replicas, spec)
+        for replica in replicas:
+            if not replica.in_service:
+                self._pool.tell(f"engine: {replica.url} is out of service: {replica.reason}")
+        self._keeper = ReplicaKeeper(self._pool, self._sync, agreement, tag=self._tag, failure=self._failure)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            weight_updates=frozenset({"module", "checkpoint"}),
+            score=self.facts.scores,
+            in_flight=True,
+            deterministic=self._pool.repeatable,
+            log_probs=self.rules.log_probs,
+        )
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Stream completions as they end.
+
+        Raises:
+            UserError: a prompt that leaves no room for one token, a sampling that the servers report no log-probs of;
+                a completion failed again and again; no server is left.
+        """
+        arrivals = Arrivals[Completion]()
+        jobs = [GenerationJob(request, self.rules, lambda _, result: arrivals.put(result)) for request in requests]
+        number, remaining = next(self._numbers), len(jobs)
+        self._callers[number] = requests, arrivals
+        try:
+            self._loop.submit(self._submit, jobs)
+            while remaining:
+                completion = await arrivals.get()
+                remaining -= 1
+                yield completion
+        finally:
+            del self._callers[number]
+            if remaining:
+                self._loop.submit(self._pool.withdraw, jobs)
+
+    def _submit(self, jobs: Sequence[GenerationJob]) -> None:
+        labels = {replica.label for replica in self._pool.serving}
+        if not self._keeper.published and len(labels) > 1:
+            names = ", ".join(f"{replica.url}: {replica.label!r}" for replica in self._pool.serving)
+            error = UserError(f"engine: the servers have different weights: {names}", remedy="start them again")
+            for job in jobs:
+                job.fail(error)
+        else:
+            self._pool.submit(jobs)
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
+        """See `Engine`.
+
+        Raises:
+            UserError: the servers give no scores, or not at this temperature; scoring failed again and again.
+        """
+        if not self.facts.scores:
+            raise UserError(f"engine: {self.facts.server} gives no log-probs of given tokens", remedy="see its log")
+        for request in requests:
+            if request.temperature not in (0, 1):
+                message = f"engine: {self.facts.server} scores at temperature 1, not at {request.temperature:g}"
+                raise UserError(message, remedy="sample at temperature 1, or score with another engine")
+
+        async def work() -> list[Floats]:
+            return list(await asyncio.gather(*(self._pool.score(request) for request in requests)))
+
+        return await self._loop.run(work())
+
+    async def in_flight(self) -> list[InFlight]:
+        """See `Engine`. Tokens on their way from a server are not in the answer."""
+
+        async def work() -> list[InFlight]:
+            found = [job.in_flight() for job in self._pool.jobs if job.length]
+            for requests, arrivals in list(self._callers.values()):
+                prompts = {request.prompt.uid: request.prompt.tokens for request in requests}
+                ended = [one for one in tuple(arrivals.items) if isinstance(one, Completion) and len(one.tokens)]
+                found += [InFlight.of(one, prompts[one.prompt_uid]) for one in ended]
+            return found
+
+        return await self._loop.run(work())
+
+    async def publish(self, update: WeightUpdate) -> None:
+        """Bring new weights to every server, and prove that they arrived; see `ReplicaKeeper.publish`.
+
+        Completions that run meanwhile are held by a server that can hold them and says which tokens are of which
+        weights. At others they end where they are, and the rest is asked for when the weights are there.
+
+        Raises:
+            UserError: a server computes with other weights than these; no server is left.
+        """
+        # a caller that leaves must not leave half a version behind
+        await asyncio.shield(self._loop.run(self._keeper.publish(update)))
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        await self._loop.run(self._pool.pause(mode))
+
+    async def resume(self) -> None:
+        await self._loop.run(self._pool.resume())
+
+    async def abort(self, prompt_uid: int) -> None:
+        await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
+
+    async def health(self) -> Health:
+        """`detail`: `replicas` (counts since the start), `servers` (one mapping each), `events` (lines for the user)
+        and `sync` (what the last `publish` found)."""
+
+        async def work() -> Health:
+            pool, reports = self._pool, self._keeper.reports
+            replicas = pool.replicas
+            counts = {name: pool.counts[name] for name in COUNTED}
+            counts |= {"lost": pool.counts["wrong"], "ready": len(pool.serving), "of": len(replicas)}
+            sync: dict[str, Any] = {}
+            for report in reports:
+                for name, value in {"seconds": report.seconds, **report.metrics}.items():
+                    sync[name] = max(value, sync.get(name, value))
+            if reports:
+                sync |= {"replicas": len(reports), "how": reports[0].how}
+            return Health(
+                ok=bool(pool.serving),
+                version=self._keeper.version,
+                running=sum(len(replica.running) for replica in replicas),
+                waiting=len(pool.router),
+                tokens=sum(replica.received for replica in replicas),
+                detail={
+                    "replicas": counts,
+                    "servers": [_described(replica) for replica in replicas],
+                    "events": list(pool.events),
+                    "sync": sync,
+                },
+            )
+
+        return await self._loop.run(work())
+
+    def close(self) -> None:
+        """End what runs and forget the servers. May be called twice."""
+
+        async def last() -> None:
+            await self._keeper.close()
+            closed = RuntimeError("the engine is closed")
+            self._pool.give_up(closed)
+            for _, arrivals in list(self._callers.values()):
+                arrivals.put(closed)
+            await self._sync.close()
+            for replica in self._pool.replicas:
+                await replica.client.close()
+
+        self._loop.close(last)
+
+
+#: counts of `health().detail["replicas"]`; `lost` are completions with an answer that could not be one
+COUNTED = ("ejected", "returned", "retried", "completed", "tokens_lost")
+
+
+def _described(replica: Replica) -> dict[str, Any]:
+    return {
+        "url": replica.url,
+        "server": replica.facts.server,
+        "in_service": replica.in_service,
+        "reason": replica.reason,
+        "running": len(replica.running),
+        "limit": replica.limit,
+        "version": replica.version,
+    }
+
+
+async def _nothing() -> None: ...

@@ -1,0 +1,345 @@
+"""A completion as far as it is: what servers gave for one request, checked before any of it counts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from proxima.data import Completion, FinishReason, UserError
+from proxima.data.columns import Floats, Ints
+from proxima.data.random import server_seed
+from proxima.engine.completion_text import decoded, stop_at
+from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest
+from proxima.engine.protocol import InFlight, Request, Sampling
+
+SLACK = 1e-3  # nats above 0 that rounding can give a log-prob
+
+
+class WrongAnswerError(ValueError):
+    """What a server gave can't be the answer; nothing of it is used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRules:
+    """What a completion of this model can be.
+
+    Args:
+        tokenizer: of the model.
+        stop_tokens: ids that end a completion.
+        vocabulary: ids are below it.
+        max_length: tokens of prompt and completion together.
+        log_probs: what the servers' log-probs are of; see `ServerFacts`.
+    """
+
+    tokenizer: Any
+    stop_tokens: tuple[int, ...]
+    vocabulary: int
+    max_length: int
+    log_probs: LogProbMode
+
+
+@dataclass(eq=False)
+class JobSegment:
+    """What one request to a server has given so far.
+
+    Args:
+        marks: (tokens before it, version): the weights that the replica had, as far as it was told to change them.
+        spans: what the server says of that at the end: (version, start, end).
+    """
+
+    marks: list[tuple[int, int]]
+    tokens: list[int] = field(default_factory=list)
+    log_prob: list[float] = field(default_factory=list)
+    spans: list[tuple[int, int, int]] | None = None
+
+    @property
+    def versions(self) -> Ints:
+        """[T] of each token."""
+        column = np.empty(len(self.tokens), np.int32)
+        if self.spans is not None:
+            for version, start, end in self.spans:
+                column[start:end] = version
+        else:
+            for start, version in self.marks:
+                column[start:] = version
+        return column
+
+
+class GenerationJob:
+    """One request of a caller, from its first attempt to its completion.
+
+    Args:
+        request: what is asked.
+        rules: what an answer can be.
+        deliver: gets the completion, or what ended the hope for one, once.
+
+    Raises:
+        UserError: a prompt that leaves no room for one token, or a setting that the servers report no log-probs of.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        rules: CompletionRules,
+        deliver: Callable[["GenerationJob", Completion | BaseException], None],
+    ) -> None:
+        self.request, self.rules = request, rules
+        self._deliver: Callable[[GenerationJob, Completion | BaseException], None] | None = deliver
+        prompt = request.prompt
+        if len(prompt.tokens) >= rules.max_length:
+            raise UserError(
+                f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is "
+                f"{rules.max_length}."
+            )
+        check_sampling(request.sampling, rules.log_probs)
+        self.limit = min(request.sampling.max_tokens, rules.max_length - len(prompt.tokens))
+        self.kept: list[JobSegment] = []
+        self.current: JobSegment | None = None
+        self.failures = 0  # attempts in a row that gave nothing
+        self.tried: set[object] = set()  # replicas where one failed
+        self.reason: FinishReason | None = None  # set when it has ended
+        self.scored: Floats | None = None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Prompt uid, sample and turn."""
+        return self.request.prompt.uid, self.request.sample, self.request.turn
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return sum(len(segment.tokens) for segment in self._segments)
+
+    @property
+    def _segments(self) -> list[JobSegment]:
+        return self.kept if self.current is None else [*self.kept, self.current]
+
+    @property
+    def tokens(self) -> Ints:
+        """[T] so far."""
+        return np.array([token for segment in self._segments for token in segment.tokens], np.int32)
+
+    @property
+    def policy_version(self) -> Ints:
+        """[T] of each."""
+        return np.concatenate([np.empty(0, np.int32), *(segment.versions for segment in self._segments)])
+
+    # ---- an attempt --------------------------------------------------------------------------------------------------
+
+    def begin(self, version: int) -> None:
+        """An attempt at a replica with these weights."""
+        self.current = JobSegment([(0, version)])
+
+    def token_request(self, name: str, *, salt: str | None, seeded: bool, chunk_tokens: int) -> TokenRequest:
+        """What is still missing, for a server."""
+        request, length = self.request, self.length
+        uid, sample, turn = self.key
+        sampling = replace(request.sampling, max_tokens=self.limit - length)
+        if not sampling.temperature:  # the largest logit is never truncated: its log-prob is that at temperature 1
+            sampling = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+        return TokenRequest(
+            id=name,
+            tokens=np.concatenate([request.prompt.tokens, self.tokens]).tolist(),
+            sampling=sampling,
+            seed=server_seed(request.seed, uid, sample, length, turn=turn) if seeded else None,
+            cache_salt=salt,
+            stop_tokens=self.rules.stop_tokens,
+            chunk_tokens=chunk_tokens,
+        )
+
+    def append(self, chunk: Chunk, labels: Mapping[str, int]) -> FinishReason | None:
+        """More of the current attempt; the finish reason when it is the end.
+
+        Args:
+            labels: the versions that the replica had during the attempt, by what it calls them; empty: it is not known
+                what it calls them.
+
+        Raises:
+            WrongAnswerError: it can't be the answer.
+        """
+        segment = self.current
+        assert segment is not None
+        before = len(segment.tokens)
+        self._check(chunk)
+        segment.tokens += chunk.tokens.tolist()
+        segment.log_prob += chunk.log_prob.tolist()
+        if self.length > self.limit:
+            raise WrongAnswerError(f"more than the {self.limit} tokens that were asked for")
+        end = self._end_within(before)
+        if chunk.version_spans is not None and labels:
+            segment.spans = _spans(chunk.version_spans, len(segment.tokens), labels)
+        if end is not None:
+            del segment.tokens[end:], segment.log_prob[end:]
+            return "stop"
+        if chunk.finish_reason == "length" and self.length < self.limit:
+            raise WrongAnswerError(f"ended for its length after {self.length} of {self.limit} tokens")
+        if chunk.finish_reason == "stop" and not self._may_stop():
+            raise WrongAnswerError(f"stopped at token {segment.tokens[-1:]}, which ends no completion")
+        if chunk.finish_reason is None and self.length == self.limit:
+            return None  # the last message is still to come
+        return chunk.finish_reason
+
+    def _check(self, chunk: Chunk) -> None:
+        asked = chunk.prompt_tokens
+        if asked is not None and not np.array_equal(asked, self._asked()):
+            raise WrongAnswerError("the answer to another prompt")
+        tokens, log_prob = chunk.tokens, chunk.log_prob
+        impossible = tokens[(tokens < 0) | (tokens >= self.rules.vocabulary)]
+        if len(impossible):
+            raise WrongAnswerError(f"token {impossible[0]} of a vocabulary of {self.rules.vocabulary}")
+        if not np.isfinite(log_prob).all():
+            raise WrongAnswerError(f"a log-prob is {log_prob[~np.isfinite(log_prob)][0]}")
+        if len(log_prob) and log_prob.max() > SLACK:
+            raise WrongAnswerError(f"a log-prob is {log_prob.max():g}, above 0")
+
+    def _asked(self) -> Ints:
+        """What the current attempt asked the server to continue."""
+        kept = [token for segment in self.kept for token in segment.tokens]
+        return np.concatenate([self.request.prompt.tokens, np.array(kept, np.int32)])
+
+    def _end_within(self, start: int) -> int | None:
+        """How many tokens of the attempt there are up to a stop that the server has not seen, from `start` on: a stop
+        token, or a stop string that begins before the attempt."""
+        assert self.current is not None
+        tokens = self.current.tokens
+        for at in range(start, len(tokens)):
+            if tokens[at] in self.rules.stop_tokens:
+                return at + 1
+        stop = self.request.sampling.stop
+        if stop and self.kept and start <= max(map(len, stop)):  # a character has at least a token's share
+            seam = self.length - len(tokens)
+            everything = self.tokens
+            for at in range(start, len(tokens)):
+                if stop_at(decoded(self.rules.tokenizer, everything[: seam + at + 1]), stop) is not None:
+                    return at + 1
+        return None
+
+    def _may_stop(self) -> bool:
+        tokens = self.tokens
+        return bool(len(tokens)) and (tokens[-1] in self.rules.stop_tokens or bool(self.request.sampling.stop))
+
+    # ---- its end -----------------------------------------------------------------------------------------------------
+
+    def keep(self) -> int:
+        """The attempt ended before the completion did; what it gave counts. Returns how many tokens that is."""
+        segment, self.current = self.current, None
+        if segment is None or not segment.tokens:
+            return 0
+        self.kept.append(segment)
+        self.reason = self.reason or self._reason_so_far()
+        return len(segment.tokens)
+
+    def discard(self) -> int:
+        """Nothing of the attempt counts. Returns how many tokens that is."""
+        segment, self.current = self.current, None
+        return 0 if segment is None else len(segment.tokens)
+
+    def _reason_so_far(self) -> FinishReason | None:
+        tokens, stop = self.tokens, self.request.sampling.stop
+        if int(tokens[-1]) in self.rules.stop_tokens:
+            return "stop"
+        if stop and stop_at(decoded(self.rules.tokenizer, tokens), stop) is not None:
+            return "stop"
+        return "length" if len(tokens) == self.limit else None
+
+    def in_flight(self) -> InFlight:
+        """What it has so far."""
+        uid, sample, turn = self.key
+        return InFlight(
+            prompt_uid=uid,
+            sample=sample,
+            turn=turn,
+            prompt_tokens=self.request.prompt.tokens,
+            tokens=self.tokens,
+            policy_version=self.policy_version,
+            temperature=self.request.sampling.temperature,
+        )
+
+    def finish(self, reason: FinishReason) -> None:
+        """Deliver the completion with the tokens so far; once, and not to a caller that has left."""
+        deliver, self._deliver = self._deliver, None
+        self.reason = reason
+        if deliver is not None:
+            deliver(self, self._completion(reason))
+
+    def fail(self, error: BaseException) -> None:
+        """Deliver an error in its place."""
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver(self, error)
+
+    def withdraw(self) -> None:
+        """The caller has left."""
+        self._deliver = None
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for it."""
+        return self._deliver is not None
+
+    def _completion(self, reason: FinishReason) -> Completion:
+        request, sampling, tokens = self.request, self.request.sampling, self.tokens
+        reported = np.array([value for segment in self._segments for value in segment.log_prob], np.float32)
+        sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)
+        text = decoded(self.rules.tokenizer, tokens)
+        return Completion(
+            prompt_uid=request.prompt.uid,
+            sample=request.sample,
+            turn=request.turn,
+            tokens=tokens,
+            text=text[: stop_at(text, sampling.stop)],
+            sampled_log_prob=sampled,
+            untruncated_log_prob=untruncated,
+            policy_version=self.policy_version,
+            finish_reason=reason,
+            temperature=sampling.temperature,
+        )
+
+
+def check_sampling(sampling: Sampling, mode: LogProbMode) -> None:
+    """UserError if the servers' log-probs are of no distribution that this sampling has."""
+    if mode == "raw" and sampling.temperature not in (0, 1):
+        raise UserError(
+            f"sampling.temperature={sampling.temperature:g}, and the server reports log-probs of temperature 1 "
+            "(raw_logprobs), not of what it samples from",
+            remedy="restart it with --logprobs-mode processed_logprobs, or set sampling.temperature=1",
+        )
+
+
+def log_prob_columns(
+    reported: Floats, mode: LogProbMode, sampling: Sampling, scored: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """The two log-probs of a completion; NaN where the server does not say it.
+
+    Args:
+        reported: [T] what the server gave.
+        mode: what that is of.
+        sampling: of the completion.
+        scored: [T] what it gave for the same tokens when asked to score them, at temperature 1.
+
+    Returns: [T] under the distribution really sampled, and [T] at the temperature alone.
+    """
+    if not sampling.truncates or not sampling.temperature:
+        return reported, reported
+    absent = np.full_like(reported, np.nan)
+    if mode != "processed":
+        return absent, reported
+    return reported, absent if scored is None else scored
+
+
+def _spans(
+    spans: tuple[tuple[str, int, int], ...], length: int, labels: Mapping[str, int]
+) -> list[tuple[int, int, int]]:
+    """Versions of the tokens by the server's word, checked."""
+    at, found = 0, list[tuple[int, int, int]]()
+    for label, start, end in spans:
+        if label not in labels:
+            raise WrongAnswerError(f"sampled by weights {label!r}, not by {' or '.join(map(repr, labels))}")
+        if start != at or end < start:
+            raise WrongAnswerError(f"versions of tokens {start} to {end} after those up to {at}")
+        at = end
+        found.append((labels[label], start, end))
+    if at != length:
+        raise WrongAnswerError(f"versions of {at} of {length} tokens")
+    return found

@@ -1,0 +1,81 @@
+"""An event loop in a thread of its own, for callers in any other."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class OwnLoop:
+    """Runs coroutines for callers in other threads and event loops, which may block: it computes nothing else."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What it returns or raises. A caller that leaves cancels it."""
+        return await asyncio.wrap_future(self._start(work))
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same; blocks."""
+        return self._start(work).result()
+
+    def submit(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Call it there, soon; nothing happens once the loop is closed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T] | Any":
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise RuntimeError("the engine is closed") from None
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `last`, cancel what else runs, and end the thread. May be called twice."""
+        if not self._loop.is_running():
+            return
+        asyncio.run_coroutine_threadsafe(self._end(last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await last()
+        finally:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Arrivals(Generic[T]):
+    """What another thread has for a caller, who waits in the event loop that makes this."""
+
+    def __init__(self) -> None:
+        self.items: deque[T | BaseException] = deque()
+        self._loop, self._some = asyncio.get_running_loop(), asyncio.Event()
+
+    def put(self, item: T | BaseException) -> None:
+        """From any thread."""
+        self.items.append(item)
+        with suppress(RuntimeError):  # the caller's event loop is closed
+            self._loop.call_soon_threadsafe(self._some.set)
+
+    async def get(self) -> T:
+        """The next one; raises it if it is an exception."""
+        while not self.items:
+            await self._some.wait()
+            self._some.clear()
+        item = self.items.popleft()
+        if isinstance(item, BaseException):
+            raise item
+        return item

@@ -1,0 +1,247 @@
+"""Keeps replicas healthy and on the newest weights."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+
+from proxima.data import UserError
+from proxima.engine.http.agreement import Agreement
+from proxima.engine.http.client import ServerError
+from proxima.engine.http.dialect import ServerLoad
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.replica_pool import ReplicaPool
+from proxima.engine.http.weight_sync import SyncReport, WeightSync
+from proxima.engine.protocol import WeightUpdate
+
+QUEUE_SECONDS = 1.0  # between two looks at a server while completions wait for room
+LONGEST_WAIT = 60.0  # before a server that fails again and again is asked whether it is well
+
+
+class ReplicaKeeper:
+    """Health checks, ejection and return, and new weights. Lives in the engine's own loop.
+
+    A replica is ejected when it does not answer while it gives no token either, when it has other weights or another
+    model than it should, and when it was started again. It returns when it answers everything that was asked at the
+    start as before, and has the newest weights.
+
+    Args:
+        pool: gives the completions to the replicas.
+        sync: brings the weights.
+        agreement: what replicas must have in common.
+        tag: begins the names of the versions; no other engine has the same.
+        failure: says that no server will come back, if that is known; None else.
+    """
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        sync: WeightSync,
+        agreement: Agreement,
+        *,
+        tag: str,
+        failure: Callable[[], UserError | None] = lambda: None,
+    ) -> None:
+        self.pool, self.sync, self.agreement, self.tag, self.failure = pool, sync, agreement, tag, failure
+        self.version = 0
+        self.reports: list[SyncReport] = []  # of the last `publish`
+        self._newest: str | None = None  # label of the weights that were prepared last
+        self._numbers = count(1)
+        self._syncing = asyncio.Lock()
+        self._epoch = 0  # changes when weights do
+        self._returning: dict[Replica, asyncio.Task[None]] = {}
+        self._soon = {replica: asyncio.Event() for replica in pool.replicas}
+        self._away_since: float | None = None
+        pool.check_soon = lambda replica: self._soon[replica].set()
+        self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
+
+    @property
+    def published(self) -> bool:
+        """Whether the weights are ours."""
+        return self._newest is not None
+
+    # ---- weights -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, update: WeightUpdate) -> None:
+        """See `Engine.publish`.
+
+        Raises:
+            UserError: the weights did not arrive, or no replica is left.
+        """
+        pool = self.pool
+        for task in self._returning.values():
+            task.cancel()  # it would come with the weights before
+        async with self._syncing:
+            label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
+            await self.sync.prepare(update, label)
+            self._epoch += 1
+            pool.loading = True
+            try:
+                if pool.spec.interrupt == "finish":
+                    await pool.drain()
+                await pool.still()
+                self._newest, self.version, self.reports = label, update.version, []
+                await self._bring_to(pool.serving)
+            except BaseException:
+                pool.loading = False
+                raise
+            finally:
+                self._epoch += 1
+        try:
+            while not pool.serving:
+                await pool.change()
+            if pool.paused:
+                await pool.each([one for one in pool.serving if one.running], lambda replica: replica.hold())
+            else:
+                await pool.each(pool.serving, lambda replica: replica.resume())
+        finally:
+            pool.loading = False
+            pool.dispatch()
+
+    async def _bring_to(self, replicas: Sequence[Replica]) -> None:
+        async def bring(replica: Replica) -> None:
+            self.reports.append(await self._bring(replica))
+
+        found = await asyncio.gather(*(self._guarded(bring, replica) for replica in replicas), return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _guarded(self, work: Callable[[Replica], "asyncio.Future[None] | object"], replica: Replica) -> None:
+        try:
+            await work(replica)  # type: ignore[misc]
+        except ServerError as error:
+            self.pool.eject(replica, f"new weights: {error.reason}")
+
+    async def _bring(self, replica: Replica) -> SyncReport:
+        assert self._newest is not None
+        report = await self.sync.bring(replica)
+        replica.set_version(self.version, self._newest)
+        return report
+
+    # ---- health ------------------------------------------------------------------------------------------------------
+
+    async def _watch(self, replica: Replica) -> None:
+        try:
+            await self._keep(replica)
+        except Exception as error:  # a bug; nobody may wait forever
+            self.pool.give_up(error)
+            raise
+
+    async def _keep(self, replica: Replica) -> None:
+        soon, spec = self._soon[replica], self.pool.spec
+        while True:
+            seconds = min(spec.health_seconds, QUEUE_SECONDS) if len(self.pool.router) else spec.health_seconds
+            if not replica.in_service:
+                seconds = min(spec.health_seconds * 2 ** min(max(0, replica.relapses - 1), 10), LONGEST_WAIT)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(soon.wait(), seconds)
+            soon.clear()
+            if replica.in_service:
+                await self._check(replica)
+            else:
+                await self._try_return(replica)
+            self._look_whether_any_is_left()
+
+    async def _check(self, replica: Replica) -> None:
+        pool, epoch, received = self.pool, self._epoch, replica.received
+        try:
+            async with asyncio.timeout(pool.spec.call_seconds):
+                load = await replica.dialect.load(replica.client, replica.facts)
+        except (ServerError, TimeoutError, UserError) as error:
+            if replica.received == received:  # else it is only slow
+                reason = error.reason if isinstance(error, ServerError | UserError) else "no answer to a health check"
+                pool.eject(replica, reason)
+            return
+        settled = epoch == self._epoch and not pool.loading
+        if problem := self._problem(replica, load, settled):
+            pool.eject(replica, problem)
+            return
+        replica.suspect = False
+        replica.adapt(load, len(pool.router) > 0)
+        pool.dispatch()
+
+    def _problem(self, replica: Replica, load: ServerLoad, settled: bool) -> str | None:
+        """What a server says of itself that it should not; None: nothing.
+
+        Args:
+            settled: no weights changed while it was asked.
+        """
+        if load.model is not None and load.model != replica.facts.model:
+            return f"it serves {load.model} now, not {replica.facts.model}"
+        if load.instance is not None and replica.instance is not None and load.instance != replica.instance:
+            return "it was started again"
+        if settled and replica.label is not None and load.weight_version != replica.label:
+            return f"it has weights {load.weight_version!r}, not {replica.label!r}"
+        return None
+
+    async def _try_return(self, replica: Replica) -> None:
+        task = self._returning[replica] = asyncio.create_task(self._return(replica))
+        try:
+            await asyncio.wait({task})
+        finally:
+            del self._returning[replica]
+            task.cancel()
+        if task.cancelled():  # newer weights are on their way
+            self._soon[replica].set()
+        elif (error := task.exception()) is not None:
+            if not isinstance(error, ServerError | UserError | TimeoutError):
+                raise error
+            replica.reason = error.reason if isinstance(error, ServerError | UserError) else "no answer"
+
+    async def _return(self, replica: Replica) -> None:
+        """Put it back into service.
+
+        Raises:
+            ServerError, UserError, TimeoutError: it is not well yet.
+        """
+        dialect, client, seconds = replica.dialect, replica.client, self.pool.spec.call_seconds
+        async with asyncio.timeout(seconds):
+            await dialect.load(client, replica.facts)
+        async with asyncio.timeout(seconds):
+            await replica.resume()  # a paused server answers no completion
+            facts = await dialect.probe(client)
+            problem = await self.agreement.problem(dialect, client, facts)
+        if problem is not None:
+            raise ServerError(replica.url, "", problem)
+        replica.facts = facts
+        async with self._syncing:
+            if self.published:
+                await replica.stop("interrupted")
+                await self._bring(replica)
+            load = await dialect.load(client, facts)
+            if not self.published and replica.label is not None and load.weight_version != replica.label:
+                raise ServerError(replica.url, "", f"it has weights {load.weight_version!r}, not {replica.label!r}")
+            replica.instance = load.instance
+            if self.pool.paused:
+                await replica.stop("interrupted")
+            else:
+                await replica.resume()
+            self.pool.admit(replica)
+
+    def _look_whether_any_is_left(self) -> None:
+        pool, now = self.pool, asyncio.get_running_loop().time()
+        if pool.serving:
+            self._away_since = None
+            return
+        self._away_since = now if self._away_since is None else self._away_since
+        failure = self.failure()
+        if failure is None and now - self._away_since >= pool.spec.away_seconds:
+            failure = nobody_left(pool.replicas)
+        if failure is not None:
+            pool.give_up(failure)
+
+    async def close(self) -> None:
+        """Stop watching."""
+        for task in [*self._tasks, *self._returning.values()]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._returning.values(), return_exceptions=True)
+
+
+def nobody_left(replicas: Sequence[Replica]) -> UserError:
+    """No replica works."""
+    reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
+    whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
+    return UserError(
+        f"engine: {whose} out of service: {reasons}", remedy="start it again, and resume the run (--resume)"
+    )

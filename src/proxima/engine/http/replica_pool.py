@@ -1,0 +1,298 @@
+"""Many replicas as one: completions go where there is room, and to another replica when one fails."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from proxima.data import UserError
+from proxima.data.columns import Floats
+from proxima.engine.http.client import ServerError
+from proxima.engine.http.generation_job import GenerationJob, WrongAnswerError
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.router import Router
+from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.protocol import PauseMode, ScoreRequest
+
+OVERLOADED = (429, 503)
+STREAK = 3  # failures without a completion between them, after which a replica is ejected
+EVENTS = 1000  # lines that are kept
+
+
+class ReplicaPool:
+    """Runs completions over replicas. Lives in the engine's own loop; no method blocks.
+
+    A completion that failed is asked for again, at another replica if there is one. What it had is kept, so that long
+    completions, which fail more often, are not replaced by short ones; a server whose completions are the same each
+    time begins again. `retries` attempts in a row that gave nothing end the run.
+
+    Args:
+        replicas: all.
+        spec: the settings.
+
+    `check_soon(replica)` is called when one has failed; `changed` is set when a completion or a replica comes or goes.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], spec: ServerSpec) -> None:
+        self.replicas, self.spec = replicas, spec
+        self.router = Router(replicas)
+        self.paused = False  # by `pause`
+        self.loading = False  # new weights
+        self.finishing = False  # in a pause: what has begun goes on to its end
+        self.counts = Counter[str]()
+        self.events: deque[str] = deque(maxlen=EVENTS)
+        self.changed = asyncio.Event()
+        self.check_soon: Callable[[Replica], None] = lambda _: None
+        self.repeatable = all(one.facts.seeds and one.facts.batch_invariant for one in replicas) and spec.seeded
+        self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
+        self.failure: Exception | None = None  # no completion will come any more
+
+    @property
+    def serving(self) -> list[Replica]:
+        """The replicas in service."""
+        return [replica for replica in self.replicas if replica.in_service]
+
+    def tell(self, text: str) -> None:
+        """A line for the user."""
+        self.events.append(text)
+
+    @property
+    def jobs(self) -> list[GenerationJob]:
+        """The completions that have not ended."""
+        return list({id(job): job for job in [*self._tasks.values(), *self.router.jobs] if job.wanted}.values())
+
+    # ---- completions -------------------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[GenerationJob]) -> None:
+        """Run them, when there is room."""
+        for job in jobs:
+            if self.failure is not None:
+                job.fail(self.failure)
+            else:
+                self.router.add(job)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Give waiting completions to replicas with room."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+        if (self.paused or self.loading) and not self.finishing:
+            return
+        for replica in self.replicas:
+            while replica.has_room and (job := self.router.next_for(replica, only_begun=self.finishing)) is not None:
+                replica.assigned += 1
+                task = asyncio.create_task(self._attempt(job, replica))
+                self._tasks[task] = job
+                task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
+        try:
+            ending = None if job.reason else await replica.run(job)
+            if job.reason and self._lacks_score(job, replica):
+                job.scored = await replica.score(job.request.prompt.tokens, job.tokens)
+        except (ServerError, WrongAnswerError) as error:
+            self._failed(job, replica, error)
+        except asyncio.CancelledError:
+            job.discard()
+            raise
+        except Exception as error:  # whoever waits for it must not wait forever
+            job.fail(error)
+        else:
+            self._ended(job, replica, aborted=ending == "aborted")
+        finally:
+            replica.assigned -= 1
+            self.dispatch()
+
+    def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
+        """An attempt ended as it should: the completion has, or a pause or an abort ended it before."""
+        if job.reason is None:
+            job.keep()
+        else:
+            replica.succeeded()
+            self.counts["completed"] += 1
+        if (reason := job.reason or ("abort" if aborted else None)) is not None:
+            job.finish(reason)
+        elif job.wanted:
+            self.router.add(job, first=True)
+
+    def _failed(self, job: GenerationJob, replica: Replica, error: ServerError | WrongAnswerError) -> None:
+        kept = 0
+        if isinstance(error, WrongAnswerError) or self.repeatable:
+            self.counts["tokens_lost"] += job.discard()
+        else:
+            kept = job.keep()
+        self.counts["wrong" if isinstance(error, WrongAnswerError) else "failed"] += 1
+        job.tried.add(replica)
+        job.failures = 0 if kept else job.failures + 1
+        if isinstance(error, ServerError) and error.status in OVERLOADED:
+            replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
+        else:
+            replica.streak += 1
+        replica.suspect = True
+        if replica.streak >= STREAK:
+            self.eject(replica, f"{replica.streak} completions in a row failed, the last: {reason_of(error)}")
+        self.check_soon(replica)
+        if not job.wanted:
+            return
+        if job.reason is not None and not self._wants_score(job):
+            job.finish(job.reason)
+        elif job.failures > self.spec.retries:
+            uid, sample, _ = job.key
+            job.fail(in_vain(f"prompt {uid}, sample {sample}", job.failures, replica, error))
+        else:
+            self.counts["retried"] += 1
+            self.router.add(job, first=True)
+
+    def _wants_score(self, job: GenerationJob) -> bool:
+        sampling = job.request.sampling
+        wants = self.spec.untruncated == "score" and sampling.truncates and sampling.temperature == 1
+        return wants and job.rules.log_probs == "processed" and job.scored is None and bool(job.length)
+
+    def _lacks_score(self, job: GenerationJob, replica: Replica) -> bool:
+        """Whether this replica should score it: with the weights that sampled it."""
+        same = bool((job.policy_version == replica.version).all())
+        return self._wants_score(job) and replica.facts.scores and same
+
+    def withdraw(self, jobs: Sequence[GenerationJob]) -> None:
+        """Their caller has left."""
+        for job in jobs:
+            job.withdraw()
+        gone = set(map(id, jobs))
+        self.router.take(lambda job: id(job) in gone)
+        for task, running in list(self._tasks.items()):
+            if id(running) in gone:
+                task.cancel()
+
+    async def abort(self, which: Callable[[GenerationJob], bool]) -> None:
+        """End completions with finish_reason `abort`."""
+        for job in self.router.take(which):
+            job.finish(job.reason or "abort")
+        await self.each(self.serving, lambda replica: replica.stop("aborted", which))
+
+    async def score(self, request: ScoreRequest) -> Floats:
+        """[T] float32, nats; see `Engine.score`.
+
+        Raises:
+            UserError: no replica can.
+        """
+        error: Exception | None = None
+        tried = set[object]()
+        for _ in range(self.spec.retries + 1):
+            replica = await self._room(tried)
+            try:
+                return await replica.score(request.prompt_tokens, request.tokens)
+            except (ServerError, WrongAnswerError) as failed:
+                error = failed
+                tried.add(replica)
+                replica.streak += 1
+                replica.suspect = True
+                self.check_soon(replica)
+        assert error is not None
+        raise in_vain("scoring", self.spec.retries + 1, replica, error)
+
+    async def _room(self, tried: set[object]) -> Replica:
+        """The least loaded replica with room, one that has not been tried if there is one."""
+        while True:
+            ready = [replica for replica in self.replicas if replica.has_room] if not self.loading else []
+            if ready:
+                return min(ready, key=lambda replica: (replica in tried, self.router.load(replica)))
+            await self.change()
+
+    # ---- replicas come and go ----------------------------------------------------------------------------------------
+
+    def eject(self, replica: Replica, reason: str) -> None:
+        """Give it no more completions, and what it runs to others."""
+        if not replica.in_service:
+            return
+        replica.in_service, replica.reason = False, reason
+        self.counts["ejected"] += 1
+        self.tell(f"engine: {replica.url} is out of service: {reason}")
+        replica.relapses += 1
+        replica.drop()
+        self.router.leave(replica)
+        self.dispatch()
+
+    def admit(self, replica: Replica) -> None:
+        """It is back."""
+        replica.in_service, replica.suspect, replica.streak, replica.reason = True, False, 0, ""
+        self.counts["returned"] += 1
+        self.tell(f"engine: {replica.url} is back, with weights of version {replica.version}")
+        self.dispatch()
+
+    def give_up(self, error: Exception) -> None:
+        """No replica will come back: whoever waits gets this."""
+        self.failure = error
+        for job in self.router.take(lambda _: True):
+            job.fail(error)
+        self.dispatch()
+
+    # ---- pauses ------------------------------------------------------------------------------------------------------
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `Engine.pause`."""
+        self.paused = True
+        if mode == "wait":
+            await self.drain()
+        if mode == "abort":
+            for job in self.router.take(lambda _: True):
+                job.finish(job.reason or "abort")
+            await self.each(self.serving, lambda replica: replica.stop("aborted"))
+        else:
+            await self.still()
+
+    async def drain(self) -> None:
+        """In a pause: finish what has begun, and admit nothing else."""
+        self.finishing = True
+        try:
+            await self.each([one for one in self.serving if one.paused], lambda replica: replica.resume())
+            self.dispatch()
+            while any(replica.assigned for replica in self.serving) or self.router.begun:
+                await self.change()
+        finally:
+            self.finishing = False
+
+    async def change(self) -> None:
+        """Wait until a completion or a replica comes or goes.
+
+        Raises:
+            UserError: no replica will come back.
+        """
+        if self.failure is not None:
+            raise self.failure
+        await self.changed.wait()
+
+    async def still(self) -> None:
+        """No replica samples: what runs is held where it is, or ended there with the tokens it has."""
+        running = [replica for replica in self.serving if not replica.paused]
+        await self.each(running, lambda replica: replica.hold() if replica.in_place else replica.stop("interrupted"))
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        await self.each(self.serving, lambda replica: replica.resume())
+        self.paused = False
+        self.dispatch()
+
+    async def each(self, replicas: Sequence[Replica], work: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
+        """Do it at each at once; one where it fails is ejected."""
+
+        async def one(replica: Replica) -> None:
+            try:
+                await work(replica)
+            except ServerError as error:
+                self.eject(replica, error.reason)
+
+        await asyncio.gather(*(one(replica) for replica in replicas))
+
+
+def reason_of(error: ServerError | WrongAnswerError | Exception) -> str:
+    """What was wrong, without the address."""
+    return error.reason if isinstance(error, ServerError) else str(error)
+
+
+def in_vain(what: str, times: int, replica: Replica, error: Exception) -> UserError:
+    """A call failed again and again."""
+    counted = "once" if times == 1 else f"{times} times in a row"
+    return UserError(
+        f"engine: {what}: failed {counted}, the last time at {replica.url}: {reason_of(error)}",
+        remedy="look at the server's log, and resume the run (--resume)",
+    )

@@ -1,0 +1,119 @@
+"""Which replica gets which completion: the least loaded one gets a prompt, and all completions of that prompt."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from proxima.engine.http.generation_job import GenerationJob
+from proxima.engine.http.replica import Replica
+
+HOMES = 65_536  # prompts whose replica is remembered
+
+
+class Router:
+    """A queue for each replica. A prompt has a home, the replica that was least loaded when it came, so that its
+    completions share the prefix cache there; a replica with room and an empty queue takes whole prompts from others.
+
+    Args:
+        replicas: all, those out of service too.
+    """
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = replicas
+        self._queues: dict[Replica, deque[GenerationJob]] = {replica: deque() for replica in replicas}
+        self._homes: OrderedDict[int, Replica] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def load(self, replica: Replica) -> float:
+        """Completions that run or wait there, as a share of those that it runs at once."""
+        return (replica.assigned + len(self._queues[replica])) / replica.limit
+
+    def add(self, job: GenerationJob, *, first: bool = False) -> None:
+        """Queue it at its home, or, if it failed there, elsewhere.
+
+        Args:
+            first: ahead of the others: it has begun already.
+        """
+        queue = self._queues[self._home(job)]
+        if first:
+            queue.appendleft(job)
+        else:
+            queue.append(job)
+
+    def _home(self, job: GenerationJob) -> Replica:
+        uid = job.key[0]
+        home = self._homes.get(uid)
+        if home is not None and home.in_service and home not in job.tried:
+            self._homes.move_to_end(uid)
+            return home
+        serving = [replica for replica in self.replicas if replica.in_service]
+        choices = [replica for replica in serving if replica not in job.tried] or serving or self.replicas
+        best = min(choices, key=self.load)
+        if home is None or not home.in_service:  # a completion that failed at home leaves its siblings there
+            self._homes[uid] = best
+            if len(self._homes) > HOMES:
+                self._homes.popitem(last=False)
+        return best
+
+    @property
+    def jobs(self) -> list[GenerationJob]:
+        """Those that wait."""
+        return [job for queue in self._queues.values() for job in queue]
+
+    @property
+    def begun(self) -> bool:
+        """Some that wait have tokens already."""
+        return any(job.length for job in self.jobs)
+
+    def next_for(self, replica: Replica, *, only_begun: bool = False) -> GenerationJob | None:
+        """What the replica, which has room, should run next; None: nothing.
+
+        Args:
+            only_begun: nothing that has no token.
+        """
+        queue = self._queues[replica]
+        if not queue:
+            self._take_a_prompt(replica)
+        if only_begun:
+            queue_of = next(((one, job) for one in self._queues.values() for job in one if job.length), None)
+            if queue_of is None:
+                return None
+            queue_of[0].remove(queue_of[1])
+            return queue_of[1]
+        return queue.popleft() if queue else None
+
+    def _take_a_prompt(self, replica: Replica) -> None:
+        """Move a prompt here from a queue that can't be served now: of a replica out of service, else of a full one,
+        the longest first."""
+        others = [one for one in self.replicas if one is not replica and self._queues[one] and not one.has_room]
+        for other in sorted(others, key=lambda one: (one.in_service, -len(self._queues[one]))):
+            queue = self._queues[other]
+            at = next((i for i in range(len(queue)) if self._may_run(queue[i], replica)), None)
+            if at is None:
+                continue
+            uid = queue[at].key[0]
+            moving = [job for job in queue if job.key[0] == uid and self._may_run(job, replica)]
+            taken = set(map(id, moving))
+            self._queues[other] = deque(job for job in queue if id(job) not in taken)
+            self._queues[replica].extend(moving)
+            self._homes[uid] = replica
+            return
+
+    def _may_run(self, job: GenerationJob, replica: Replica) -> bool:
+        """Whether it has not failed here, or has failed everywhere."""
+        return replica not in job.tried or all(one in job.tried for one in self.replicas if one.in_service)
+
+    def take(self, which: Callable[[GenerationJob], bool]) -> list[GenerationJob]:
+        """Remove those that wait."""
+        taken = [job for queue in self._queues.values() for job in queue if which(job)]
+        if taken:
+            for replica, queue in self._queues.items():
+                self._queues[replica] = deque(job for job in queue if not which(job))
+        return taken
+
+    def leave(self, replica: Replica) -> None:
+        """It is out of service: what waits for it waits for others."""
+        queue, self._queues[replica] = self._queues[replica], deque()
+        for job in queue:
+            self.add(job)

@@ -1,0 +1,329 @@
+"""A server in this process, with a model that is a formula and faults on demand. It speaks a protocol of its own.
+
+Faults of a completion, by `script` (the next ones) or `rates` (each with its probability, by `seed`):
+
+    error      status 500              overload   status 429           hang       a token, then nothing
+    break      a token, then the connection is closed                  short      fewer log-probs than tokens
+    nan        a log-prob is NaN       other      another prompt's answer         impossible   an id of no token
+    spill      more tokens than asked  unstopped  it goes on after the stop token
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from proxima.engine.http.own_loop import OwnLoop
+from tests.engine.http.fake_model import STOP, VOCABULARY, draw, log_probs, sequence_log_probs, states, truncated
+
+FACTS: dict[str, Any] = {
+    "model": "formula",
+    "max_length": 256,
+    "log_probs": "processed",
+    "scores": True,
+    "pause_modes": ["keep", "wait", "abort"],
+    "interrupts": ["recompute", "keep"],
+    "version_spans": True,
+    "weight_version": True,
+    "cache_salt": True,
+    "batch_invariant": True,
+}
+
+
+@dataclass(eq=False)
+class FakeRequest:
+    """A completion that is being generated."""
+
+    body: dict[str, Any]
+    fault: str | None
+    kv: list[float]
+    tokens: list[int] = field(default_factory=list)
+    log_prob: list[float] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    ended: str | None = None
+
+    @property
+    def everything(self) -> list[int]:
+        return [*self.body["tokens"], *self.tokens]
+
+
+class FakeServer:
+    """Runs in an event loop of its own thread. Attributes may be changed at any time.
+
+    Args:
+        weights: the model's only weight.
+        facts: what differs from FACTS.
+        rates: of faults.
+        seed: of their draws.
+        slow: seconds a token.
+
+    `stop_after`: completions stop sampling after so many tokens, until it is None. `ignores_weights`: answers that new
+    weights are loaded, and keeps the others. `forgetful`: keeps the label of the weights that it had.
+    """
+
+    def __init__(
+        self,
+        loop: OwnLoop,
+        *,
+        weights: float = 0.5,
+        facts: dict[str, Any] | None = None,
+        rates: dict[str, float] | None = None,
+        seed: int = 0,
+        slow: float = 0.0,
+    ) -> None:
+        self.loop, self.facts, self.rates, self.slow = loop, FACTS | (facts or {}), rates or {}, slow
+        self.original = weights
+        self.script: deque[str | None] = deque()
+        self.calls: Counter[str] = Counter()
+        self.bodies: list[dict[str, Any]] = []
+        self.stop_after: int | None = None
+        self.ignores_weights = self.forgetful = False
+        self.failing: set[str] = set()  # paths that answer with status 500
+        self.waiting = 0
+        self.instance, self.port = 0, 0
+        self.draws = random.Random(seed)
+        self._boot()
+        loop.call(self._listen())
+
+    def _boot(self) -> None:
+        self.weights, self.label, self.paused = self.original, "start", False
+        self.cache: dict[tuple[str | None, tuple[int, ...]], list[float]] = {}
+        self.running: dict[str, FakeRequest] = {}
+        self.handlers: set[asyncio.Task[None]] = set()
+        self.instance += 1
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _listen(self) -> None:
+        self.server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**24)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    # ---- what happens to servers -------------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Close every connection, and accept no other."""
+
+        async def work() -> None:
+            self.server.close()
+            for task in list(self.handlers):
+                task.cancel()
+            await asyncio.gather(*self.handlers, return_exceptions=True)
+
+        self.loop.call(work())
+
+    def come_back(self) -> None:
+        """As a new process, with the weights that it was first started with."""
+        self._boot()
+        self.loop.call(self._listen())
+
+    def restart(self) -> None:
+        self.die()
+        self.come_back()
+
+    # ---- HTTP --------------------------------------------------------------------------------------------------------
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.handlers.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self.handlers.discard(task)
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            first, *lines = head.decode().split("\r\n")
+            headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines if line)}
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+            where = urlsplit(first.split()[1])
+            query = {k: v[0] for k, v in parse_qs(where.query).items()}
+            value = json.loads(body) if body else {}
+            self.calls[where.path] += 1
+            if where.path in self.failing:
+                _respond(writer, 500, {"error": "broken on purpose"})
+            elif where.path == "/generate":
+                await self._generate(reader, writer, value)
+                return
+            else:
+                status, answer = getattr(self, "_" + where.path.strip("/"))(value | query)
+                if asyncio.iscoroutine(answer):
+                    answer = await answer
+                _respond(writer, status, answer)
+            await writer.drain()
+
+    async def _generate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        self.bodies.append(body)
+        fault = self._fault()
+        if fault in ("error", "overload"):
+            _respond(writer, 500 if fault == "error" else 429, {"error": "on purpose"})
+            await writer.drain()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        working = asyncio.ensure_future(self._sample(body, fault, writer))
+        leaving = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.running.pop(body["id"], None)
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    def _fault(self) -> str | None:
+        if self.script:
+            return self.script.popleft()
+        at = self.draws.random()
+        for fault, rate in self.rates.items():
+            if (at := at - rate) < 0:
+                return fault
+        return None
+
+    # ---- sampling ----------------------------------------------------------------------------------------------------
+
+    async def _sample(self, body: dict[str, Any], fault: str | None, writer: asyncio.StreamWriter) -> None:
+        if fault == "other":
+            body = body | {"tokens": [1, 2, 3]}
+        while self.paused:  # a request that comes in a pause waits
+            await asyncio.sleep(0.001)
+        request = FakeRequest(body, fault, self._kv(body))
+        self.running[body["id"]] = request
+        uniforms = np.random.default_rng(body["seed"])
+        prompt: list[int] | None = body["tokens"]
+        while True:
+            at = len(request.tokens)
+            await asyncio.sleep(self.slow)
+            while request.ended is None and (self.paused or (self.stop_after is not None and at >= self.stop_after)):
+                await asyncio.sleep(0.001)
+            if fault in ("hang", "break") and at == 1:
+                if fault == "break":
+                    return
+                await asyncio.Event().wait()
+            if request.ended is None:
+                self._one_token(request, uniforms.random())
+            message = {"tokens": request.tokens[at:], "log_probs": request.log_prob[at:], "finish": request.ended}
+            if prompt is not None:
+                message["prompt"], prompt = prompt, None
+            if request.ended is not None and self.facts["version_spans"]:
+                message["spans"] = _spans(request.labels)
+            _send(writer, _spoiled(message, fault))
+            await writer.drain()
+            if request.ended is not None:
+                writer.write(b"0\r\n\r\n")
+                await writer.drain()
+                return
+
+    def _kv(self, body: dict[str, Any]) -> list[float]:
+        """Of the prompt, from the cache as far as it goes."""
+        tokens, salt = tuple(body["tokens"]), body["cache_salt"] if self.facts["cache_salt"] else None
+        known = next((kv for n in range(len(tokens), 0, -1) if (kv := self.cache.get((salt, tokens[:n])))), [])
+        found = self.cache[salt, tokens] = states(self.weights, tokens, known)
+        return list(found)
+
+    def _one_token(self, request: FakeRequest, uniform: float) -> None:
+        body, request.kv = request.body, states(self.weights, request.everything, request.kv)
+        full = log_probs(self.weights, request.everything[-1], request.kv, body["temperature"])
+        sampled = truncated(full, body["top_k"])
+        token = draw(sampled, uniform, body["temperature"])
+        reported = full if self.facts["log_probs"] == "raw" else sampled
+        request.tokens.append(token)
+        request.log_prob.append(float(reported[token]))
+        request.labels.append(self.label)
+        most = body["max_tokens"] + (request.fault == "spill")
+        text = "".join("abcdefg"[i] for i in request.tokens if i != STOP)
+        if (token == STOP and request.fault != "unstopped") or any(one in text for one in body["stop"]):
+            request.ended = "stop"
+        elif len(request.tokens) >= most:
+            request.ended = "length"
+
+    # ---- the other calls ---------------------------------------------------------------------------------------------
+
+    def _facts(self, _: Any) -> tuple[int, Any]:
+        return 200, self.facts
+
+    def _load(self, _: Any) -> tuple[int, Any]:
+        told = {"running": len(self.running), "waiting": self.waiting, "paused": self.paused}
+        return 200, told | {"label": self.label, "model": self.facts["model"], "instance": str(self.instance)}
+
+    def _tokenize(self, body: Any) -> tuple[int, Any]:
+        letters = self.facts.get("letters", "abcdefg")
+        return 200, [letters.find(letter) + 1 for letter in body["text"]]
+
+    def _score(self, body: Any) -> tuple[int, Any]:
+        return 200, self._scored(body)
+
+    async def _scored(self, body: Any) -> list[float]:
+        while self.paused:
+            await asyncio.sleep(0.001)
+        prompt, tokens = body["prompt"], body["tokens"]
+        return [float(x) for x in sequence_log_probs(self.weights, prompt, tokens)]
+
+    def _pause(self, body: Any) -> tuple[int, Any]:
+        return 200, self._paused(body["mode"])
+
+    async def _paused(self, mode: str) -> None:
+        while mode == "wait" and self.running:
+            await asyncio.sleep(0.001)
+        self.paused = True
+        for request in self.running.values() if mode == "abort" else ():
+            request.ended = request.ended or "abort"
+
+    def _resume(self, _: Any) -> tuple[int, Any]:
+        self.paused = False
+        return 200, None
+
+    def _abort(self, body: Any) -> tuple[int, Any]:
+        for name in body["ids"]:
+            if name in self.running:
+                self.running[name].ended = self.running[name].ended or "abort"
+        return 200, None
+
+    def _weights(self, body: Any) -> tuple[int, Any]:
+        assert self.paused
+        if not self.ignores_weights:
+            self.weights = body["weights"]
+        if not self.forgetful:
+            self.label = body["label"]
+        return 200, None
+
+    def _forget(self, body: Any) -> tuple[int, Any]:
+        self.cache.clear()
+        for request in self.running.values() if body["running"] else ():
+            request.kv = states(self.weights, request.everything[:-1])
+        return 200, None
+
+
+def _spans(labels: list[str]) -> list[tuple[str, int, int]]:
+    starts = [i for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
+    return [(labels[a], a, b) for a, b in zip(starts, [*starts[1:], len(labels)], strict=True)]
+
+
+def _spoiled(message: dict[str, Any], fault: str | None) -> dict[str, Any]:
+    if fault == "nan":
+        message["log_probs"] = [float("nan")] * len(message["tokens"])
+    elif fault == "short":
+        message["log_probs"] = message["log_probs"][:-1]
+    elif fault == "impossible":
+        message["tokens"] = [VOCABULARY for _ in message["tokens"]]
+    return message
+
+
+def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    line = json.dumps(message).encode() + b"\n"
+    writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+
+
+def _respond(writer: asyncio.StreamWriter, status: int, answer: Any) -> None:
+    body = json.dumps(answer).encode()
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)

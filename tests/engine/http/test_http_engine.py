@@ -1,0 +1,66 @@
+"""The engine over fakes that work: the laws of every engine."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from proxima.data import UserError
+from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
+from tests.engine.http.fake_model import STOP, sequence_log_probs
+from tests.engine.http.plain_dialect import engine_over, expected, fakes, requests, update
+
+WEIGHTS = {0: 0.5, 1: 0.8, 2: 1.3}
+
+
+def test_completions_have_the_log_probs_of_the_model(tmp_path):
+    asked = requests(6, 4)
+    with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
+        given = asyncio.run(collect(engine, asked))
+    assert [one.key for one in given] == [(r.prompt.uid, r.sample, 0) for r in asked]
+    for request, one in zip(asked, given, strict=True):
+        np.testing.assert_allclose(one.sampled_log_prob, expected(request, one, WEIGHTS), atol=1e-6)
+        assert one.untruncated_log_prob is one.sampled_log_prob
+        assert one.finish_reason == ("stop" if one.tokens[-1] == STOP else "length")
+        assert one.text == "".join("abcdefg"[i] for i in one.tokens if i != STOP)
+    assert len({one.tokens.tobytes() for one in given}) > len(given) / 2
+
+
+def test_new_weights_are_used_and_told(tmp_path):
+    asked = requests(4, 2)
+
+    async def go(engine):
+        await engine.publish(update(1, WEIGHTS[1]))
+        first = await collect(engine, asked)
+        await engine.pause()
+        await engine.publish(update(2, WEIGHTS[2]))
+        await engine.resume()
+        return first, await collect(engine, asked), await engine.health()
+
+    with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
+        first, second, health = asyncio.run(go(engine))
+    for version, given in ((1, first), (2, second)):
+        for request, one in zip(asked, given, strict=True):
+            assert set(one.policy_version.tolist()) == {version}
+            np.testing.assert_allclose(one.sampled_log_prob, expected(request, one, WEIGHTS), atol=1e-6)
+    assert health.version == 2
+    assert health.detail["sync"]["replicas"] == 2
+
+
+def test_scores_are_those_of_the_model(tmp_path):
+    asked = [ScoreRequest(prompt_tokens=[1, 2], tokens=[3, 4, i]) for i in range(5)]
+    with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
+        found = asyncio.run(engine.score(asked))
+        with pytest.raises(UserError, match="scores at temperature 1, not at 0.5"):
+            asyncio.run(engine.score([ScoreRequest(prompt_tokens=[1], tokens=[2], temperature=0.5)]))
+    for request, column in zip(asked, found, strict=True):
+        np.testing.assert_allclose(column, sequence_log_probs(0.5, request.prompt_tokens, request.tokens), atol=1e-6)
+
+
+def test_the_same_request_draws_the_same_at_any_replica(tmp_path):
+    asked = requests(5, 3)
+    with fakes(3) as servers, engine_over(servers, tmp_path) as engine:
+        assert engine.capabilities.deterministic
+        first, second = (asyncio.run(collect(engine, asked)) for _ in range(2))
+    assert first == second
