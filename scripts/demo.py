@@ -1,6 +1,9 @@
 """`make demo`: train a small real model on arithmetic, and show what it has learned and what that is worth.
 
-python scripts/demo.py [--model FOLDER_OR_GGUF] [key=value…]        key=value goes to `proxima train`, over the recipe
+python scripts/demo.py [--model FOLDER_OR_GGUF] [--engine vllm] [key=value…]
+
+key=value goes to `proxima train`, over the recipe. With an engine that is a server, its environment is made first, the
+run starts and ends the server, and every proof that it had the trainer's weights is shown.
 """
 
 import argparse
@@ -15,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PROXIMA = [sys.executable, "-m", "proxima.cli.main"]
 RECIPE = "recipes/quickstart.yaml"
 FOLDER = "runs/quickstart"
+ENVIRONMENTS = {"vllm": ".venv-vllm"}  # of servers
 SHOWN = 5
 # What the untrained model gets with the same questions and prompt when it may finish its sentences: without this, an
 # answer in 12 tokens where there was none could be taken for learning to add.
@@ -26,28 +30,61 @@ def main() -> int:
     parser.add_argument(
         "--model", help="a model that is already here: a Hugging Face folder or a .gguf file; nothing is downloaded"
     )
+    parser.add_argument("--engine", choices=tuple(ENVIRONMENTS), help="generate with this server; default: local")
+    parser.add_argument("--executable", help="the server's program, already installed: nothing is downloaded")
     parser.add_argument("override", nargs="*", help="key=value, as for `proxima train`")
     options = parser.parse_args()
     model = str(Path(options.model).expanduser().resolve()) if options.model else None
-    words = [f"folder={FOLDER}", *([f"model.path={json.dumps(model)}"] if model else []), *options.override]
+    name = FOLDER + (f"-{options.engine}" if options.engine else "")
+    words = [f"folder={name}"]
+    if options.engine:
+        if not options.executable:
+            into = ENVIRONMENTS[options.engine]
+            if code := run([*PROXIMA, "engine", "install", options.engine, "--into", into]):
+                return code
+        if model and model.endswith(".gguf"):
+            model = as_folder(model)
+        words.append(f"engine={engine_section(options.engine, options.executable)}")
+    words += [*([f"model.path={json.dumps(model)}"] if model else []), *options.override]
     code = run([*PROXIMA, "train", RECIPE, *words, "--overwrite"])
     if code == 130:
         print(
             f"make demo begins anew; to go on: {os.path.relpath(Path(sys.executable).parent / 'proxima')} train "
-            f"{FOLDER} --resume"
+            f"{name} --resume"
         )
     if code:
         return code
-    folder = REPOSITORY / FOLDER
+    folder = REPOSITORY / name
     print("\n" + result(folder))
+    if options.engine:
+        print("\n" + probes(folder))
     print(f"\nthe untrained model once more, with {ROOM['--max-tokens']} tokens for an answer", flush=True)
     started = json.loads((folder / "summary.json").read_text())["model"]
     room = [str(word) for pair in ROOM.items() for word in pair]
-    out = f"{FOLDER}/untrained_with_room"
+    out = f"{name}/untrained_with_room"
     code = run([*PROXIMA, "eval", model or started, RECIPE, *room, "--out", out, "--overwrite", "--json"], quiet=True)
     if code == 0:
         print(with_room(REPOSITORY / out))
     return code
+
+
+def engine_section(kind: str, executable: str | None) -> str:
+    """The recipe's `engine` for a server that the run starts itself."""
+    where = {"executable": str(Path(executable).absolute())} if executable else {"environment": ENVIRONMENTS[kind]}
+    return json.dumps({"kind": kind, "serve": where | {"dtype": "bfloat16", "max_length": 1024}})
+
+
+def as_folder(gguf: str) -> str:
+    """A Hugging Face folder with the model of a .gguf file, for servers that load no such file."""
+    from proxima.model.load import load
+    from proxima.model.save import save
+
+    folder = REPOSITORY / "models" / Path(gguf).stem.lower()
+    if not (folder / "config.json").exists():
+        print(f"{folder.relative_to(REPOSITORY)}: the model of {gguf} as the server reads it", flush=True)
+        loaded = load(gguf, device="cpu")
+        save(loaded.model, loaded.tokenizer, folder)
+    return str(folder)
 
 
 def run(command: list[str], quiet: bool = False) -> int:
@@ -85,6 +122,24 @@ def result(folder: Path) -> str:
             for label, row in (("before", first[uid]), ("after", last[uid]))
         ]
     return "\n".join([*lines, "", f"report: {os.path.relpath(folder / 'report.html')}"])
+
+
+def probes(folder: Path) -> str:
+    """Each weight sync: how far the log-probs of known tokens at the server were from the trainer's."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = [record for record in records if "sync/probe_mean" in record]
+    lines = ["did the server have the trainer's weights? |log-prob of the server - of the trainer|, nats, known tokens"]
+    lines += ["  step    mean      max   bounds         seconds"]
+    for record in found:
+        bounds = " ".join(f"{record[key]:.3g}" for key in ("sync/bound_mean", "sync/bound_max") if key in record)
+        lines.append(
+            f"  {record['step']:>4}  {record['sync/probe_mean']:.4f}  {record.get('sync/probe_max', 0):>7.4f}   "
+            f"{bounds:<13}  {record.get('sync/seconds', 0):>6.2f}"
+        )
+    means = [record["mismatch/log_prob_absdiff_mean"] for record in found if "mismatch/log_prob_absdiff_mean" in record]
+    if means:
+        lines.append(f"mismatch of the completions trained on, mean of all steps: {sum(means) / len(means):.4f} nats")
+    return "\n".join(lines)
 
 
 def with_room(folder: Path) -> str:

@@ -57,6 +57,21 @@ def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch
     assert lines[-1] == "report: report.html"
 
 
+def test_demo_shows_every_probe_of_a_server(tmp_path):
+    steps = [
+        {"step": 1, "sync/probe_mean": 0.0213, "sync/probe_max": 0.11, "sync/seconds": 0.42},
+        {"step": 2, "sync/probe_mean": 0.02, "sync/probe_max": 0.1, "sync/bound_mean": 0.1, "sync/bound_max": 1.0},
+    ]
+    measured = [{"kind": "eval"}] + [step | {"mismatch/log_prob_absdiff_mean": 0.25 * step["step"]} for step in steps]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in measured))
+    assert script("demo").probes(tmp_path).splitlines()[1:] == [
+        "  step    mean      max   bounds         seconds",
+        "     1  0.0213   0.1100                    0.42",
+        "     2  0.0200   0.1000   0.1 1            0.00",
+        "mismatch of the completions trained on, mean of all steps: 0.3750 nats",
+    ]
+
+
 @pytest.mark.slow
 def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monkeypatch, tiny_model, capfd):
     demo = script("demo")
