@@ -23,7 +23,7 @@ from proxima.model.lora import Lora, adapter_names, attach, merge_adapter
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from torch import nn
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -66,11 +66,16 @@ class LoadedModel:
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Token ids that end a completion, of the generation config, the model config and the tokenizer."""
-        stop: list[Any] = []
-        for source in (getattr(self.model, "generation_config", None), self.model.config, self.tokenizer):
-            ids = getattr(source, "eos_token_id", None)
-            stop.extend(ids if isinstance(ids, list | tuple) else [ids])
-        return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
+        return stop_tokens_of(getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
+
+
+def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
+    """The ids that end a completion, of generation config, model config and tokenizer."""
+    stop: list[Any] = []
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        stop.extend(ids if isinstance(ids, list | tuple) else [ids])
+    return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
 
 
 def resolve_device(device: str) -> torch.device:
@@ -141,6 +146,16 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
         return config
     except Exception as error:  # damaged files raise all kinds of errors
         raise _unreadable(path, "can't be read", error) from error
+
+
+def load_generation_config(path: str, revision: str | None = None) -> "GenerationConfig | None":
+    """How the model's authors would have it generate, with the tokens that end a completion; None: they do not say."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:
+        return None
 
 
 def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":

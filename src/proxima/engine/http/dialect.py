@@ -80,6 +80,7 @@ class TokenRequest:
         cache_salt: whose prefixes may be read; None: all.
         stop_tokens: ids that end the completion; they are part of it, and no other ids end it.
         chunk_tokens: tokens in a message; more make fewer messages.
+        sampling_mask: give the tokens that could be sampled, with each token.
     """
 
     id: str
@@ -89,6 +90,7 @@ class TokenRequest:
     cache_salt: str | None = None
     stop_tokens: tuple[int, ...] = ()
     chunk_tokens: int = 1
+    sampling_mask: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

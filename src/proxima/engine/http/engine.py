@@ -17,9 +17,19 @@ from proxima.engine.http.own_loop import Arrivals, OwnLoop
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper, nobody_left
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_checks import capabilities_of, check_facts
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_sync import WeightSync
-from proxima.engine.protocol import Capabilities, Health, InFlight, PauseMode, Request, ScoreRequest, WeightUpdate
+from proxima.engine.protocol import (
+    Capabilities,
+    EngineNeeds,
+    Health,
+    InFlight,
+    PauseMode,
+    Request,
+    ScoreRequest,
+    WeightUpdate,
+)
 
 
 class HttpEngine:
@@ -32,6 +42,7 @@ class HttpEngine:
         sync: brings new weights to the servers.
         addresses: of the servers; None: those of the spec.
         failure: says that no server will come back, if that is known; None else.
+        closed: called at the end of `close`.
 
     Raises:
         UserError: no server can be reached, or they are not alike, or give no log-probs.
@@ -39,14 +50,15 @@ class HttpEngine:
 
     def __init__(
         self,
-        spec: ServerSpec,
+        spec: ServerSettings,
         rules: CompletionRules,
         sync: WeightSync,
         *,
         addresses: Sequence[Address] | None = None,
         failure: Callable[[], UserError | None] = lambda: None,
+        closed: Callable[[], object] = lambda: None,
     ) -> None:
-        self.spec, self._sync, self._failure = spec, sync, failure
+        self.spec, self._sync, self._failure, self._closed = spec, sync, failure, closed
         self._tag = secrets.token_hex(4)
         self._loop = OwnLoop("proxima-servers")
         self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
@@ -88,7 +100,12 @@ class HttpEngine:
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
         longest = [facts.max_length for facts in found if isinstance(facts, ServerFacts) and facts.max_length]
-        self.rules = replace(rules, max_length=min([rules.max_length, *longest]), log_probs=first.log_probs)
+        self.rules = replace(
+            rules,
+            max_length=min([rules.max_length, *longest]),
+            log_probs=first.log_probs,
+            sampling_mask=spec.sampling_mask and first.sampling_mask,
+        )
         self.facts = first
         self._pool = ReplicaPool(replicas, spec)
         for replica in replicas:
@@ -98,13 +115,11 @@ class HttpEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            weight_updates=frozenset({"module", "checkpoint"}),
-            score=self.facts.scores,
-            in_flight=True,
-            deterministic=self._pool.repeatable,
-            log_probs=self.rules.log_probs,
-        )
+        return capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
+
+    def check(self, needs: EngineNeeds) -> list[str]:
+        """As `ServerSpec.check`, of servers that the engine has started."""
+        return check_facts(self.spec, self.facts, needs, self.spec.addresses_of(None)[0].url)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream completions as they end.
@@ -235,6 +250,7 @@ class HttpEngine:
                 await replica.client.close()
 
         self._loop.close(last)
+        self._closed()
 
 
 #: counts of `health().detail["replicas"]`; `lost` are completions with an answer that could not be one

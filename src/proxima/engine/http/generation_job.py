@@ -9,15 +9,19 @@ import numpy as np
 from proxima.data import Completion, FinishReason, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.random import server_seed
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.completion_text import decoded, stop_at
+from proxima.engine.http.answer_checks import (
+    SLACK,
+    WrongAnswerError,
+    check_sampling,
+    log_prob_columns,
+    mask_of,
+    spans_of,
+)
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest
-from proxima.engine.protocol import InFlight, Request, Sampling
-
-SLACK = 1e-3  # nats above 0 that rounding can give a log-prob
-
-
-class WrongAnswerError(ValueError):
-    """What a server gave can't be the answer; nothing of it is used."""
+from proxima.engine.protocol import EngineSetup, InFlight, Request
+from proxima.model.load import context_limit, load_config, load_generation_config, stop_tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +34,27 @@ class CompletionRules:
         vocabulary: ids are below it.
         max_length: tokens of prompt and completion together.
         log_probs: what the servers' log-probs are of; see `ServerFacts`.
+        sampling_mask: the servers give the tokens that could be sampled.
     """
 
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     vocabulary: int
     max_length: int
-    log_probs: LogProbMode
+    log_probs: LogProbMode = "processed"
+    sampling_mask: bool = False
+
+    @classmethod
+    def of(cls, setup: EngineSetup) -> "CompletionRules":
+        """Of a model whose weights are elsewhere."""
+        config = load_config(setup.model_path)
+        text = config.get_text_config()
+        return cls(
+            tokenizer=setup.tokenizer,
+            stop_tokens=stop_tokens_of(load_generation_config(setup.model_path), config, setup.tokenizer),
+            vocabulary=int(text.vocab_size),
+            max_length=min(setup.max_length or context_limit(text), context_limit(text)),
+        )
 
 
 @dataclass(eq=False)
@@ -52,6 +70,7 @@ class JobSegment:
     tokens: list[int] = field(default_factory=list)
     log_prob: list[float] = field(default_factory=list)
     spans: list[tuple[int, int, int]] | None = None
+    masks: list[SamplingMask] = field(default_factory=list)
 
     @property
     def versions(self) -> Ints:
@@ -102,6 +121,12 @@ class GenerationJob:
         self.scored: Floats | None = None
 
     @property
+    def masked(self) -> bool:
+        """It comes with the tokens that could be sampled at each."""
+        sampling = self.request.sampling
+        return self.rules.sampling_mask and sampling.truncates and sampling.temperature > 0
+
+    @property
     def key(self) -> tuple[int, int, int]:
         """Prompt uid, sample and turn."""
         return self.request.prompt.uid, self.request.sample, self.request.turn
@@ -146,6 +171,7 @@ class GenerationJob:
             cache_salt=salt,
             stop_tokens=self.rules.stop_tokens,
             chunk_tokens=chunk_tokens,
+            sampling_mask=self.masked,
         )
 
     def append(self, chunk: Chunk, labels: Mapping[str, int]) -> FinishReason | None:
@@ -164,13 +190,17 @@ class GenerationJob:
         self._check(chunk)
         segment.tokens += chunk.tokens.tolist()
         segment.log_prob += chunk.log_prob.tolist()
+        if self.masked:
+            segment.masks.append(mask_of(chunk))
         if self.length > self.limit:
             raise WrongAnswerError(f"more than the {self.limit} tokens that were asked for")
         end = self._end_within(before)
         if chunk.version_spans is not None and labels:
-            segment.spans = _spans(chunk.version_spans, len(segment.tokens), labels)
+            segment.spans = spans_of(chunk.version_spans, len(segment.tokens), labels)
         if end is not None:
             del segment.tokens[end:], segment.log_prob[end:]
+            if segment.masks:
+                segment.masks = [SamplingMask.joined(segment.masks).part(0, end)]
             return "stop"
         if chunk.finish_reason == "length" and self.length < self.limit:
             raise WrongAnswerError(f"ended for its length after {self.length} of {self.limit} tokens")
@@ -283,6 +313,7 @@ class GenerationJob:
         reported = np.array([value for segment in self._segments for value in segment.log_prob], np.float32)
         sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)
         text = decoded(self.rules.tokenizer, tokens)
+        masks = [mask for segment in self._segments for mask in segment.masks]
         return Completion(
             prompt_uid=request.prompt.uid,
             sample=request.sample,
@@ -294,52 +325,5 @@ class GenerationJob:
             policy_version=self.policy_version,
             finish_reason=reason,
             temperature=sampling.temperature,
+            sampling_mask=SamplingMask.joined(masks) if self.masked and len(tokens) else None,
         )
-
-
-def check_sampling(sampling: Sampling, mode: LogProbMode) -> None:
-    """UserError if the servers' log-probs are of no distribution that this sampling has."""
-    if mode == "raw" and sampling.temperature not in (0, 1):
-        raise UserError(
-            f"sampling.temperature={sampling.temperature:g}, and the server reports log-probs of temperature 1 "
-            "(raw_logprobs), not of what it samples from",
-            remedy="restart it with --logprobs-mode processed_logprobs, or set sampling.temperature=1",
-        )
-
-
-def log_prob_columns(
-    reported: Floats, mode: LogProbMode, sampling: Sampling, scored: Floats | None = None
-) -> tuple[Floats, Floats]:
-    """The two log-probs of a completion; NaN where the server does not say it.
-
-    Args:
-        reported: [T] what the server gave.
-        mode: what that is of.
-        sampling: of the completion.
-        scored: [T] what it gave for the same tokens when asked to score them, at temperature 1.
-
-    Returns: [T] under the distribution really sampled, and [T] at the temperature alone.
-    """
-    if not sampling.truncates or not sampling.temperature:
-        return reported, reported
-    absent = np.full_like(reported, np.nan)
-    if mode != "processed":
-        return absent, reported
-    return reported, absent if scored is None else scored
-
-
-def _spans(
-    spans: tuple[tuple[str, int, int], ...], length: int, labels: Mapping[str, int]
-) -> list[tuple[int, int, int]]:
-    """Versions of the tokens by the server's word, checked."""
-    at, found = 0, list[tuple[int, int, int]]()
-    for label, start, end in spans:
-        if label not in labels:
-            raise WrongAnswerError(f"sampled by weights {label!r}, not by {' or '.join(map(repr, labels))}")
-        if start != at or end < start:
-            raise WrongAnswerError(f"versions of tokens {start} to {end} after those up to {at}")
-        at = end
-        found.append((labels[label], start, end))
-    if at != length:
-        raise WrongAnswerError(f"versions of {at} of {length} tokens")
-    return found

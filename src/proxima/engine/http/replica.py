@@ -11,10 +11,11 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
+from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.dialect import Dialect, ServerFacts, ServerLoad
-from proxima.engine.http.generation_job import SLACK, GenerationJob, WrongAnswerError
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.generation_job import GenerationJob
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode
 
 Ending = Literal["interrupted", "aborted"]
@@ -67,7 +68,7 @@ class Replica:
         tag: begins the ids of its requests; no other engine has the same.
     """
 
-    def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, spec: ServerSpec, tag: str) -> None:
+    def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, spec: ServerSettings, tag: str) -> None:
         self.url, self.dialect, self.facts, self.spec, self.tag = address.url, dialect, facts, spec, tag
         self.client = ServerClient(address, seconds=spec.call_seconds)
         self.version = 0

@@ -7,11 +7,12 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
+from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.generation_job import GenerationJob, WrongAnswerError
+from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.router import Router
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 OVERLOADED = (429, 503)
@@ -33,7 +34,7 @@ class ReplicaPool:
     `check_soon(replica)` is called when one has failed; `changed` is set when a completion or a replica comes or goes.
     """
 
-    def __init__(self, replicas: Sequence[Replica], spec: ServerSpec) -> None:
+    def __init__(self, replicas: Sequence[Replica], spec: ServerSettings) -> None:
         self.replicas, self.spec = replicas, spec
         self.router = Router(replicas)
         self.paused = False  # by `pause`

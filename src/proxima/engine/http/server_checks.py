@@ -1,0 +1,138 @@
+"""What servers are asked before a run begins: whether they can do what it needs, and are what it takes them for."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from proxima.data import FieldError, UserError
+from proxima.engine.http.agreement import Agreement, ask_all
+from proxima.engine.http.answer_checks import check_sampling
+from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.own_loop import OwnLoop
+from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
+from proxima.engine.protocol import Capabilities, EngineNeeds
+
+if TYPE_CHECKING:
+    from proxima.engine.http.server_settings import ServerSettings
+
+
+def check_servers_of(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
+    """See `EngineSpec.check`; for servers that run already."""
+    loop = OwnLoop("proxima-preflight")
+    try:
+        return loop.call(_ask(spec, needs))
+    finally:
+        loop.close(_nothing)
+
+
+async def _nothing() -> None: ...
+
+
+async def _ask(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
+    dialect = spec.dialect()
+    clients = [ServerClient(address, seconds=spec.call_seconds) for address in spec.addresses]
+    try:
+        found = await ask_all(dialect, clients)
+        notes, answered = list[str](), list[tuple[ServerClient, ServerFacts]]()
+        for client, facts in zip(clients, found, strict=True):
+            if isinstance(facts, ServerFacts):
+                answered.append((client, facts))
+            elif isinstance(facts, ServerError):
+                notes.append(f"{client.url} is out of service: {facts.reason}; the run begins without it")
+            else:
+                raise facts
+        if not answered:
+            raise _unreachable(clients, found)
+        agreement = Agreement(facts=answered[0][1], tokenizer=needs.tokenizer)
+        labels = set()
+        for client, facts in answered:
+            try:
+                if problem := await agreement.problem(dialect, client, facts):
+                    raise FieldError(
+                        "url", client.url, f"differs: {problem}", remedy="start it like the trainer and the others"
+                    )
+                labels.add((await dialect.load(client, facts)).weight_version)
+            except ServerError as error:
+                raise FieldError("url", client.url, f"fails: {error.reason}", remedy="see the server's log") from error
+            notes += check_facts(spec, facts, needs, client.url)
+        if len(labels) > 1 and not needs.publishes:
+            names = " and ".join(map(repr, sorted(map(str, labels))))
+            raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
+        return list(dict.fromkeys(notes))
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+def _unreachable(clients: Sequence[ServerClient], found: Sequence[ServerFacts | Exception]) -> FieldError:
+    reasons = "; ".join(error.reason for error in found if isinstance(error, ServerError))
+    urls = ", ".join(client.url for client in clients)
+    return FieldError("url", urls, f"can't be used: {reasons}", remedy="start the server, or correct the address")
+
+
+def check_facts(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
+    """Whether one server can do what a run needs.
+
+    Returns: warnings.
+
+    Raises:
+        FieldError: it can't; the field is one of the spec's.
+        UserError: the same, where no field is to blame.
+    """
+    name = f"{url} ({facts.server})"
+    if not facts.token_ids or facts.log_probs is None:
+        lacks = "token ids" if not facts.token_ids else "log-probs"
+        raise UserError(f"{name} gives no {lacks} of completions", remedy="nothing can be trained or measured on it")
+    if facts.max_length is not None and facts.max_length < needs.max_length:
+        raise UserError(
+            f"{name} takes sequences of {facts.max_length} tokens, and the run has {needs.max_length}",
+            remedy="start it with a larger --max-model-len, or lower sampling.max_tokens",
+        )
+    if spec.quantization != facts.quantization:
+        served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"
+        raise FieldError("quantization", spec.quantization, f"is not what {name} has: {served}")
+    if needs.publishes:
+        _check_weights(spec, facts, needs, name)
+    for sampling in needs.samplings if needs.training is None else (*needs.samplings, needs.training):
+        check_sampling(sampling, facts.log_probs)
+    if needs.sampling_mask and not facts.sampling_mask:
+        raise UserError(
+            f"{name} does not tell which tokens could be sampled (sampling mask), which algorithm.behavior=sampled "
+            "needs with top-k, top-p or min-p",
+            remedy="start it so that it does (vLLM: --return-sampling-mask), or switch the truncation off",
+        )
+    given = capabilities_of(spec, facts)
+    notes = check_log_probs(needs, given, name)
+    check_scoring(needs, capabilities_of(spec, facts, plain=True), name)
+    return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
+
+
+def _check_weights(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
+    ways = facts.weight_updates
+    if not ways:
+        raise UserError(f"{name} takes no new weights", remedy="start it so that it does; see docs/engines.md")
+    if spec.weights not in ("auto", *ways):
+        raise FieldError("weights", spec.weights, f"is no way of {name}; it has {', '.join(ways)}, or auto")
+    if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and "keep" in facts.interrupts):
+        reason = f"needs a server that keeps what it runs and tells which weights sampled a token; {name} does not"
+        raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
+
+
+def capabilities_of(
+    spec: "ServerSettings", facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
+) -> Capabilities:
+    """What an engine over such servers can do.
+
+    Args:
+        plain: `score` is about tokens that a caller gives, not about completions under truncation.
+        deterministic: see `Capabilities`.
+    """
+    assert facts.log_probs is not None
+    return Capabilities(
+        weight_updates=frozenset({"module", "checkpoint"}),
+        score=facts.scores and (plain or spec.untruncated == "score"),
+        in_flight=True,
+        deterministic=deterministic,
+        log_probs=facts.log_probs,
+        sampling_mask=spec.sampling_mask and facts.sampling_mask,
+    )
