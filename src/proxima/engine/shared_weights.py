@@ -70,7 +70,7 @@ class SharedWeights:
     def allocate(cls, model: nn.Module) -> "SharedWeights":
         """Room for the parameters of a model, those with an adapter as one."""
         places, end = list[TensorPlace](), 0
-        for names, parameter in _plain_parameters(model):
+        for names, parameter in unique_weights(model):
             dtype, start = str(parameter.dtype).removeprefix("torch."), -(-end // ALIGNMENT) * ALIGNMENT
             places.append(TensorPlace(names[0], dtype, tuple(parameter.shape), start, tuple(names[1:])))
             end = places[-1].end
@@ -92,7 +92,7 @@ class SharedWeights:
         """
         self._header[0] = UNFINISHED
         copied, missing = 0, {place.name: place for place in self.places}
-        for (name, *_), parameter in _plain_parameters(model):
+        for (name, *_), parameter in unique_weights(model):
             if (place := missing.pop(name, None)) is None or tuple(place.shape) != tuple(parameter.shape):
                 raise ValueError("the engine's process was started with a model of other parameters")
             held, address, count = self._written.get(name, (None, 0, 0))
@@ -118,7 +118,7 @@ class SharedWeights:
         return total
 
 
-def _plain_parameters(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+def unique_weights(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
     """`plain_weights`, each once: the names that share it, and the weight."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -12,8 +12,10 @@ it; the tests of `tests/engine/http` run over a fake of its protocol.
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad, TokenRequest, WeightHandover
 from proxima.engine.http.engine import HttpEngine
+from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weight_sync import SyncReport, WeightSync
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Chunk",
     "CompletionRules",
     "Dialect",
+    "FolderSync",
     "HttpEngine",
     "ServerClient",
     "ServerError",
@@ -29,6 +32,8 @@ __all__ = [
     "ServerSpec",
     "SyncReport",
     "TokenRequest",
+    "Vllm",
+    "VllmDialect",
     "WeightHandover",
     "WeightSync",
 ]

@@ -1,0 +1,178 @@
+"""Weights to servers by a folder that all of them read, each proved by a probe."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from proxima.data import UserError
+from proxima.data.columns import Floats
+from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
+from proxima.engine.http.weight_probe import WeightProbe, bound_of, perturbed, probe_tokens, trainer_log_prob
+from proxima.engine.http.weight_sync import SyncReport
+from proxima.engine.protocol import EngineSetup, WeightUpdate
+
+if TYPE_CHECKING:
+    from proxima.engine.http.replica import Replica
+
+T = TypeVar("T")
+
+
+class Prepared:
+    """Weights that servers can read, and what the trainer computes with them.
+
+    Args:
+        label: what servers call them.
+        folder: where they are.
+        expected: [T] log-probs of the probe's tokens.
+    """
+
+    def __init__(self, label: str, folder: Path, expected: Floats) -> None:
+        self.label, self.folder, self.expected, self.bytes = label, folder, expected, folder_bytes(folder)
+
+
+class FolderSync:
+    """The `WeightSync` of all servers. The trainer's weights are written once, and read by each replica itself.
+
+    A server that gets weights for the first time gets a perturbed copy before them. Its own weights are those of the
+    start, so of a part of the model that it does not load, none of the real ones would show anything for long.
+
+    Args:
+        spec: the engine's settings.
+        setup: what it is built from.
+    """
+
+    def __init__(self, spec: ServerSpec, setup: EngineSetup) -> None:
+        self.spec, self.setup = spec, setup
+        self._root = None if spec.weight_folder is None else Path(spec.weight_folder)
+        self._folders: WeightFolders | None = None
+        self._trial_folders: WeightFolders | None = None
+        self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
+        self._probe = WeightProbe(self._tokens)
+        self._update: WeightUpdate | None = None
+        self._prepared: Prepared | None = None
+        self._trial: Prepared | None = None
+        self._proven = set[str]()  # URLs of replicas that loaded the trial, until they come back without our label
+        self._wants_trial = True
+        self._dtypes = set[str | None]()
+        self._labels = set[str]()
+
+    async def prepare(self, update: WeightUpdate, label: str) -> None:
+        """Write the weights, and compute what the probe must find."""
+        if self._trial is not None and self._trial_folders is not None:
+            self._trial_folders.close()
+            self._trial = None
+        module = update.module
+        if module is None:
+            module = await self._compute(self._load, update.checkpoint)
+        self._prepared = await self._compute(self._write, module, label)
+        if self._wants_trial:
+            self._trial = await self._compute(self._write_trial, module, f"{label}-trial")
+            self._wants_trial = False
+        self._update = update
+
+    async def bring(self, replica: "Replica") -> SyncReport:
+        """Load, forget, resume, probe; the perturbed copy before, where the server is new."""
+        prepared, update = self._prepared, self._update
+        if prepared is None or update is None:
+            raise RuntimeError("bring was called before prepare")
+        start, how = monotonic(), self._way(replica)
+        self._dtypes.add(replica.facts.dtype)
+        metrics = dict[str, float]()
+        if await self._is_new(replica):
+            if self._trial is None:
+                self._wants_trial = True  # with the next weights
+            else:
+                found = await self._load_and_score(replica, self._trial, update.version, how)
+                bound = bound_of(replica.facts, self.spec.probe_bound, trial=True)
+                trial = self._probe.check(replica.url, "the perturbed copy", self._trial.expected, found, bound)
+                metrics |= {f"trial_{name.removeprefix('probe_')}": value for name, value in trial.items()}
+                self._proven.add(replica.url)
+                await replica.dialect.pause(replica.client, replica.facts, "keep")
+        found = await self._load_and_score(replica, prepared, update.version, how)
+        bound = bound_of(replica.facts, self.spec.probe_bound)
+        metrics |= self._probe.check(replica.url, f"version {update.version}", prepared.expected, found, bound)
+        metrics |= self._probe.check_movement(replica.url, update.version, prepared.expected, found)
+        metrics["bytes"] = float(prepared.bytes)
+        return SyncReport(
+            url=replica.url, version=update.version, how=how, seconds=monotonic() - start, metrics=metrics
+        )
+
+    async def close(self) -> None:
+        """Remove the folders."""
+        for folders in (self._folders, self._trial_folders):
+            if folders is not None:
+                folders.close()
+
+    def _way(self, replica: "Replica") -> str:
+        """How this server gets weights."""
+        ways, wanted = replica.facts.weight_updates, self.spec.weights
+        if not ways:
+            raise UserError(
+                f"{replica.url} takes no weights",
+                remedy="start it with its control calls on (vLLM: VLLM_SERVER_DEV_MODE=1), or by proxima engine serve",
+            )
+        if wanted != "auto" and wanted not in ways:
+            raise UserError(f"{replica.url} can't take weights by {wanted!r}", remedy=f"it can by {', '.join(ways)}")
+        if not replica.facts.scores:
+            raise UserError(
+                f"{replica.url} gives no log-probs of given tokens, so nothing proves that it has new weights",
+                remedy="use a server that scores",
+            )
+        return ways[0] if wanted == "auto" else wanted
+
+    async def _is_new(self, replica: "Replica") -> bool:
+        """Whether the server's weights are not ours, as of one that was started again."""
+        if replica.url not in self._proven:
+            return True
+        load = await replica.dialect.load(replica.client, replica.facts)
+        ours = load.weight_version is None or load.weight_version in self._labels
+        if not ours:
+            self._proven.discard(replica.url)
+            self._probe.forget(replica.url)
+        return not ours
+
+    async def _load_and_score(self, replica: "Replica", weights: Prepared, version: int, how: str) -> Floats:
+        dialect, client, facts = replica.dialect, replica.client, replica.facts
+        handover = WeightHandover(
+            version=version, label=weights.label, folder=weights.folder, how=how, seconds=self.spec.weight_seconds
+        )
+        await dialect.load_weights(client, facts, handover)
+        self._labels.add(weights.label)
+        recomputes = self.spec.interrupt == "recompute" and "recompute" in facts.interrupts
+        salted = self.spec.prefix_salt and facts.cache_salt
+        if not (self.spec.interrupt == "keep" and salted):  # what is kept holds on to its cache, which has another salt
+            await dialect.forget_prefixes(client, facts, running=recomputes)
+        await dialect.resume(client, facts)  # a server that is paused answers no probe
+        split = self._probe.context
+        return await dialect.score(client, facts, self._tokens[:split], self._tokens[split:])
+
+    async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """In the thread of the tensor work, between the updates of the trainer."""
+        if self.setup.compute is not None:
+            return await self.setup.compute.run(work, *arguments)
+        return await asyncio.to_thread(work, *arguments)
+
+    def _load(self, checkpoint: Path) -> nn.Module:
+        from proxima.model.load import load
+
+        return load(str(checkpoint)).model
+
+    def _write(self, module: nn.Module, label: str) -> Prepared:
+        if self._folders is None:
+            self._folders = WeightFolders(self._root)
+        if len(self._dtypes) == 1:  # that of the servers, once they have said it
+            self._folders.write_as(*self._dtypes)
+        folder = self._folders.write(module, self.setup.tokenizer, label)
+        return Prepared(label, folder, trainer_log_prob(module, self._tokens))
+
+    def _write_trial(self, module: nn.Module, label: str) -> Prepared:
+        self._trial_folders = WeightFolders(self._root)
+        with perturbed(module, self._tokens):
+            folder = self._trial_folders.write(module, self.setup.tokenizer, label)
+            return Prepared(label, folder, trainer_log_prob(module, self._tokens))

@@ -1,0 +1,121 @@
+"""Runs inside the workers of a vLLM server, not in proxima: loads weights from a folder, in buckets, under the server's
+weight-transfer API.
+
+Imports nothing of proxima, for the server has an environment of its own. The folder of this file, which holds nothing
+else, is on the server's PYTHONPATH, and the server is started with
+`--worker-extension-cls proxima_vllm_worker.ProximaWorker --weight-transfer-config '{"backend": "proxima_folder"}'`.
+`VllmDialect.load_weights` is the other side.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+BACKEND = "proxima_folder"
+
+
+class ProximaWorker:
+    """What `--worker-extension-cls` adds to a worker: calls for `/collective_rpc`. Naming it makes the server import
+    this file, and that registers the backend."""
+
+    def proxima_worker(self) -> list[str]:
+        """What this worker can do: the names of its calls."""
+        return ["pack_tied_heads"]
+
+    def pack_tied_heads(self) -> int:
+        """Pack the output heads that share their weight with the embedding again, after `reload_weights`.
+
+        Returns: how many there were.
+        """
+        worker: Any = self
+        return _pack(worker.model_runner.get_model())
+
+
+def _pack(model: Any) -> int:
+    """On a CPU a linear layer computes with a packed copy of its weight. A reload renews the copies of the layers that
+    the files name; a tied head is in no file, and would go on with the copy of the first weights."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+
+    owners = dict[int, int]()
+    for module in model.modules():
+        if (weight := module._parameters.get("weight")) is not None:
+            owners[id(weight)] = owners.get(id(weight), 0) + 1
+    packed = 0
+    for module in model.modules():
+        if not isinstance(module, ParallelLMHead) or not isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            continue
+        if owners.get(id(module.weight), 0) > 1:
+            module.quant_method.process_weights_after_loading(module)
+            packed += 1
+    return packed
+
+
+@dataclass
+class FolderInit:
+    """Nothing has to be agreed on."""
+
+
+@dataclass
+class FolderBucket:
+    """Some weights: `names` in `file`; with `last` the update is complete."""
+
+    file: str
+    names: list[str] = field(default_factory=list)
+    last: bool = False
+
+
+class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no types here
+    """Reads buckets of weights from safetensors files. Each worker reads what it needs by itself."""
+
+    init_info_cls = FolderInit
+    update_info_cls = FolderBucket
+    wanted: set[str] | None = None
+
+    def init_transfer_engine(self, init_info: FolderInit) -> None:
+        """Note what a whole update brings: every parameter, tied ones once. There is no connection."""
+        if self.wanted is None:  # later the model may be in the midst of an update that failed
+            self.wanted = {name for name, _ in self.model.named_parameters()}
+
+    def start_weight_update(self) -> None:
+        """Begin; what an update that failed half-way has left is replaced by this one."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        self.loaded = set[str]()
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: FolderBucket) -> None:
+        """Load one bucket.
+
+        Raises:
+            RuntimeError: after the last one some parameters got no weights.
+        """
+        taken = self.model.load_weights(_read(update_info))
+        self.loaded |= set(taken or ())
+        if update_info.last and taken is not None and self.model_config.quantization is None:
+            missing = sorted((self.wanted or set()) - self.loaded)
+            if missing:
+                raise RuntimeError(f"{len(missing)} parameters got no weights, such as {missing[0]}")
+
+    def finish_weight_update(self) -> None:
+        """Put the new weights where the kernels read them, packed copies included."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        _pack(self.model)
+
+    def shutdown(self) -> None:
+        """Nothing to end."""
+
+
+def _read(bucket: FolderBucket) -> Iterator[tuple[str, Any]]:
+    """Its weights one by one, out of a file that is mapped into memory."""
+    with safe_open(bucket.file, framework="pt") as weights:
+        for name in bucket.names:
+            yield name, weights.get_tensor(name)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, FolderEngine)

@@ -1,0 +1,272 @@
+"""vLLM: how it is asked.
+
+Completions come from `/inference/v1/generate` (`vllm serve --enable-scale-out`), which says which weights sampled which
+token, else from `/v1/completions`. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` finds out what a
+server has; `in_server/proxima_vllm_worker.py` is what runs inside one.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from proxima.data import UserError
+from proxima.data.columns import Floats, Ints
+from proxima.data.flow import FinishReason
+from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.dialect import Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.events import stream_events
+from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
+from proxima.engine.http.weight_folder import weight_buckets
+from proxima.engine.protocol import PauseMode
+
+BUCKET = 1 << 28  # bytes of weights in one call
+WAIT_SECONDS = 24 * 3600.0  # of a pause that finishes what runs: those who wait for its completions have deadlines
+ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
+COLDEST = 0.01  # vLLM samples at this temperature when it is asked for a lower one, above 0
+ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class VllmDialect:
+    """How vLLM is asked; see `Dialect`."""
+
+    kind: ClassVar[str] = "vllm"
+
+    async def probe(self, client: ServerClient) -> ServerFacts:
+        """See `find_vllm_facts`."""
+        return await find_vllm_facts(client)
+
+    async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
+        """The completion, in chunks.
+
+        Raises:
+            UserError: a temperature that vLLM would silently raise.
+        """
+        known = facts_of(facts)
+        fields = sampling_fields(request)
+        body: dict[str, Any] = {"stream": True, "return_token_ids": True, "request_id": request.id}
+        if request.cache_salt is not None:
+            body["cache_salt"] = request.cache_salt
+        if known.route == GENERATE:
+            fields["detokenize"] = bool(request.sampling.stop)
+            body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
+        else:
+            body |= {"model": known.model, "prompt": list(map(int, request.tokens)), **fields}
+        async for event in stream_events(client, known.route, body):
+            for choice in event.get("choices") or ():
+                with as_expected(client, known.route):
+                    chunk = chunk_of(choice, event)
+                if chunk.finish_reason is not None or len(chunk.tokens):
+                    yield chunk
+
+    async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
+        """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
+
+        Raises:
+            UserError: prompt and tokens fill the server's whole length: it wants room for one token more.
+        """
+        known, path = facts_of(facts), facts_of(facts).route
+        whole = [*map(int, prompt), *map(int, tokens)]
+        if known.max_length is not None and len(whole) >= known.max_length:
+            raise UserError(
+                f"{client.url}: {len(whole)} tokens can't be scored at a maximum length of {known.max_length}",
+                remedy=f"start the server with --max-model-len {len(whole) + 1} or more",
+            )
+        fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
+        if path == GENERATE:
+            answer = await client.post(path, {"token_ids": whole, "sampling_params": fields | {"detokenize": False}})
+        else:
+            answer = await client.post(path, {"model": known.model, "prompt": whole, **fields})
+        with as_expected(client, path):
+            found = answer if path == GENERATE else answer["choices"][0]
+            rows = found["prompt_logprobs"][len(prompt) :]
+            values = [row[str(token)]["logprob"] for row, token in zip(rows, whole[len(prompt) :], strict=True)]
+        scores = np.asarray(values, np.float32)
+        if not np.isfinite(scores).all() or (scores <= ABSENT).any():
+            raise ServerError(client.url, path, "log-probs of given tokens are not finite")
+        return scores
+
+    async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
+        """The ids of a text, no special tokens added."""
+        answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
+        with as_expected(client, "/tokenize"):
+            return [int(token) for token in answer["tokens"]]
+
+    async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
+        """Stop sampling. New requests wait for `resume` in every mode, probes too."""
+        seconds = WAIT_SECONDS if mode == "wait" else None
+        await client.post("/pause", query={"mode": mode, "clear_cache": "false"}, seconds=seconds)
+
+    async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
+        """Sample again."""
+        await client.post("/resume")
+
+    async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
+        """End requests. Without control calls nothing is done here: closing a stream ends its request too."""
+        known = facts_of(facts)
+        if not ids or not known.control:  # an empty list would end every request, of whomever
+            return
+        named = [f"generate-tokens-{one}" if known.route == GENERATE else f"cmpl-{one}-0" for one in ids]
+        await client.post("/abort_requests", {"request_ids": named})
+
+    async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
+        """Load the weights of a folder, and set their label."""
+        if weights.how not in facts.weight_updates:
+            raise UserError(
+                f"{client.url} can't take weights by {weights.how!r}",
+                remedy=f"set engine.weights to one of {', '.join(facts.weight_updates)}"
+                if facts.weight_updates
+                else "start it with VLLM_SERVER_DEV_MODE=1",
+            )
+        try:
+            async with asyncio.timeout(weights.seconds):
+                if weights.how == TRANSFER:
+                    await _transfer(client, weights)
+                else:
+                    await _reload(client, weights, pack=weights.how == RELOAD_PACKED)
+        except TimeoutError as error:
+            reason = f"version {weights.version} was not loaded in {weights.seconds:g} s"
+            raise ServerError(client.url, "", reason) from error
+
+    async def forget_prefixes(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
+        """Empty the prefix cache.
+
+        Raises:
+            ServerError: it was not emptied: without `running`, requests that are paused hold on to it.
+        """
+        path = "/reset_prefix_cache"
+        answer = await client.post(path, query={"reset_running_requests": "true" if running else "false"})
+        if not (isinstance(answer, dict) and answer.get("success") is True):
+            raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
+
+    async def load(self, client: ServerClient, facts: ServerFacts) -> ServerLoad:
+        """Version and pause, where the server has control calls."""
+        models = client.get("/v1/models")
+        if not facts_of(facts).control:
+            with as_expected(client, "/v1/models"):
+                return ServerLoad(model=(await models)["data"][0]["id"])
+        served, version, paused = await asyncio.gather(models, client.get("/weight_info"), client.get("/is_paused"))
+        with as_expected(client, "/weight_info"):
+            return ServerLoad(
+                weight_version=version["weight_version"], paused=paused["is_paused"], model=served["data"][0]["id"]
+            )
+
+
+def facts_of(facts: ServerFacts) -> VllmFacts:
+    """The facts as this dialect found them."""
+    if not isinstance(facts, VllmFacts):
+        raise TypeError(f"facts of {facts.server} are not those of a vLLM server")
+    return facts
+
+
+def sampling_fields(request: TokenRequest) -> dict[str, Any]:
+    """Everything that decides a draw, by vLLM's names; what is left out would come from the model's own defaults."""
+    sampling = request.sampling
+    if 0 < sampling.temperature < COLDEST:
+        raise UserError(
+            f"temperature={sampling.temperature:g}: vLLM samples at {COLDEST:g} instead",
+            remedy=f"set it to 0 (greedy) or to at least {COLDEST:g}",
+        )
+    fields: dict[str, Any] = {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": 0,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(request.stop_tokens),
+        "ignore_eos": True,  # `stop_tokens` has the ids that end
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logprobs": 0,
+    }
+    if request.seed is not None:
+        fields["seed"] = request.seed
+    if request.chunk_tokens > 1:
+        fields["stream_interval"] = request.chunk_tokens
+    return fields
+
+
+def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
+    """A chunk of one event.
+
+    Raises:
+        ValueError: log-probs and tokens do not fit each other, or an ending that is none of ours.
+    """
+    tokens = choice["token_ids"] or []
+    told = choice.get("logprobs") or {}
+    if "content" in told:
+        entries = told["content"] or []
+        values = [entry["logprob"] for entry in entries]
+        if [entry["token_id"] for entry in entries] != tokens:
+            raise ValueError("log-probs are of other tokens than those that were sampled")
+    else:
+        values = told.get("token_logprobs") or []
+    if len(values) != len(tokens):
+        raise ValueError(f"{len(values)} log-probs for {len(tokens)} tokens")
+    ending = choice.get("finish_reason")
+    if ending is not None and ending not in ENDINGS:
+        raise ValueError(f"ended with {ending!r}")
+    spans = choice.get("weight_versions")
+    prompt = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    return Chunk(
+        tokens=np.asarray(tokens, np.int32),
+        log_prob=np.asarray([math.nan if v is None or v <= ABSENT else v for v in values], np.float32),
+        finish_reason=None if ending is None else ENDINGS[ending],
+        version_spans=None if spans is None else tuple((s["version"], s["start"], s["end"]) for s in spans),
+        prompt_tokens=None if prompt is None else np.asarray(prompt, np.int32),
+    )
+
+
+@contextmanager
+def as_expected(client: ServerClient, path: str) -> Iterator[None]:
+    """Reading an answer inside raises `ServerError` where it has another form."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ServerError(client.url, path, f"an answer of another form than expected: {what}") from error
+
+
+async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
+    """By the server's weight-transfer API, bucket by bucket."""
+    await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
+    await client.post("/start_weight_update", seconds=weights.seconds)
+    buckets = list(weight_buckets(weights.folder, BUCKET))
+    for number, (file, names) in enumerate(buckets, 1):
+        bucket = {"file": str(file), "names": names, "last": number == len(buckets)}
+        await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
+    await client.post("/finish_weight_update", {"weight_version": weights.label}, seconds=weights.seconds)
+
+
+async def _reload(client: ServerClient, weights: WeightHandover, *, pack: bool) -> None:
+    """By a call of the workers that reads the whole folder."""
+    call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+    await client.post("/collective_rpc", call, seconds=weights.seconds)
+    if pack:
+        await client.post("/collective_rpc", {"method": "pack_tied_heads"}, seconds=weights.seconds)
+    await client.post("/update_weight_version", {"new_version": weights.label}, seconds=weights.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vllm(ServerSpec):
+    """vLLM servers, `vllm serve MODEL`.
+
+    Weights need VLLM_SERVER_DEV_MODE=1 in the server's environment, versions within a completion `--enable-scale-out`,
+    log-probs of the distribution really sampled `--logprobs-mode processed_logprobs`. `proxima engine serve` starts
+    servers with all of it.
+    """
+
+    def dialect(self) -> VllmDialect:
+        """How vLLM is asked."""
+        return VllmDialect()

@@ -1,0 +1,233 @@
+"""What a vLLM server can do, found by asking it for a few tokens and for its settings."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.data import UserError
+from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.dialect import LogProbMode, ServerFacts
+from proxima.engine.protocol import Interrupt, PauseMode
+
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+BACKEND = "proxima_folder"  # of in_server/proxima_vllm_worker.py
+TRANSFER, RELOAD_PACKED, RELOAD = "transfer", "reload_packed", "reload"
+PROMPTS = ((17, 42, 99, 7), (300, 301, 302, 303), (5, 900, 31, 77))  # ids that every vocabulary has
+CLOSE = 1e-3  # nats: two numbers that a server computed from the same logits in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmFacts(ServerFacts):
+    """What a vLLM server can do.
+
+    Args:
+        route: where completions come from.
+        control: the calls that VLLM_SERVER_DEV_MODE=1 switches on: pause, weights, caches, settings.
+    """
+
+    route: str = COMPLETIONS
+    control: bool = False
+
+
+async def find_vllm_facts(client: ServerClient) -> VllmFacts:
+    """Ask a server what it can do.
+
+    Raises:
+        ServerError: it does not answer, or not as vLLM does.
+        UserError: it refuses the token, or the model that it serves makes no text.
+    """
+    models = await client.get("/v1/models")
+    version = await _optional(client, "/version")
+    try:
+        served = models["data"][0]
+        model, longest = str(served["id"]), served.get("max_model_len")
+    except (KeyError, IndexError, TypeError) as error:
+        raise ServerError(client.url, "/v1/models", "names no model") from error
+    settings = await _optional(client, "/server_info", config_format="json") or {}
+    told = settings.get("vllm_config") or {}
+    ask = _Asker(client, model)
+    await ask.choose_route()
+    first, again, other = [await ask.tokens(seed=seed) for seed in (7, 7, 8)]
+    control = await _optional(client, "/weight_info") is not None and await _optional(client, "/is_paused") is not None
+    spans = bool(first.get("weight_versions"))
+    weights, more = await _weights(client, told) if control else ((), {})
+    log_probs, why = await ask.log_prob_mode()
+    if why:
+        more["log-probs"] = why
+    return VllmFacts(
+        server=f"vllm {version['version'] if isinstance(version, dict) and 'version' in version else '?'}",
+        model=model,
+        max_length=longest if isinstance(longest, int) else None,
+        dtype=_plain(_of(told, "model_config", "dtype")),
+        quantization=_plain(_of(told, "model_config", "quantization")),
+        log_probs=log_probs,
+        token_ids=bool(first.get("token_ids")),
+        scores=await ask.scores(),
+        weight_updates=weights,
+        weight_version=control,
+        version_spans=spans,
+        pause_modes=_pauses(control),
+        interrupts=_interrupts(control, spans),
+        prefix_cache=_of(told, "cache_config", "enable_prefix_caching"),
+        cache_salt=await ask.accepts(cache_salt="proxima"),
+        seeds=first.get("token_ids") == again.get("token_ids") != other.get("token_ids"),
+        sampling_mask=bool(_of(told, "model_config", "return_sampling_mask")),
+        routed_experts=bool(_of(told, "aux_output_config", "enable_return_routed_experts")),
+        batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT"))
+        and _of(told, "device_config", "device") == "cuda",
+        more={"completions from": ask.route, **more},
+        route=ask.route,
+        control=control,
+    )
+
+
+class _Asker:
+    """Asks for a few tokens, over the route that the server has."""
+
+    def __init__(self, client: ServerClient, model: str) -> None:
+        self.client, self.model, self.route = client, model, COMPLETIONS
+
+    async def choose_route(self) -> None:
+        """`GENERATE` where it is switched on. Where it is not, it answers 403 or 404; a token that is refused has been
+        so before."""
+        self.route = GENERATE
+        try:
+            await self.tokens(seed=1)
+        except UserError:
+            self.route = COMPLETIONS
+        except ServerError as error:
+            if error.status not in (404, 405, 501):
+                raise
+            self.route = COMPLETIONS
+
+    async def tokens(
+        self, prompt: tuple[int, ...] = PROMPTS[0], *, cache_salt: str | None = None, **sampling: Any
+    ) -> dict[str, Any]:
+        """The first choice of an answer, not streamed. Top-k is on, for a server that gives sampling masks refuses
+        requests without."""
+        fields = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 6, "ignore_eos": True}
+        fields |= {"logprobs": 0} | sampling
+        salt = {} if cache_salt is None else {"cache_salt": cache_salt}
+        body: dict[str, Any]
+        if self.route == GENERATE:
+            body = {"token_ids": list(prompt), "sampling_params": fields, **salt}
+        else:
+            names = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+            body = {"model": self.model, "prompt": list(prompt), **fields, **names, **salt}
+        answer = await self.client.post(self.route, body)
+        try:
+            choice: dict[str, Any] = answer["choices"][0]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ServerError(self.client.url, self.route, "an answer without choices") from error
+        if self.route == GENERATE and answer.get("prompt_logprobs") is not None:
+            choice = choice | {"prompt_logprobs": answer["prompt_logprobs"]}
+        return choice
+
+    async def accepts(self, **more: Any) -> bool:
+        """Whether a request with such a field is answered."""
+        try:
+            await self.tokens(max_tokens=1, **more)
+        except ServerError as error:
+            if error.status is None:
+                raise
+            return False
+        return True
+
+    async def scores(self) -> bool:
+        """Whether log-probs of the prompt come."""
+        try:
+            choice = await self.tokens(max_tokens=1, prompt_logprobs=0)
+        except ServerError as error:
+            if error.status is None:
+                raise
+            return False
+        rows = choice.get("prompt_logprobs") or []
+        return len(rows) == len(PROMPTS[0]) and all(isinstance(row, dict) for row in rows[1:])
+
+    async def log_prob_mode(self) -> tuple[LogProbMode | None, str]:
+        """What log-probs are of, and what speaks against both modes.
+
+        With top-k 2 at temperatures 1 and 2 the two tokens that are left have g = ln p1 - ln p2. Of the distribution
+        really sampled p1 + p2 = 1, and g at 2 is half of g at 1; of softmax(logits) p1 + p2 < 1, and g does not change.
+        """
+        for prompt in PROMPTS:
+            pairs = [await self._pair(prompt, temperature) for temperature in (1.0, 2.0)]
+            if any(pair is None for pair in pairs):
+                return None, "the server reports none"
+            (one, warm) = [pair for pair in pairs if pair is not None]
+            gap, warm_gap, mass = one[0] - one[1], warm[0] - warm[1], math.exp(one[0]) + math.exp(one[1])
+            if gap < 10 * CLOSE or (abs(mass - 1) < CLOSE and abs(gap - warm_gap) < CLOSE):
+                continue  # two equal tokens, or nothing but the two: another prompt
+            if abs(mass - 1) < CLOSE and abs(warm_gap - gap / 2) < CLOSE * (1 + gap):
+                return "processed", ""
+            if mass < 1 and abs(warm_gap - gap) < CLOSE * (1 + gap):
+                return "raw", ""
+            return None, f"of neither distribution: gaps {gap:.4f} and {warm_gap:.4f} at temperatures 1 and 2"
+        return None, "the server's answers do not tell which distribution they are of"
+
+    async def _pair(self, prompt: tuple[int, ...], temperature: float) -> tuple[float, float] | None:
+        """Log-probs of the two most probable tokens, the greater first; None: there are none."""
+        choice = await self.tokens(prompt, temperature=temperature, top_k=2, logprobs=2, max_tokens=1, seed=1)
+        told = choice.get("logprobs") or {}
+        try:
+            if "content" in told:
+                values = [entry["logprob"] for entry in told["content"][0]["top_logprobs"]]
+            else:
+                values = list(told["top_logprobs"][0].values())
+            first, second, *_ = sorted(map(float, values), reverse=True)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+        return first, second
+
+
+async def _weights(client: ServerClient, told: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """How new weights get in, best first; and what was found and is not used."""
+    ways, more = [RELOAD], dict[str, str]()
+    if _of(told, "parallel_config", "worker_extension_cls"):
+        try:
+            answer = await client.post("/collective_rpc", {"method": "proxima_worker"})
+            if all("pack_tied_heads" in calls for calls in answer["results"]):
+                ways.insert(0, RELOAD_PACKED)
+        except (ServerError, KeyError, TypeError):
+            more["worker extension"] = "not that of proxima"
+    backend = _of(told, "weight_transfer_config", "backend")
+    if backend == BACKEND:
+        ways.insert(0, TRANSFER)
+    elif backend:
+        more["weight transfer"] = f"backend {backend} found and not used: start the server with {BACKEND}"
+    return tuple(ways), more
+
+
+async def _optional(client: ServerClient, path: str, **query: Any) -> Any:
+    """What a GET answers; None where the server has no such path."""
+    try:
+        return await client.get(path, **query)
+    except UserError:
+        return None
+    except ServerError as error:
+        if error.status is None:
+            raise
+        return None
+
+
+def _pauses(control: bool) -> frozenset[PauseMode]:
+    return frozenset({"keep", "wait", "abort"}) if control else frozenset()
+
+
+def _interrupts(control: bool, spans: bool) -> frozenset[Interrupt]:
+    """Without spans nobody could say which weights sampled a token of a completion that ran across a pause."""
+    if not control:
+        return frozenset()
+    return frozenset({"recompute", "keep", "finish"}) if spans else frozenset({"finish"})
+
+
+def _of(values: Mapping[str, Any], *names: str) -> Any:
+    found: Any = values
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _plain(value: Any) -> str | None:
+    return None if value is None else str(value).removeprefix("torch.")

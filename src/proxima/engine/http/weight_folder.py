@@ -1,0 +1,166 @@
+"""Weights of a module of this process as a Hugging Face folder that servers read."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from proxima.data import UserError
+from proxima.engine.shared_weights import model_as_files, unique_weights
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SHARD = 2 << 30  # bytes of weights in a file: what is in this process's memory twice while it is written
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHARED_MEMORY = Path("/dev/shm")
+KEPT = 2  # the folder that servers have, and the one that they get
+ROOM = 1.2  # of free memory, for each folder that is kept
+
+
+class WeightFolders:
+    """Versions of a model's weights, a complete folder each: config, tokenizer, safetensors. A folder appears whole,
+    and the two newest are kept, so that a server that still reads one finds it.
+
+    Args:
+        root: holds the folders; created, and removed by `close`. None: one of its own in memory, if there is room,
+            else among the temporary files.
+        dtype: of the weights that are written, as servers name it: `bfloat16` and the like; None: as they are.
+    """
+
+    def __init__(self, root: Path | None = None, *, dtype: str | None = None) -> None:
+        self.write_as(dtype)
+        self._given, self._root = root, None if root is None else root.resolve()
+        self._written = list[Path]()
+
+    def write_as(self, dtype: str | None) -> None:
+        """Let the next folders have this dtype.
+
+        Raises:
+            UserError: it is none that weights have.
+        """
+        if dtype is not None and dtype not in DTYPES:
+            raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
+        self.dtype = None if dtype is None else DTYPES[dtype]
+
+    def write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
+        """Write the model's weights, those with an adapter merged, and tied ones once.
+
+        Args:
+            name: of the folder; one that was written before is replaced.
+
+        Returns: the folder, with an absolute path.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        size = sum(weight.numel() * self._size(weight) for weight in model.parameters())
+        root = self._place(size)
+        target = root / name
+        aside = root / f".{name}.writing"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            for file, content in model_as_files(model, tokenizer).items():
+                (aside / file).write_bytes(content)
+            _set_dtype(aside / "config.json", self.dtype)
+            self._write_weights(model, aside)
+            if target.exists():
+                os.rename(target, gone := root / f".{name}.gone")
+                shutil.rmtree(gone, ignore_errors=True)
+            os.rename(aside, target)
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            remedy = "set engine.weight_folder to a folder with more room that the server can read"
+            raise UserError(f"weights could not be written to {root}: {error.strerror}", remedy=remedy) from error
+        self._written = [*(one for one in self._written if one != target), target]
+        while len(self._written) > KEPT:
+            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+        return target
+
+    def close(self) -> None:
+        """Remove what was written."""
+        for folder in self._written:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._written.clear()
+        if self._given is None and self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = None
+
+    def _size(self, weight: Tensor) -> int:
+        return weight.element_size() if self.dtype is None or not weight.is_floating_point() else self.dtype.itemsize
+
+    def _place(self, size: int) -> Path:
+        if self._root is None:
+            memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * (KEPT + 1) * size
+            self._root = Path(tempfile.mkdtemp(prefix="proxima-weights-", dir=SHARED_MEMORY if memory else None))
+        return self._root
+
+    def _write_weights(self, model: nn.Module, folder: Path) -> None:
+        shards, held, places = 0, dict[str, Tensor](), dict[str, int]()
+
+        def finish() -> None:
+            nonlocal shards
+            save_file(held, folder / f"{shards}.part", metadata={"format": "pt"})
+            shards += 1
+            held.clear()
+
+        total = filled = 0
+        for (name, *_), weight in unique_weights(model):
+            copy = weight.detach().to("cpu", self.dtype if weight.is_floating_point() else None).contiguous()
+            size = copy.numel() * copy.element_size()
+            if held and filled + size > SHARD:
+                finish()
+                filled = 0
+            held[name], places[name] = copy, shards
+            filled, total = filled + size, total + size
+        finish()
+        if shards == 1:
+            os.rename(folder / "0.part", folder / SINGLE)
+            return
+        names = [f"model-{number + 1:05}-of-{shards:05}.safetensors" for number in range(shards)]
+        for number, name in enumerate(names):
+            os.rename(folder / f"{number}.part", folder / name)
+        index = {"metadata": {"total_size": total}, "weight_map": {name: names[at] for name, at in places.items()}}
+        (folder / INDEX).write_text(json.dumps(index))
+
+
+def weight_buckets(folder: Path, size: int) -> Iterator[tuple[Path, list[str]]]:
+    """The weights of a folder in the order in which they are in its files: a file, and names of weights in it that
+    together have at most `size` bytes (a weight that has more is alone)."""
+    for file in sorted(folder.glob("*.safetensors")):
+        bucket, filled = list[str](), 0
+        for name, length in _lengths(file):
+            if bucket and filled + length > size:
+                yield file, bucket
+                bucket, filled = [], 0
+            bucket.append(name)
+            filled += length
+        if bucket:
+            yield file, bucket
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the weights in a folder."""
+    return sum(length for file in folder.glob("*.safetensors") for _, length in _lengths(file))
+
+
+def _lengths(file: Path) -> list[tuple[str, int]]:
+    """Names and bytes of the tensors in a safetensors file, by their place in it."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return [(name, end - start) for name, (start, end) in sorted(spans.items(), key=lambda item: item[1][0])]
+
+
+def _set_dtype(file: Path, dtype: torch.dtype | None) -> None:
+    """Let a config name the dtype of the weights beside it."""
+    if dtype is not None:
+        config = json.loads(file.read_text())
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        file.write_text(json.dumps(config, indent=2))

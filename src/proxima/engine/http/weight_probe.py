@@ -1,0 +1,223 @@
+"""The proof that a server computes with the trainer's weights: its log-probs of known tokens against the trainer's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from proxima.data import NotFiniteError, UserError
+from proxima.data.columns import Floats, Ints
+from proxima.engine.http.dialect import ServerFacts
+from proxima.model.log_prob import token_log_prob
+from proxima.model.lora import weight_of
+from proxima.model.policy import parts
+
+# Read by every model, in tokens of its own: prose, numbers, code, other scripts, so that many rows of the embedding and
+# all kinds of contexts take part.
+TEXT = """The committee met on the 14th of March 1987 and, after three hours, agreed on nothing but the date of its next
+meeting. What is 17 + 26? 17 + 26 = 43, and 43 * 2 = 86. Water boils at 100 °C at sea level; on a mountain of 3,000 m it
+boils at about 90 °C. def mean(values): return sum(values) / len(values)  # raises ZeroDivisionError for []
+Der Zug nach Köln fährt um 8:15 Uhr. Le chat dort sur la chaise. 今日はいい天気です。 Привет, мир! {"name": "x"}
+SELECT city, COUNT(*) FROM people WHERE age >= 18 GROUP BY city ORDER BY 2 DESC; Once upon a time there was a small,
+curious fox who lived at the edge of a dark forest. Every evening she watched the lights of the village and asked
+herself what people did with so much light. One night she went to see. Therefore, if x^2 = 9, then x = 3 or x = -3."""
+CONTEXT = 8  # tokens at the start that only condition the others
+MOVED = 2.0  # nats, root mean square: of the perturbed copy from the weights that it is made of
+SMALLEST, LARGEST = 1e-3, 1.0  # of what a tensor is moved, in units of its root mean square
+SHARP = 0.1  # standard error of a slope below which it is judged
+SLACK = 0.25  # of a slope, for what rounding of weights does to it
+TRIAL = 2.0  # of the bounds, for the perturbed copy
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far the log-probs of a server that has the right weights may be from the trainer's, nats over the tokens."""
+
+    mean: float
+    largest: float
+
+
+BOUNDS = {"float32": Bound(2e-3, 2e-2), "bfloat16": Bound(0.15, 1.5), "float16": Bound(0.05, 0.5)}
+QUANTISED = Bound(0.5, 5.0)
+
+
+def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
+    """[T] int32: the ids of `TEXT`, again and again, so that `count` are compared; fewer where `longest` allows no
+    more."""
+    ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
+    wanted = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1)
+    return np.asarray((ids * -(-wanted // len(ids)))[:wanted], np.int32)
+
+
+def trainer_log_prob(module: nn.Module, tokens: Ints) -> Floats:
+    """[T - CONTEXT] float32, nats: log-probs of all tokens but the context under the module, in the precision of its
+    weights, without autocast.
+
+    Raises:
+        NotFiniteError: the module computes NaN or infinity.
+    """
+    with torch.no_grad():
+        values: Floats = _log_prob(module, tokens).float().cpu().numpy()
+    if not np.isfinite(values).all():
+        raise NotFiniteError("the trainer's model gives log-probs that are not finite")
+    return values
+
+
+def _log_prob(module: nn.Module, tokens: Ints) -> Tensor:
+    backbone, head = parts(module)
+    weight = weight_of(head)
+    ids = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
+    with _plain(module), torch.autocast(weight.device.type, enabled=False):
+        hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0, CONTEXT - 1 : -1]
+        return token_log_prob(hidden, weight.to(hidden.dtype), ids[CONTEXT:], bias=head.bias).log_prob
+
+
+@contextmanager
+def _plain(model: Any) -> Iterator[None]:
+    """A model whose forward takes one sequence: no dropout, and Hugging Face's own attention."""
+    training, attention = model.training, model.config._attn_implementation
+    model.eval()
+    if getattr(model, "_supports_sdpa", False):
+        model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        if getattr(model, "_supports_sdpa", False):
+            model.set_attn_implementation(attention)
+        model.train(training)
+
+
+@contextmanager
+def perturbed(module: nn.Module, tokens: Ints) -> Iterator[None]:
+    """Within it every weight tensor is moved at random, each so far that it alone would move the log-probs of the
+    tokens about as much as any other (`strengths`); afterwards all are as before, to the bit."""
+    amounts = strengths(module, tokens)
+    saved = [parameter.detach().to("cpu", copy=True) for parameter in module.parameters()]
+    try:
+        with torch.no_grad():
+            for number, (parameter, amount) in enumerate(zip(module.parameters(), amounts, strict=True)):
+                draws = torch.Generator().manual_seed(number)
+                parameter.add_(torch.randn(parameter.shape, generator=draws).mul_(amount).to(parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in zip(module.parameters(), saved, strict=True):
+                parameter.copy_(values)
+
+
+def strengths(module: nn.Module, tokens: Ints) -> list[float]:
+    """Of each parameter the standard deviation of a normal draw that moves the log-probs by the same root mean square.
+
+    With f = sum_t e_t log_prob_t, e_t = +-1 at random, a draw of deviation a moves f by a |grad f|, and the log-probs
+    by a |grad f| / sqrt(T) in the root mean square, to first order.
+    """
+    parameters = list(module.parameters())
+    needed = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        values = _log_prob(module, tokens)
+        signs = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        gradients = torch.autograd.grad((values * signs.to(values)).sum(), parameters, allow_unused=True)
+    finally:
+        for parameter, need in zip(parameters, needed, strict=True):
+            parameter.requires_grad_(need)
+    wanted, amounts = MOVED * (len(values) / len(parameters)) ** 0.5, list[float]()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        size = float(parameter.detach().float().square().mean().sqrt()) or 1.0
+        steep = 0.0 if gradient is None else float(gradient.float().norm())
+        amounts.append(size * min(max(wanted / (steep * size) if steep else LARGEST, SMALLEST), LARGEST))
+    return amounts
+
+
+class WeightProbe:
+    """Judges the log-probs that replicas give to the probe's tokens.
+
+    Args:
+        tokens: [T] ids, the first `context` of which only condition the others.
+    """
+
+    context = CONTEXT
+
+    def __init__(self, tokens: Ints) -> None:
+        self.tokens = tokens
+        self._before: dict[str, tuple[Floats, Floats]] = {}  # by URL: expected and found, of an earlier version
+
+    def forget(self, url: str) -> None:
+        """A replica was started again."""
+        self._before.pop(url, None)
+
+    def check(self, url: str, what: str, expected: Floats, found: Floats, bound: Bound) -> dict[str, float]:
+        """The distance of a replica's log-probs from the trainer's, nats: `probe_mean`, `probe_max`, with the bounds.
+
+        Args:
+            what: was loaded, for the message.
+
+        Raises:
+            UserError: it is beyond the bound.
+        """
+        away = np.abs(found.astype(np.float64) - expected)
+        mean, largest = float(away.mean()), float(away.max())
+        if not (mean <= bound.mean and largest <= bound.largest):  # NaN is beyond too
+            raise UserError(
+                f"{url} does not compute with the weights of {what}: its log-probs are {mean:.3g} nats from the"
+                f" trainer's in the mean and {largest:.3g} at most, over {len(away)} known tokens; at most"
+                f" {bound.mean:g} and {bound.largest:g} are to be expected",
+                remedy="it ignored a part of the update, as vLLM on a CPU does with tied embeddings: start it by"
+                " proxima engine serve, or with --worker-extension-cls proxima_vllm_worker.ProximaWorker, and check"
+                " that it serves this model",
+            )
+        return {"probe_mean": mean, "probe_max": largest, "bound_mean": bound.mean, "bound_max": bound.largest}
+
+    def check_movement(self, url: str, version: int, expected: Floats, found: Floats) -> dict[str, float]:
+        """How far a replica's log-probs moved since an earlier version, in units of how far they should have.
+
+        slope = <found movement, expected movement> / |expected movement|^2, with standard error
+        sd(residual) / |expected movement|. The earlier version is the last one that was judged: movements below the
+        noise add up until they are above it.
+
+        Returns: `slope`, where it could be told from 0.
+
+        Raises:
+            UserError: it is not 1 within its error.
+        """
+        if url not in self._before:
+            self._before[url] = (expected, found)
+            return {}
+        should = (expected - self._before[url][0]).astype(np.float64)
+        moved = (found - self._before[url][1]).astype(np.float64)
+        length = float(np.sqrt(should @ should))
+        if length == 0.0:
+            return {}
+        slope = float(moved @ should) / length**2
+        error = float(np.std(moved - should)) / length
+        if error > SHARP:
+            return {}
+        self._before[url] = (expected, found)
+        if abs(slope - 1) > SLACK + 5 * error:
+            raise UserError(
+                f"{url} does not follow the updates: its log-probs moved {slope:.2f} times as far as the trainer's"
+                f" up to version {version} (standard error {error:.2f})",
+                remedy="it computes with a part of earlier weights: restart it, and see docs/engines.md",
+            )
+        return {"slope": slope}
+
+
+def bound_of(facts: ServerFacts, mean: float | None, *, trial: bool = False) -> Bound:
+    """How far a server with the right weights may be.
+
+    Args:
+        mean: set by the user; the largest distance is allowed ten times as much.
+        trial: of the perturbed copy, whose log-probs are more sensitive to rounding.
+    """
+    if mean is not None:
+        bound = Bound(mean, 10 * mean)
+    elif facts.quantization is not None:
+        bound = QUANTISED
+    else:
+        bound = BOUNDS.get(facts.dtype or "", BOUNDS["bfloat16"])
+    return Bound(TRIAL * bound.mean, TRIAL * bound.largest) if trial else bound

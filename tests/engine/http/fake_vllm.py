@@ -1,0 +1,140 @@
+"""A fake of vLLM's HTTP protocol: its calls and the form of its answers, over a model that is a table of logits."""
+
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+
+from proxima.engine.http.client import Address, ServerClient
+
+VOCABULARY, LENGTH = 1000, 64
+
+
+def logits_after(token: int, version: str) -> np.ndarray:
+    """[V] float64, of what comes after a token: the model."""
+    return np.random.default_rng([token, *version.encode()]).normal(size=VOCABULARY) * 3
+
+
+class FakeVllm:
+    """Answers calls as vLLM does.
+
+    Args:
+        processed: log-probs are of the distribution really sampled.
+        generate: it was started with --enable-scale-out.
+        control: it was started with VLLM_SERVER_DEV_MODE=1.
+        extension, backend: of its workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        processed: bool = True,
+        generate: bool = True,
+        control: bool = True,
+        extension: str | None = "proxima_vllm_worker.ProximaWorker",
+        backend: str | None = "proxima_folder",
+    ) -> None:
+        self.processed, self.generate, self.control = processed, generate, control
+        self.extension, self.backend = extension, backend
+        self.version, self.paused, self.busy = "default", False, False
+        self.calls: list[tuple[str, Any]] = []
+        self.change: dict[str, Any] = {}  # of the choices of an answer, for what a bad server sends
+
+    def client(self) -> ServerClient:
+        """A client whose calls come here."""
+        client = ServerClient(Address("http://127.0.0.1:1"), seconds=5)
+        client._http = httpx.AsyncClient(base_url=client.url, transport=httpx.MockTransport(self.answer))
+        return client
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        path, query = request.url.path, dict(request.url.params)
+        body = json.loads(request.content) if request.content else None
+        self.calls.append((path, body if body is not None else query))
+        if path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "fake", "max_model_len": LENGTH}]})
+        if path == "/version":
+            return httpx.Response(200, json={"version": "0.0.fake"})
+        if path == "/tokenize":
+            return httpx.Response(200, json={"tokens": [len(word) for word in body["prompt"].split()]})
+        if path == "/inference/v1/generate":
+            if not self.generate:
+                return httpx.Response(403, json={"detail": "Route not enabled."})
+            return self._complete(body["token_ids"], body["sampling_params"], body, generate=True)
+        if path == "/v1/completions":
+            return self._complete(body["prompt"], body, body, generate=False)
+        if not self.control:
+            return httpx.Response(404, json={"detail": "Not Found"})
+        return self._control(path, query, body)
+
+    def _control(self, path: str, query: dict[str, str], body: Any) -> httpx.Response:
+        if path == "/server_info":
+            return httpx.Response(200, json={"vllm_config": self._settings(), "vllm_env": {}})
+        if path == "/collective_rpc":
+            if body["method"] == "proxima_worker" and self.extension is None:
+                return httpx.Response(500, json={"error": {"message": "no such method"}})
+            return httpx.Response(200, json={"results": [["pack_tied_heads"]]})
+        if path == "/reset_prefix_cache":
+            return httpx.Response(200, json={"success": not self.busy or query["reset_running_requests"] == "true"})
+        if path in ("/pause", "/resume"):
+            self.paused = path == "/pause"
+        if path == "/finish_weight_update":
+            self.version = body["weight_version"]
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+        return httpx.Response(200, json={"weight_version": self.version, "is_paused": self.paused})
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "model_config": {"dtype": "torch.bfloat16", "quantization": None, "return_sampling_mask": False},
+            "cache_config": {"enable_prefix_caching": True},
+            "parallel_config": {"worker_extension_cls": self.extension},
+            "weight_transfer_config": None if self.backend is None else {"backend": self.backend},
+        }
+
+    def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any, *, generate: bool) -> httpx.Response:
+        if len(prompt) + sampling["max_tokens"] > LENGTH:
+            return httpx.Response(400, json={"error": {"message": "too long"}})
+        tokens, values, top = self._draw(prompt, sampling)
+        rows = None
+        if sampling.get("prompt_logprobs") is not None:
+            raw = [log_softmax(logits_after(token, self.version)) for token in prompt]
+            rows = [None, *({str(b): {"logprob": float(raw[i][b])}} for i, b in enumerate(prompt[1:]))]
+        if generate:
+            entries = [
+                {"token_id": t, "logprob": v, "top_logprobs": [{"token_id": o, "logprob": p} for o, p in pairs]}
+                for t, v, pairs in zip(tokens, values, top, strict=True)
+            ]
+            choice = {"token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": "length"}
+            choice["weight_versions"] = [{"version": self.version, "start": 0, "end": len(tokens)}]
+            answer = {"choices": [choice | self.change], "prompt_logprobs": rows}
+        else:
+            told = {"token_logprobs": values, "top_logprobs": [{f"token_id:{o}": p for o, p in row} for row in top]}
+            choice = {"token_ids": tokens, "logprobs": told, "finish_reason": "length", "prompt_logprobs": rows}
+            answer = {"choices": [choice | self.change]}
+        if not body.get("stream"):
+            return httpx.Response(200, json=answer)
+        place = answer if generate else answer["choices"][0]
+        place["prompt_token_ids"] = prompt
+        return httpx.Response(200, text=f": comment\n\ndata: {json.dumps(answer)}\n\ndata: [DONE]\n\n")
+
+    def _draw(self, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], list[Any]]:
+        draws, last = np.random.default_rng(sampling.get("seed", 0)), prompt[-1]
+        tokens, values, top = [], [], []
+        for _ in range(sampling["max_tokens"]):
+            logits = logits_after(last, self.version)
+            warm = logits / max(sampling["temperature"], 1e-6)
+            if count := sampling.get("top_k", 0):
+                warm = np.where(warm >= np.sort(warm)[-count], warm, -np.inf)
+            sampled = log_softmax(warm)
+            last = int(np.argmax(warm + draws.gumbel(size=VOCABULARY)))
+            told = sampled if self.processed else log_softmax(logits)
+            tokens.append(last)
+            values.append(float(told[last]))
+            top.append([(int(o), float(told[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
+        return tokens, values, top
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())

@@ -1,0 +1,215 @@
+"""The vLLM dialect over a fake of its protocol."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from proxima.data import UserError
+from proxima.engine.http.client import ServerError
+from proxima.engine.http.dialect import Chunk, TokenRequest, WeightHandover
+from proxima.engine.http.vllm import Vllm, VllmDialect
+from proxima.engine.http.vllm_facts import COMPLETIONS, GENERATE, VllmFacts, find_vllm_facts
+from proxima.engine.protocol import Sampling
+from tests.engine.http.fake_vllm import FakeVllm, log_softmax, logits_after
+
+DIALECT = VllmDialect()
+ROUTES = pytest.mark.parametrize("generate", [True, False], ids=["generate", "completions"])
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def facts_of(fake: FakeVllm) -> VllmFacts:
+    return run(find_vllm_facts(fake.client()))
+
+
+async def chunks(fake: FakeVllm, facts: VllmFacts, **more: Any) -> list[Chunk]:
+    request = TokenRequest(id="one", tokens=[5, 6], **({"sampling": Sampling(max_tokens=4), "seed": 3} | more))
+    return [chunk async for chunk in DIALECT.stream(fake.client(), facts, request)]
+
+
+@ROUTES
+@pytest.mark.parametrize("processed", [True, False])
+def test_facts_say_what_the_server_does_and_not_what_it_claims(generate: bool, processed: bool) -> None:
+    found = facts_of(FakeVllm(generate=generate, processed=processed))
+    assert found.route == (GENERATE if generate else COMPLETIONS)
+    assert found.log_probs == ("processed" if processed else "raw")
+    assert found.version_spans is generate
+    assert found.interrupts == ({"recompute", "keep", "finish"} if generate else {"finish"})
+    assert (found.dtype, found.max_length, found.prefix_cache) == ("bfloat16", 64, True)
+    assert found.token_ids and found.scores and found.seeds and found.cache_salt
+    assert found.weight_updates == ("transfer", "reload_packed", "reload")
+
+
+def test_without_control_calls_there_are_no_weights_and_no_pauses() -> None:
+    found = facts_of(FakeVllm(control=False))
+    assert found.weight_updates == () and found.pause_modes == frozenset() and not found.control
+    assert found.dtype is None and found.prefix_cache is None
+
+
+def test_a_backend_that_is_not_ours_is_named_and_not_used() -> None:
+    found = facts_of(FakeVllm(backend="nccl", extension=None))
+    assert found.weight_updates == ("reload",)
+    assert "nccl" in found.more["weight transfer"]
+
+
+def test_log_probs_of_no_known_distribution_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeVllm()
+    draw = fake._draw
+
+    def logits(prompt: list[int], sampling: dict[str, Any]) -> Any:
+        tokens, values, top = draw(prompt, sampling)
+        return tokens, [v + 3 for v in values], [[(o, p + 3) for o, p in row] for row in top]
+
+    monkeypatch.setattr(fake, "_draw", logits)
+    found = facts_of(fake)
+    assert found.log_probs is None and "neither" in found.more["log-probs"]
+
+
+@ROUTES
+def test_a_stream_gives_tokens_with_their_log_probs(generate: bool) -> None:
+    fake = FakeVllm(generate=generate)
+    (chunk,) = run(chunks(fake, facts_of(fake)))
+    before = [6, *chunk.tokens[:-1]]
+    expected = [log_softmax(logits_after(int(a), "default"))[b] for a, b in zip(before, chunk.tokens, strict=True)]
+    np.testing.assert_allclose(chunk.log_prob, expected, atol=1e-6)
+    assert chunk.finish_reason == "length" and list(chunk.prompt_tokens) == [5, 6]
+    assert chunk.version_spans == ((("default", 0, 4),) if generate else None)
+
+
+@ROUTES
+def test_every_field_that_decides_a_draw_is_sent(generate: bool) -> None:
+    fake = FakeVllm(generate=generate)
+    facts = facts_of(fake)
+    sampling = Sampling(temperature=0.7, max_tokens=3, stop=("###",))
+    run(chunks(fake, facts, sampling=sampling, seed=11, stop_tokens=(2, 9), cache_salt="v4"))
+    path, body = fake.calls[-1]
+    sent = body["sampling_params"] if generate else body
+    wanted = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 3, "stop": ["###"], "seed": 11}
+    wanted |= {"stop_token_ids": [2, 9], "ignore_eos": True, "repetition_penalty": 1.0, "n": 1, "logprobs": 0}
+    assert {name: sent[name] for name in wanted} == wanted
+    assert path == facts.route and body["cache_salt"] == "v4" and body["request_id"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"logprobs": {"content": []}}, "other tokens"),
+        ({"logprobs": {"token_logprobs": [-1.0]}}, "1 log-probs for 4 tokens"),
+        ({"finish_reason": "error"}, "'error'"),
+        ({"token_ids": None, "logprobs": {"content": [{"token_id": 1, "logprob": -1.0}]}}, "other tokens"),
+        ({"logprobs": {"content": [{"token_id": "x"}]}}, "KeyError"),
+    ],
+)
+def test_an_answer_that_does_not_fit_loses_the_completion(change: dict[str, Any], reason: str) -> None:
+    fake = FakeVllm()
+    facts = facts_of(fake)
+    fake.change = change
+    with pytest.raises(ServerError, match=reason):
+        run(chunks(fake, facts))
+
+
+def test_a_log_prob_that_was_not_computed_is_nan() -> None:
+    fake = FakeVllm(generate=False)
+    facts = facts_of(fake)
+    fake.change = {"logprobs": {"token_logprobs": [-1.0, -9999.0, None, -0.5]}}
+    (chunk,) = run(chunks(fake, facts))
+    np.testing.assert_array_equal(chunk.log_prob, np.float32([-1.0, np.nan, np.nan, -0.5]))
+
+
+def test_a_temperature_that_vllm_would_raise_is_refused() -> None:
+    fake = FakeVllm()
+    with pytest.raises(UserError, match=r"0\.005.*samples at 0\.01"):
+        run(chunks(fake, facts_of(fake), sampling=Sampling(temperature=0.005)))
+
+
+@ROUTES
+def test_scores_are_of_softmax_of_the_logits(generate: bool) -> None:
+    fake = FakeVllm(generate=generate)
+    facts = facts_of(fake)
+    found = run(DIALECT.score(fake.client(), facts, np.int32([5, 6]), np.int32([7, 8, 9])))
+    expected = [log_softmax(logits_after(a, "default"))[b] for a, b in ((6, 7), (7, 8), (8, 9))]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(UserError, match="--max-model-len 65"):
+        run(DIALECT.score(fake.client(), facts, np.int32([5]), np.arange(63, dtype=np.int32)))
+
+
+def test_abort_names_requests_as_the_server_does_and_never_all() -> None:
+    fake = FakeVllm()
+    facts = facts_of(fake)
+    before = len(fake.calls)
+    run(DIALECT.abort(fake.client(), facts, []))
+    assert len(fake.calls) == before
+    run(DIALECT.abort(fake.client(), facts, ["a"]))
+    run(DIALECT.abort(fake.client(), replace(facts, route=COMPLETIONS), ["a"]))
+    sent = [body["request_ids"] for _, body in fake.calls[before:]]
+    assert sent == [["generate-tokens-a"], ["cmpl-a-0"]]
+
+
+def test_the_pause_mode_is_always_sent() -> None:
+    fake = FakeVllm()
+    facts = facts_of(fake)
+    for mode in ("keep", "wait", "abort"):
+        run(DIALECT.pause(fake.client(), facts, mode))
+        assert fake.calls[-1] == ("/pause", {"mode": mode, "clear_cache": "false"})
+    assert run(DIALECT.load(fake.client(), facts)).paused is True
+    run(DIALECT.resume(fake.client(), facts))
+    assert run(DIALECT.load(fake.client(), facts)).paused is False
+
+
+def test_a_prefix_cache_that_was_not_emptied_is_an_error() -> None:
+    fake = FakeVllm()
+    facts = facts_of(fake)
+    fake.busy = True
+    with pytest.raises(ServerError, match="not emptied"):
+        run(DIALECT.forget_prefixes(fake.client(), facts, running=False))
+    run(DIALECT.forget_prefixes(fake.client(), facts, running=True))
+
+
+def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxima.engine.http.vllm.BUCKET", 8)
+    save_file({name: torch.zeros(2) for name in "abc"}, tmp_path / "model.safetensors")
+    fake = FakeVllm()
+    facts, before = facts_of(fake), len(fake.calls)
+    weights = WeightHandover(version=3, label="run-3", folder=tmp_path, how="transfer")
+    run(DIALECT.load_weights(fake.client(), facts, weights))
+    start, begin, *buckets, finish = fake.calls[before:]
+    assert (start[0], begin[0]) == ("/init_weight_transfer_engine", "/start_weight_update")
+    assert [body["update_info"]["names"] for _, body in buckets] == [["a"], ["b"], ["c"]]
+    assert [body["update_info"]["last"] for _, body in buckets] == [False, False, True]
+    assert finish == ("/finish_weight_update", {"weight_version": "run-3"})
+    assert run(DIALECT.load(fake.client(), facts)).weight_version == "run-3"
+
+
+@pytest.mark.parametrize(("how", "packs"), [("reload_packed", 1), ("reload", 0)])
+def test_a_reload_packs_tied_heads_where_the_worker_can(how: str, packs: int, tmp_path: Path) -> None:
+    fake = FakeVllm()
+    facts, before = facts_of(fake), len(fake.calls)
+    weights = WeightHandover(version=4, label="run-4", folder=tmp_path, how=how)
+    run(DIALECT.load_weights(fake.client(), facts, weights))
+    methods = [body["method"] for path, body in fake.calls[before:] if path == "/collective_rpc"]
+    assert methods == ["reload_weights", *["pack_tied_heads"] * packs]
+    assert fake.version == "run-4"
+
+
+def test_a_way_that_the_server_lacks_is_refused(tmp_path: Path) -> None:
+    weights = WeightHandover(version=1, label="v", folder=tmp_path, how="transfer")
+    for fake, remedy in ((FakeVllm(backend=None), "reload_packed, reload"), (FakeVllm(control=False), "DEV_MODE=1")):
+        with pytest.raises(UserError, match=remedy):
+            run(DIALECT.load_weights(fake.client(), facts_of(fake), weights))
+
+
+def test_the_worker_and_the_dialect_name_the_same_backend() -> None:
+    from proxima.engine.http import vllm_facts
+
+    place = Path(vllm_facts.__file__).parent / "in_server" / "proxima_vllm_worker.py"
+    assert f'BACKEND = "{vllm_facts.BACKEND}"' in place.read_text()
+    assert isinstance(Vllm().dialect(), VllmDialect)

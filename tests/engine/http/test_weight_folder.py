@@ -1,0 +1,107 @@
+"""Weights written for servers to read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from proxima.data import UserError
+from proxima.engine.http import weight_folder
+from proxima.engine.http.weight_folder import WeightFolders, folder_bytes, weight_buckets
+from proxima.model import load
+from proxima.model.lora import Lora, attach, merge_adapter
+
+TEXT = torch.tensor([[5, 9, 40, 41, 7, 30]])
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    return model.eval()(TEXT).logits
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])  # tied, untied, tied
+def test_a_folder_is_the_model(kind: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    loaded = load(str(tiny_model(kind)), dtype=torch.float32, device="cpu")
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.mul_(1.5)
+    folder = WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1")
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(logits(again), logits(loaded.model))
+    text = "ab <|im_end|>"
+    assert AutoTokenizer.from_pretrained(folder)(text).input_ids == loaded.tokenizer(text).input_ids
+
+
+def test_the_dtype_is_the_servers(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    folder = WeightFolders(tmp_path, dtype="bfloat16").write(loaded.model, loaded.tokenizer, "v1")
+    weights = load_file(folder / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    name = "model.norm.weight"
+    assert torch.equal(weights[name], loaded.model.get_parameter(name).to(torch.bfloat16))
+    assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
+    with pytest.raises(UserError, match="'int3'"):
+        WeightFolders(tmp_path, dtype="int3")
+
+
+def test_an_adapter_is_merged(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    attach(loaded.model, Lora(rank=2), seed=0)
+    with torch.no_grad():
+        for name, weight in loaded.model.named_parameters():
+            if "lora_" in name:
+                weight.normal_(std=0.3)
+    before = logits(loaded.model)
+    folder = WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1")
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(folder)), before, atol=1e-4, rtol=1e-3)
+    merge_adapter(loaded.model)
+    assert len(load_file(folder / "model.safetensors")) == len(dict(loaded.model.named_parameters()))
+
+
+def test_the_two_newest_are_kept_and_close_removes_all(tiny_model: Callable[[str], Path]) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    folders = WeightFolders()
+    written = [folders.write(loaded.model, loaded.tokenizer, f"v{version}") for version in range(4)]
+    assert [folder.exists() for folder in written] == [False, False, True, True]
+    again = folders.write(loaded.model, loaded.tokenizer, "v3")
+    assert again == written[3] and [folder.exists() for folder in written] == [False, False, True, True]
+    folders.close()
+    assert not written[3].parent.exists()
+
+
+def test_what_is_half_written_has_not_the_name(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    folders = WeightFolders(tmp_path)
+    before = folders.write(loaded.model, loaded.tokenizer, "v1")
+    content = (before / "model.safetensors").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weight_folder, "save_file", full)
+    with pytest.raises(UserError, match=r"No space left on device.*engine\.weight_folder"):
+        folders.write(loaded.model, loaded.tokenizer, "v1")
+    assert (before / "model.safetensors").read_bytes() == content
+    assert [one.name for one in tmp_path.iterdir()] == ["v1"]
+
+
+def test_shards_and_buckets_hold_every_weight_once(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    monkeypatch.setattr(weight_folder, "SHARD", 20_000)
+    folder = WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(loaded.model))
+    parameters = dict(loaded.model.named_parameters())
+    buckets = list(weight_buckets(folder, 5_000))
+    assert sorted(name for _, names in buckets for name in names) == sorted(parameters)
+    for file, names in buckets:
+        assert set(names) <= set(load_file(file))
+        assert len(names) == 1 or sum(4 * parameters[name].numel() for name in names) <= 5_000
+    assert folder_bytes(folder) == 4 * sum(weight.numel() for weight in parameters.values())
