@@ -65,6 +65,11 @@ def test_what_works_is_not_mentioned(recipe):
             "runtime.rollout_retries=5 (command line): acts on prompts that generate beside the training; set "
             "runtime.max_concurrent_rollouts too, or leave it out",
         ),
+        (
+            [*OVERLAP, "runtime.max_lag=0", "runtime.over_age=train"],
+            "runtime.over_age=train (command line): acts on prompts that generate beside the training; "
+            "runtime.max_lag=0 trains synchronously: raise that, or leave it out",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(overrides, line, recipe):

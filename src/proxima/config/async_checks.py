@@ -26,11 +26,13 @@ def overlap_is_possible(r: Resolved[Any]) -> Iterator[Problem]:
 def overlap_settings_have_an_effect(r: Resolved[Any]) -> Iterator[Problem]:
     """What only acts on a run that generates beside the training is not set without one."""
     runtime = r.config.runtime
-    if runtime.max_concurrent_rollouts is not None:
+    if runtime.overlaps:
         return
+    missing = runtime.max_concurrent_rollouts is None
+    remedy = f"set {CONCURRENT} too" if missing else "runtime.max_lag=0 trains synchronously: raise that"
     for name, default in (("over_age", "wait"), ("rollout_retries", 2)):
         if getattr(runtime, name) != default:
-            message = f"acts on prompts that generate beside the training; set {CONCURRENT} too, or leave it out"
+            message = f"acts on prompts that generate beside the training; {remedy}, or leave it out"
             yield r.problem(f"runtime.{name}", message)
 
 

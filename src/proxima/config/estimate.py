@@ -209,6 +209,7 @@ def memory_of(
     engine_bytes = BYTES.get(str(engine_dtype), BYTES[config.model.compute_dtype])
     rows = batch.generated[1]
     slots = min(rows, getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None) or rows)
+    slots = slots if _here(config.engine) else 0  # a server's memory is its own
     row = math.ceil(batch.longest / 64) * 64
     forwarded = max(min(batch.budget, batch.tokens), batch.longest)
     parts = training_memory(config.model, model, forwarded)
@@ -220,15 +221,31 @@ def memory_of(
         parts["critic's gradients and Adam's moments"] = own["gradients"] + own["Adam's two moments"]
     parts |= {
         "reward models": reward_bytes,
-        "reference model": p * master if config.algorithm.needs_reference and config.model.lora is None else 0,
+        "reference model": _reference_bytes(config, p),
         "teacher model": 0 if teacher is None else _teacher_bytes(config, teacher.parameters),
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
+        "new weights, for the servers to read": 0 if _here(config.engine) else p * master,
         "weights shared with the engine's process": p * master if isinstance(config.engine, LocalProcess) else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
         ACTIVATIONS: activations,
         "logits": logits + slots * model.vocabulary * 4,
     }
     return {name: size for name, size in parts.items() if size}
+
+
+def _here(engine: Any) -> bool:
+    """Whether an engine holds its weights on this machine's account; a server has `urls`."""
+    return not hasattr(engine, "urls")
+
+
+def _reference_bytes(config: RunConfig, parameters: int) -> int:
+    """Weights of the frozen reference here: the policy without its adapter needs none of its own."""
+    algorithm = config.algorithm
+    if not algorithm.needs_reference or (engine := algorithm.reference_engine) is None:
+        alone = algorithm.needs_reference and config.model.lora is None
+        return parameters * BYTES[config.model.dtype] if alone else 0
+    copied = BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
+    return parameters * (BYTES[config.model.dtype] + copied) if engine.needs_weights else 0
 
 
 ACTIVATIONS = "activations of a micro-batch"
@@ -254,6 +271,8 @@ def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: int) -> dic
 def _teacher_bytes(config: RunConfig, parameters: int) -> int:
     """Weights of a teacher of so many parameters, and the copy of an engine that runs it."""
     engine = config.algorithm.distillation and config.algorithm.distillation.engine
+    if engine is not None and not _here(engine):
+        return 0
     copied = BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
     return parameters * (BYTES[config.model.dtype] + (copied if engine and engine.needs_weights else 0))
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from proxima.config.engine_checks import engine_notes
 from proxima.config.estimate import (
     Time,
     batch_of,
@@ -40,6 +41,7 @@ class Estimates(ModelEstimates):
         self.batch = batch_of(config, self.prompt if self.prompt is not None else 128)
         if self.prompt is None:
             self.notes.append("prompts are taken to have 128 tokens")
+        self.notes += engine_notes(config)
         if config.replayed is not None:
             self.notes.append(
                 f"replay of {config.replayed}: the groups are those it stored; only answers are generated"

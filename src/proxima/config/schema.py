@@ -225,7 +225,8 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
-        require_at_least(self, 0, "stall_seconds", remedy="0 never warns")
+        valid = 0 <= self.stall_seconds < math.inf
+        require(valid, "stall_seconds", self.stall_seconds, "must be >= 0 and finite", remedy="0 never warns")
         if self.max_concurrent_rollouts is not None:
             require_at_least(self, 1, "max_concurrent_rollouts", remedy="null generates between the updates")
         require_at_least(self, 0, "rollout_retries", remedy="0 ends the run at the first failure")

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from proxima.config import algorithm_checks, async_checks, critic_checks, machine_checks, replay_checks, schedule_checks
+from proxima.config import (
+    algorithm_checks,
+    async_checks,
+    critic_checks,
+    engine_checks,
+    machine_checks,
+    replay_checks,
+    schedule_checks,
+)
 from proxima.config.describe import fields_of
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolve import Recipe, Resolved, resolve
@@ -31,6 +39,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.epochs_measure_the_kl, "algorithm train"),
     (algorithm_checks.advantage_is_supported, "algorithm critic"),
     (algorithm_checks.teacher_is_usable, "algorithm engine"),
+    (engine_checks.reference_engine_is_asked, "algorithm"),
     (algorithm_checks.gdpo_has_the_weights, "algorithm reward"),
     (algorithm_checks.advantage_reads_the_kl, "algorithm"),
     (algorithm_checks.allocation_keeps_batch_size, "algorithm train"),

@@ -33,7 +33,7 @@ from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller
 from proxima.runtime.critic import Critic, ValueHead
-from proxima.runtime.engine_needs import evaluation_sampling
+from proxima.runtime.engine_needs import REFERENCE, TEACHER, build_engine, evaluation_sampling, rollout_needs
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.learner import Learner
 from proxima.runtime.loop import Plan
@@ -42,7 +42,7 @@ from proxima.runtime.observer import Observer
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.run_data import RunData
 from proxima.runtime.store import RolloutRecorder, RunStore
-from proxima.runtime.teacher import make_distillation, make_reference_engine_stage, make_teacher_stage
+from proxima.runtime.teacher import make_distillation, make_engine_stage, make_teacher_stage
 from proxima.task.prompts import PromptSource
 from proxima.train import (
     ForwardStage,
@@ -181,23 +181,28 @@ def recomputes_proximal(config: "RunConfig") -> bool:
     return config.algorithm.proximal in RECOMPUTED and (several or config.algorithm.reward_kl is not None)
 
 
-def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> list[ForwardStage]:
-    """The forward passes that loss and reward need before the update."""
+def make_stages(
+    config: "RunConfig", policy: Policy, compute: ComputeThread, log: Path | None = None
+) -> list[ForwardStage]:
+    """The forward passes that loss and reward need before the update; `log` is for engines that run some of them."""
     stages: list[ForwardStage] = []
     if recomputes_proximal(config):
         stages.append(LogProbStage("proximal_log_prob", policy))
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
-    if config.algorithm.needs_reference and config.algorithm.reference_engine is not None:
-        stages.append(make_reference_engine_stage(config, policy.loaded.tokenizer, compute))
-    elif config.algorithm.needs_reference and config.model.lora is not None:
+    algorithm, loaded = config.algorithm, policy.loaded
+    if algorithm.needs_reference and algorithm.reference_engine is not None:
+        stages.append(make_engine_stage(config, REFERENCE, loaded, compute, log))
+    elif algorithm.needs_reference and config.model.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
-    elif config.algorithm.needs_reference:
+    elif algorithm.needs_reference:
         frozen = compute.call(load_model, config)
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
-    if config.algorithm.distillation is not None:
-        stages.append(make_teacher_stage(config, config.algorithm.distillation, compute))
+    if (distillation := algorithm.distillation) is not None and distillation.engine is not None:
+        stages.append(make_engine_stage(config, TEACHER, loaded, compute, log))
+    elif distillation is not None:
+        stages.append(make_teacher_stage(config, distillation, compute))
     return stages
 
 
@@ -240,6 +245,7 @@ def make_learner(
     compute: ComputeThread,
     stages: StageFactory | None = None,
     critic: Critic | ValueHead | None = None,
+    log: Path | None = None,
 ) -> Learner:
     """The weights, their optimizer and loss, and the forward stages; `stages` adds some."""
     head = critic if isinstance(critic, ValueHead) else None
@@ -253,7 +259,7 @@ def make_learner(
         stack=make_stack(train, policy, train.updates - waits * planned),
         objective=objective,
         stages=[
-            *make_stages(config, policy, compute),
+            *make_stages(config, policy, compute, log),
             *([] if head is None else [ValueStage(policy, head.bootstrap)]),
             *(compute.call(stages, policy) if stages else ()),
         ],
@@ -283,14 +289,16 @@ def make_controller(
 ) -> Controller:
     """Everything that the loop touches. A checkpoint kept `pending`, what the collector held for later steps, with the
     `next_log_probs` of these, and the `kl_coefficient` of the reward."""
-    learner = make_learner(config, loaded, compute, stages, critic)
+    learner = make_learner(config, loaded, compute, stages, critic, log := store.folder.engine_log)
     algorithm = make_algorithm(config, learner, kl_coefficient)
     recorder = RolloutRecorder(store, data.source, observer)
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):
-        log = store.folder.engine_log
         setup = EngineSetup.of(loaded, max_length=data.max_length, compute=compute, log=log)
-        engine = Executor(config.engine.build(setup))
+        built, notes = build_engine(config.engine, setup, rollout_needs(config, loaded.tokenizer, data.max_length))
+        for note in notes:
+            observer.warning(note)
+        engine = Executor(built)
         rewards = make_rewards(config, config.reward, compute)
         generator = GroupGenerator(engine, rewards, training_groups(config), clock.now)
         evaluation = make_evaluation(config, data, generator, compute, observer)

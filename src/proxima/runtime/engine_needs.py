@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
 from proxima.data import within
-from proxima.engine.protocol import EngineNeeds, LogProbName, Sampling
+from proxima.engine.protocol import Engine, EngineNeeds, EngineSetup, LogProbName, Sampling, close_engine
 from proxima.model.load import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
 
@@ -42,6 +42,27 @@ def ask_engine(spec: Any, needs: EngineNeeds, path: str = "engine") -> list[str]
         return []
     with within(path):
         return [f"{path}: {note}" for note in check(needs)]
+
+
+def build_engine(spec: Any, setup: EngineSetup, needs: EngineNeeds, path: str = "engine") -> tuple[Engine, list[str]]:
+    """The running engine, and the warnings of a server that was started with it: it could not be asked before.
+
+    Raises:
+        FieldError, UserError: as `ask_engine`; the server is ended.
+    """
+    engine = spec.build(setup)
+    if getattr(spec, "serve", None) is None:
+        return engine, []
+    try:
+        return engine, ask_engine(engine, needs, path)
+    except BaseException:
+        close_engine(engine)
+        raise
+
+
+def scoring_engine(config: "RunConfig", path: str, tokenizer: Any, context: int) -> tuple[Any, EngineNeeds]:
+    """The engine of reference or teacher, at `path`, and what it will be asked."""
+    return next((spec, needs) for at, spec, needs in _engines(config, tokenizer, context) if at == path)
 
 
 def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tuple[str, Any, EngineNeeds]]:

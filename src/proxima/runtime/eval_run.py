@@ -30,6 +30,7 @@ from proxima.reward.runner import RewardRunner
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.build import load_model
 from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.engine_needs import build_engine, evaluation_needs
 from proxima.runtime.environment import describe_environment, package_version
 from proxima.runtime.eval_suites import LoadedSuite
 from proxima.runtime.held_out import Evaluation
@@ -39,6 +40,9 @@ from proxima.runtime.run_data import EVAL_UID
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig
+
+
+ENGINE_LOG = "engine.log"  # of a process that the engine starts
 
 
 @dataclass(kw_only=True)
@@ -103,13 +107,19 @@ def run_eval(
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = load_model(config)
         compute = ComputeThread()
-        engine = config.engine.build(EngineSetup.of(model, max_length=suites[0].context, compute=compute))
+        log = None if folder is None else folder / ENGINE_LOG
+        setup = EngineSetup.of(model, max_length=suites[0].context, compute=compute, log=log)
+        samplings = [one.sampling for one in suites]
+        needs = evaluation_needs(config, model.tokenizer, suites[0].context, samplings)
+        engine, notes = build_engine(config.engine, setup, needs)
         opened.callback(close_engine, engine)
         if not getattr(config.engine, "needs_weights", False) and "module" in engine.capabilities.weight_updates:
             # a server has the weights that it was started with
             compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
         outcome = EvalOutcome(result={}, seconds={"load": clock.now() - started}, folder=folder)
         facts: dict[str, Any] = {}
+        for note in notes:
+            observer.warning(note)
         for loaded in suites:
             name, start = loaded.suite.name, clock.now()
             for note in loaded.notes:
@@ -135,7 +145,7 @@ def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> 
     check_folder(folder, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
-        if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT):
+        if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, ENGINE_LOG):
             entry.unlink()
     write_atomic(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
 

@@ -1,6 +1,7 @@
 """Teacher and reference: what is checked before any weights are loaded, and the stages that ask them."""
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.describe import kind_of
@@ -9,7 +10,7 @@ from proxima.engine.protocol import EngineSetup, close_engine
 from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
-from proxima.runtime.engine_needs import REFERENCE, TEACHER
+from proxima.runtime.engine_needs import TEACHER, build_engine, scoring_engine
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.objectives import DistillationTerm
@@ -68,21 +69,12 @@ def make_distillation(config: "RunConfig") -> DistillationTerm | None:
 
 
 def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", compute: ComputeThread) -> ForwardStage:
-    """The stage that asks the teacher, whose weights it loads.
+    """The stage of a teacher whose weights are loaded here.
 
     Raises:
-        FieldError: they can't be loaded, or the engine does not score.
+        FieldError: they can't be loaded.
     """
     divergence = distillation.divergence
-    if distillation.engine is not None:
-        with renamed("model.path", PATH):
-            setup = EngineSetup(
-                model_path=distillation.path,
-                tokenizer=load_tokenizer(distillation.path),
-                load_weights=partial(_load, config, distillation.path),
-                compute=compute,
-            )
-            return scoring_stage("teacher_log_prob", distillation.engine, setup, TEACHER)
     with renamed("model.path", PATH):
         teacher = compute.call(_load, config, distillation.path)
     teacher.model.requires_grad_(False)
@@ -97,33 +89,35 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
     )
 
 
-def make_reference_engine_stage(config: "RunConfig", tokenizer: Any, compute: ComputeThread) -> ForwardStage:
-    """The stage that asks the engine of the reference, whose weights are those of `model.path`, without an adapter.
+def make_engine_stage(
+    config: "RunConfig", path: str, policy: LoadedModel, compute: ComputeThread, log: Path | None
+) -> ForwardStage:
+    """The stage that asks the engine of reference or teacher, which is built here.
+
+    Args:
+        path: where the config has it, `REFERENCE` or `TEACHER`.
+        policy: whose tokenizer and length count. The reference has its first weights, without an adapter.
+        log: file for the output of what the engine starts.
 
     Raises:
-        FieldError: as `scoring_stage`.
+        FieldError: the engine does not score, or its weights can't be loaded.
     """
-    model = config.model
+    context = min(config.model.max_length or policy.max_length, policy.max_length)
+    spec, needs = scoring_engine(config, path, policy.tokenizer, context)
     setup = EngineSetup(
-        model_path=model.path,
-        tokenizer=tokenizer,
-        load_weights=partial(_load, config, model.path, model.revision),
+        model_path=needs.model_path,
+        tokenizer=needs.tokenizer,
+        load_weights=partial(_load, config, needs.model_path, needs.revision),
+        max_length=context,
         compute=compute,
+        log=log,
     )
-    return scoring_stage("reference_log_prob", config.algorithm.reference_engine, setup, REFERENCE)
-
-
-def scoring_stage(column: str, spec: Any, setup: EngineSetup, path: str) -> EngineStage:
-    """The stage that asks an engine, which is built here; `path` is where the config has it.
-
-    Raises:
-        FieldError: the engine does not score.
-    """
-    engine = spec.build(setup)
+    with renamed("model.path", PATH if path == TEACHER else "model.path"):
+        engine, _ = build_engine(spec, setup, needs, path)
     if not engine.capabilities.score:
         close_engine(engine)
         raise FieldError(path, kind_of(spec), "does not score tokens", remedy=f"set {path}=null, or use one that does")
-    return EngineStage(column=column, engine=engine)
+    return EngineStage(column="teacher_log_prob" if path == TEACHER else "reference_log_prob", engine=engine)
 
 
 def _load(config: "RunConfig", path: str, revision: str | None = None) -> LoadedModel:

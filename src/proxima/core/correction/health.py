@@ -36,14 +36,12 @@ class HealthRule:
 
 
 SAME_WEIGHTS = "check that engine and trainer have the same weights, tokenizer, prompt tokens and temperature"
+SAME_PRECISION = "set model.compute_dtype=float32 or serve in the dtype that is trained"
 PRECISION = (
-    "set model.compute_dtype=float32 or serve in the dtype that is trained, or weight the tokens: "
-    "algorithm.proximal=recompute algorithm.correction=decoupled_token_is"
+    f"{SAME_PRECISION}, or weight the tokens: algorithm.proximal=recompute algorithm.correction=decoupled_token_is"
 )
-STALE = (
-    "some groups are {age:.0f} policy versions old, so lower runtime.max_lag, or correct for it: proxima's "
-    "documentation of the mismatch says how"
-)
+CORRECT = ", or correct for it: proxima's documentation of the mismatch says how"
+CORRECTED = "; algorithm.correction weights or rejects tokens already, see correction/"
 REPLAYED = (
     "this run is a replay, and its policy has moved away from the one that wrote the rollouts: replay fewer steps, "
     "lower the learning rate, or weight the tokens by algorithm.proximal=recompute "
@@ -113,9 +111,12 @@ def health(values: Mapping[str, object], guard: MismatchGuard | None = None) -> 
 def _verdict(
     level: HealthLevel, metric: str, value: float, meaning: str, remedy: str, values: Mapping[str, object]
 ) -> HealthVerdict:
-    age = values.get("age/max")
+    age, corrected = values.get("age/max"), any(name.startswith("correction/") for name in values)
     if metric.startswith("mismatch/") and values.get("replayed"):
         remedy = REPLAYED
     elif metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
-        remedy = STALE.format(age=age)
+        old = f"some groups are {age:.0f} policy versions old, so lower runtime.max_lag"
+        remedy = f"{old}{CORRECTED}" if corrected else f"{old}{CORRECT}"
+    elif remedy == PRECISION and corrected:
+        remedy = f"{SAME_PRECISION}{CORRECTED}"
     return HealthVerdict(level, metric, value, f"{meaning}." if level == "ok" else f"{meaning}: {remedy}.")
