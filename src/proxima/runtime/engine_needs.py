@@ -50,9 +50,10 @@ def build_engine(spec: Any, setup: EngineSetup, needs: EngineNeeds, path: str = 
     Raises:
         FieldError, UserError: as `ask_engine`; the server is ended.
     """
-    engine = spec.build(setup)
     if getattr(spec, "serve", None) is None:
-        return engine, []
+        return spec.build(setup), []
+    with within(path):
+        engine: Engine = spec.build(setup)
     try:
         return engine, ask_engine(engine, needs, path)
     except BaseException:

@@ -115,8 +115,8 @@ def _verdict(
     if metric.startswith("mismatch/") and values.get("replayed"):
         remedy = REPLAYED
     elif metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
-        old = f"some groups are {age:.0f} policy versions old, so lower runtime.max_lag"
-        remedy = f"{old}{CORRECTED}" if corrected else f"{old}{CORRECT}"
+        aged = f"some groups are {age:.0f} policy versions old, so lower runtime.max_lag"
+        remedy = f"{aged}{CORRECTED}" if corrected else f"{aged}{CORRECT}"
     elif remedy == PRECISION and corrected:
         remedy = f"{SAME_PRECISION}{CORRECTED}"
     return HealthVerdict(level, metric, value, f"{meaning}." if level == "ok" else f"{meaning}: {remedy}.")

@@ -109,7 +109,7 @@ class ServerSettings(EngineSpec):
     def check_servers(self, model: str) -> None:
         """Look for what would keep `start_servers` from working; see `check_serve`. Nothing without `serve`."""
         if self.serve is not None:
-            with within("engine.serve"):
+            with within("serve"):
                 check_serve(self.dialect().kind, self.serve, model=model)
 
     def start_servers(self, setup: EngineSetup, report: Report = to_stderr) -> Servers | None:
@@ -120,7 +120,7 @@ class ServerSettings(EngineSpec):
         """
         if self.serve is None:
             return None
-        with within("engine.serve"):
+        with within("serve"):
             return start_servers(
                 self.dialect().kind,
                 self.serve,
