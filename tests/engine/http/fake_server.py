@@ -239,11 +239,10 @@ class FakeServer:
         request.tokens.append(token)
         request.log_prob.append(float(reported[token]))
         request.labels.append(self.label)
-        most = body["max_tokens"] + (request.fault == "spill")
         text = "".join("abcdefg"[i] for i in request.tokens if i != STOP)
         if (token == STOP and request.fault != "unstopped") or any(one in text for one in body["stop"]):
             request.ended = "stop"
-        elif len(request.tokens) >= most:
+        elif len(request.tokens) >= body["max_tokens"]:
             request.ended = "length"
 
     # ---- the other calls ---------------------------------------------------------------------------------------------
@@ -313,6 +312,8 @@ def _spoiled(message: dict[str, Any], fault: str | None) -> dict[str, Any]:
         message["log_probs"] = [float("nan")] * len(message["tokens"])
     elif fault == "short":
         message["log_probs"] = message["log_probs"][:-1]
+    elif fault == "spill":
+        message |= {"tokens": [1] * 100, "log_probs": [-1.0] * 100}
     elif fault == "impossible":
         message["tokens"] = [VOCABULARY for _ in message["tokens"]]
     return message

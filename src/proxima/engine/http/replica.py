@@ -1,8 +1,8 @@
 """One server, and what runs on it."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
@@ -228,13 +228,12 @@ class Replica:
         for call in calls:
             if not call.answered:  # it may not even have arrived
                 call.end(ending)
-        over = asyncio.gather(*(call.over.wait() for call in calls))
-        try:
-            await asyncio.wait_for(over, ABORT_SECONDS)
-        except TimeoutError:
-            for call in calls:
-                call.end(ending)
-            await asyncio.gather(*(call.over.wait() for call in calls))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ABORT_SECONDS):
+                await _all_over(calls)
+        for call in calls:
+            call.end(ending)
+        await _all_over(calls)
 
     def drop(self) -> None:
         """End what runs without a word to the server; what came counts."""
@@ -269,3 +268,8 @@ class Replica:
             self.limit = max(1, min(self.limit, len(self.running)) - load.waiting)
         elif queued and self.assigned >= self.limit:
             self.limit = min(2 * self.limit, HIGHEST_LIMIT)
+
+
+async def _all_over(calls: Sequence[RunningCall]) -> None:
+    for call in calls:
+        await call.over.wait()

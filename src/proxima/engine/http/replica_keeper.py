@@ -135,7 +135,8 @@ class ReplicaKeeper:
             if not replica.in_service:
                 seconds = min(spec.health_seconds * 2 ** min(max(0, replica.relapses - 1), 10), LONGEST_WAIT)
             with suppress(TimeoutError):
-                await asyncio.wait_for(soon.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await soon.wait()
             soon.clear()
             if replica.in_service:
                 await self._check(replica)
