@@ -119,7 +119,7 @@ class HttpEngine:
 
     def check(self, needs: EngineNeeds) -> list[str]:
         """As `ServerSpec.check`, of servers that the engine has started."""
-        return check_facts(self.spec, self.facts, needs, self.spec.addresses_of(None)[0].url)
+        return check_facts(self.spec, self.facts, needs, self._pool.replicas[0].url)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream completions as they end.

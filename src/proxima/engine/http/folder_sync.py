@@ -11,7 +11,7 @@ from torch import nn
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.dialect import WeightHandover
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import WeightProbe, bound_of, perturbed, probe_tokens, trainer_log_prob
 from proxima.engine.http.weight_sync import SyncReport
@@ -47,7 +47,7 @@ class FolderSync:
         setup: what it is built from.
     """
 
-    def __init__(self, spec: ServerSpec, setup: EngineSetup) -> None:
+    def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         self._root = None if spec.weight_folder is None else Path(spec.weight_folder)
         self._folders: WeightFolders | None = None

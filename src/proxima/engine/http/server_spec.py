@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from proxima.engine.http.engine import HttpEngine
+from proxima.engine.http.folder_sync import FolderSync
+from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.protocol import EngineNeeds
+from proxima.engine.protocol import EngineNeeds, EngineSetup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,3 +21,26 @@ class ServerSpec(ServerSettings):
             self.check_servers(needs.model_path)
             return []
         return check_servers_of(self, needs)
+
+    def build(self, setup: EngineSetup) -> HttpEngine:
+        """The engine; the servers answer.
+
+        Raises:
+            UserError: they do not, or differ from one another or from the model.
+        """
+        rules = CompletionRules.of(setup)
+        servers = self.start_servers(setup)
+        if servers is None:
+            return HttpEngine(self, rules, FolderSync(self, setup))
+        try:
+            return HttpEngine(
+                self,
+                rules,
+                FolderSync(self, setup),
+                addresses=self.addresses_of(servers),
+                failure=lambda: servers.failure,
+                closed=servers.close,
+            )
+        except BaseException:
+            servers.close()
+            raise
