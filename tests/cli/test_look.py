@@ -176,6 +176,7 @@ def test_doctor(proxima):
         "cores",
         "devices",
         "memory",
+        "servers",
         "disk",
         "gemm",
     ]

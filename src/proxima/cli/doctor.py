@@ -1,4 +1,6 @@
-"""Show this machine: versions, threads, devices, free memory and disk, and the speed of matrix products."""
+"""Show this machine: versions, threads, devices, free memory and disk, and the speed of matrix products.
+
+proxima doctor --engine http://127.0.0.1:8000              what a server can do, as `proxima engine probe`"""
 
 import argparse
 import os
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.cli.output import print_json
+from proxima.data.errors import UserError
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")
 OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf", "peft": "lora"}
@@ -15,9 +18,18 @@ OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything for programs")
+    parser.add_argument("--engine", metavar="URL", help="ask a server what it can do, and print that instead")
+    parser.add_argument("--token-env", metavar="NAME", help="environment variable with that server's bearer token")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.engine is not None:
+        from proxima.cli.engine import probe_action
+
+        given = {"json": arguments.json, "token_env": arguments.token_env}
+        return probe_action.run(
+            argparse.Namespace(url=arguments.engine, kind=None, allow_remote=False, seconds=60.0, **given)
+        )
     facts = describe_machine()
     if arguments.json:
         print_json(facts)
@@ -51,8 +63,23 @@ def describe_machine() -> dict[str, Any]:
         "devices": devices,
         "memory_bytes": {"total": total, "free": free},
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
+        "servers": installed_servers(),
         "gemm_gflops": {"device": fastest, **gemm},
     }
+
+
+def installed_servers() -> dict[str, str | None]:
+    """The program of each server that proxima can start: where `engine.serve` finds it; None where it does not."""
+    from proxima.engine.serve import LAUNCHES, Serve
+    from proxima.engine.serve.launch import find_executable
+
+    found: dict[str, str | None] = {}
+    for kind in LAUNCHES:
+        try:
+            found[kind] = str(find_executable(Serve(), kind))
+        except UserError:
+            found[kind] = None
+    return found
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
@@ -77,6 +104,9 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
     installed = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
     missing = [f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")' for name, v in facts["optional"].items() if not v]
     devices = ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"])
+    servers = [
+        f"{n} {at}" if at else f"{n} not installed (proxima engine install {n})" for n, at in facts["servers"].items()
+    ]
     memory, gemm = facts["memory_bytes"], facts["gemm_gflops"]
     shown = "unknown"
     if memory["total"] is not None:
@@ -89,6 +119,7 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"cores     {facts['cores']}, torch uses {facts['threads']} threads",
         f"devices   {devices or 'cpu only'}",
         f"memory    {shown}",
+        f"servers   {', '.join(servers)}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
     ]

