@@ -71,7 +71,9 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         interrupts=_interrupts(control, spans),
         prefix_cache=_of(told, "cache_config", "enable_prefix_caching"),
         cache_salt=await ask.accepts(cache_salt="proxima"),
-        seeds=first.get("token_ids") == again.get("token_ids") != other.get("token_ids"),
+        # on a CPU, a request with a seed whose prompt is computed in several parts ends the server
+        seeds=first.get("token_ids") == again.get("token_ids") != other.get("token_ids")
+        and _of(told, "device_config", "device") != "cpu",
         sampling_mask=bool(_of(told, "model_config", "return_sampling_mask")),
         routed_experts=bool(_of(told, "aux_output_config", "enable_return_routed_experts")),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT"))
