@@ -1,7 +1,8 @@
 """A fake of the program `vllm`: the words, log lines, children and deaths of the real one, without a model.
 
 Its behavior is chosen by the words of its arguments: `--die TEXT` dies while loading, `--child` leaves a process in a
-session of its own, `--deaf` never answers, `--stubborn` ignores SIGTERM, `--die-later` dies at GET /die.
+session of its own, `--deaf` never answers, `--stubborn` ignores SIGTERM. GET /die ends it, and after
+GET /fail it is not healthy.
 """
 
 import json
@@ -23,6 +24,12 @@ class Handler(BaseHTTPRequestHandler):
         key = os.environ.get("VLLM_API_KEY")
         if self.path == "/die":
             os._exit(9)
+        if self.path == "/fail":
+            print("RuntimeError: the core is gone", flush=True)
+            self.server.failed = True
+        if self.path == "/health" and getattr(self.server, "failed", False):
+            self.answer(503, {})
+            return
         if self.path.startswith("/v1") and key and self.headers["Authorization"] != f"Bearer {key}":
             self.answer(401, {"error": "Unauthorized"})
         else:

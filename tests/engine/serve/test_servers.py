@@ -162,6 +162,19 @@ def test_a_server_that_dies_is_started_again_at_its_address(begin):
     assert servers.failure is None
 
 
+def test_a_server_that_lives_on_without_its_core_is_started_again(begin, monkeypatch):
+    monkeypatch.setattr("proxima.engine.serve.servers.HEALTH", 0.1)
+    servers = begin()
+    (one,) = servers.started
+    first = one.process
+    ask(servers.urls[0], "/fail")
+    until(lambda: one.process is not first and one.ready.is_set())
+    assert first.code is not None
+    assert any(
+        "is not healthy any more: RuntimeError: the core is gone; started again" in line for line in servers.said
+    )
+
+
 def test_a_server_that_dies_too_often_is_given_up_with_the_reason(begin):
     servers = begin(restarts=0)
     with pytest.raises((OSError, urllib.error.URLError)):

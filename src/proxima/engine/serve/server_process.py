@@ -63,6 +63,17 @@ class ServerProcess:
             return False
         return ready and self.code is None
 
+    def is_sick(self) -> bool | None:
+        """Whether a server that has answered is beyond recovery, though its process runs: it says so, or listens no
+        more. None: it does not answer, as one that is busy.
+        """
+        try:
+            return not self._http.get("/health").is_success
+        except httpx.ConnectError:
+            return True
+        except httpx.HTTPError:
+            return None
+
     def output(self) -> str:
         """The last part of what it has written since its start."""
         with self.log.open("rb") as stream:
@@ -81,8 +92,12 @@ class ServerProcess:
         if code > 128:
             name = signal.Signals(code - 128).name
             how = f"{name}, which the kernel sends when memory runs out" if name == "SIGKILL" else name
-        reason = last_error(self.output())
+        reason = self.last_error()
         return f"{how}: {reason}" if reason else how
+
+    def last_error(self) -> str:
+        """The line of its log that says what is wrong."""
+        return last_error(self.output())
 
     def ask_to_stop(self) -> None:
         """Begin to end all its processes; `stop` waits for it."""

@@ -16,6 +16,8 @@ from proxima.engine.serve.server_process import ServerProcess
 BEAT = 0.25  # seconds between two looks at a server
 STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
+HEALTH = 5.0  # seconds between two health checks of a server that has answered
+SILENCE = 120.0  # seconds without an answer to them after which it counts as dead
 NEWS = 5.0  # seconds between two lines about a server that starts
 
 Report = Callable[[str], None]
@@ -172,17 +174,33 @@ class Servers:
 
     def _watch(self, one: StartedServer, process: ServerProcess) -> str:
         """Wait until it has ended or all are closed; why it must end, if it does not by itself."""
-        begun, steady_from = time.monotonic(), None
+        begun = time.monotonic()
         while process.code is None and not self._closing.is_set():
-            now = time.monotonic()
-            if steady_from is not None:
-                one.deaths = 0 if now >= steady_from else one.deaths
-            elif process.answers():
+            if process.answers():
                 one.answered = True
                 one.ready.set()
-                steady_from = now + STEADY
-            elif now - begun > self.start_seconds:
+                return self._watch_ready(one, process)
+            if time.monotonic() - begun > self.start_seconds:
                 last = f"; its log ends with: {words}" if (words := process.doing()) else ""
                 return f"has not answered for {self.start_seconds:g} s{last}"
             self._closing.wait(BEAT)
+        return ""
+
+    def _watch_ready(self, one: StartedServer, process: ServerProcess) -> str:
+        """The same of a server that has answered."""
+        steady_from = time.monotonic() + STEADY
+        heard = checked = time.monotonic()
+        while process.code is None and not self._closing.wait(BEAT):
+            now = time.monotonic()
+            if now >= steady_from:
+                one.deaths = 0
+            if now - checked < HEALTH:
+                continue
+            checked = now
+            sick = process.is_sick()
+            if sick and process.code is None:
+                return f"is not healthy any more: {process.last_error()}"
+            heard = now if sick is False else heard
+            if now - heard > SILENCE:
+                return f"has not answered for {SILENCE:g} s"
         return ""
