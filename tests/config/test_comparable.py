@@ -20,6 +20,11 @@ EVERY_PURPOSE = set(Purpose)
         ("eval.task.high", {Purpose.RESUME}),
         ("checkpoint.keep_last", {Purpose.RESUME, Purpose.CELL}),
         ("runtime.max_lag", set()),  # changes results
+        ("engine.kind", {Purpose.CHANGE}),
+        ("engine.url", EVERY_PURPOSE),  # the same servers elsewhere
+        ("engine.serve.port", {Purpose.RESUME, Purpose.CELL}),
+        ("engine.serve.dtype", {Purpose.CHANGE}),
+        ("engine.quantization", {Purpose.CHANGE}),
         ("train.optimizer.lr", {Purpose.CHANGE}),  # told with --accept-changes
         ("seeds", set()),
         ("a.field.of.tomorrow", set()),
@@ -32,6 +37,7 @@ def test_who_may_differ(path, purposes):
 def test_every_classified_field_exists(recipe):
     entries = resolve(recipe(), ["algorithm=dapo", "eval.task.kind=tests.config.fakes:Sums"]).entries
     entries += resolve(recipe(), ["engine=local_process"]).entries
+    entries += resolve(recipe(), ["engine={kind: vllm, serve: {}}"]).entries
     entries += resolve({"model": {"path": "a/b"}, "task": "arithmetic", "sft": {}}, root=None).entries
     known = {".".join(entry.path.split(".")[:end]) for entry in entries for end in range(1, 5)}
     assert set(FIELD_CLASSES) <= known

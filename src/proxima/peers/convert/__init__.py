@@ -6,6 +6,7 @@
     trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, of further tables
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
+    rollout_servers.py    `engine` where the peer generates with a server
     draft.py     the recipe under construction, and its text
 Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
 imported or executed.

@@ -5,6 +5,7 @@ from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.areal_policies import policies, segment_wise
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
+from proxima.peers.convert.rollout_servers import areal_engine
 
 LENGTHS = ("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens")
 GROUPS = ("gconfig.n_samples", "actor.group_size", "group_size", "rollout.gconfig.n_samples")
@@ -32,6 +33,7 @@ def convert(o: Options) -> Draft:
     normalised = _advantage(d, o)
     _rewards(d, o, normalised, longest)
     _asynchrony(d, o)
+    areal_engine(d, o)
     policies(d, o)
     _surrogate(d, o)
     d.spec("algorithm.aggregate", "token_mean", "AReaL's loss: over all loss tokens, rejected ones included (A1)")

@@ -7,6 +7,7 @@ from proxima.peers.convert import common, trackers
 from proxima.peers.convert.adapter import PEFT_TARGETS, LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
+from proxima.peers.convert.rollout_servers import trl_engine
 from proxima.peers.convert.trl_rewards import rewards
 
 LIST = "algorithm.correction"
@@ -41,6 +42,7 @@ def convert(o: Options) -> Draft:
         d.put("model.revision", str(o.get("model_revision", default="main")), o.origin("model_revision"))
     d.flag("data.shuffle", o, "shuffle_dataset")
     common.template_arguments(d, o, "chat_template_kwargs")
+    trl_engine(d, o)
     rewards(d, o)
     why = "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it"
     d.put("algorithm.proximal", "recompute", why)

@@ -5,6 +5,7 @@ from proxima.peers.convert import common, trackers
 from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
+from proxima.peers.convert.rollout_servers import verl_engine
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
 from proxima.peers.convert.verl_training import AGGREGATES, batch, gae_critic, training
@@ -48,6 +49,7 @@ def convert(o: Options) -> Draft:
     training(d, o)
     gae_critic(d, o)
     _lora(d, o)
+    verl_engine(d, o)
     _evaluation(d, o, columns)
     trackers.verl(d, o)
     return d
