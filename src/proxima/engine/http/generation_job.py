@@ -72,6 +72,12 @@ class JobSegment:
     spans: list[tuple[int, int, int]] | None = None
     masks: list[SamplingMask] = field(default_factory=list)
 
+    def cut(self, length: int) -> None:
+        """Drop the tokens from there on."""
+        del self.tokens[length:], self.log_prob[length:]
+        if self.masks:
+            self.masks = [SamplingMask.joined(self.masks).part(0, length)]
+
     @property
     def versions(self) -> Ints:
         """[T] of each token."""
@@ -198,9 +204,7 @@ class GenerationJob:
         if chunk.version_spans is not None and labels:
             segment.spans = spans_of(chunk.version_spans, len(segment.tokens), labels)
         if end is not None:
-            del segment.tokens[end:], segment.log_prob[end:]
-            if segment.masks:
-                segment.masks = [SamplingMask.joined(segment.masks).part(0, end)]
+            segment.cut(end)
             return "stop"
         if chunk.finish_reason == "length" and self.length < self.limit:
             raise WrongAnswerError(f"ended for its length after {self.length} of {self.limit} tokens")
@@ -254,6 +258,8 @@ class GenerationJob:
     def keep(self) -> int:
         """The attempt ended before the completion did; what it gave counts. Returns how many tokens that is."""
         segment, self.current = self.current, None
+        if segment is not None and segment.spans is None and len(segment.marks) > 1:
+            segment.cut(segment.marks[1][0])  # of what came later nobody knows which weights sampled it
         if segment is None or not segment.tokens:
             return 0
         self.kept.append(segment)

@@ -115,9 +115,8 @@ class ReplicaKeeper:
 
     async def _bring(self, replica: Replica) -> SyncReport:
         assert self._newest is not None
-        report = await self.sync.bring(replica)
-        replica.set_version(self.version, self._newest)
-        return report
+        replica.set_version(self.version, self._newest)  # first: what it holds goes on while the weights are proved
+        return await self.sync.bring(replica)
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
@@ -172,7 +171,7 @@ class ReplicaKeeper:
             return f"it serves {load.model} now, not {replica.facts.model}"
         if load.instance is not None and replica.instance is not None and load.instance != replica.instance:
             return "it was started again"
-        if settled and replica.label is not None and load.weight_version != replica.label:
+        if settled and replica.facts.weight_version and load.weight_version != replica.label:
             return f"it has weights {load.weight_version!r}, not {replica.label!r}"
         return None
 
@@ -211,7 +210,7 @@ class ReplicaKeeper:
                 await replica.stop("interrupted")
                 await self._bring(replica)
             load = await dialect.load(client, facts)
-            if not self.published and replica.label is not None and load.weight_version != replica.label:
+            if not self.published and facts.weight_version and load.weight_version != replica.label:
                 raise ServerError(replica.url, "", f"it has weights {load.weight_version!r}, not {replica.label!r}")
             replica.instance = load.instance
             if self.pool.paused:
