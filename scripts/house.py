@@ -50,7 +50,6 @@ ALLOWED_FUNCTIONS = {
 ALLOWED_CLASSES: dict[str, str] = {}
 ALLOWED_UNREACHABLE = {"of_sets": "how engines that are servers read a sampling mask"}
 ALLOWED_UNREACHABLE |= {"brief_answer": "a file that `proxima init` writes; its recipe names it"}
-ALLOWED_UNREACHABLE |= {"forget_prefixes": "a call of `Dialect` that the hand-over of weights makes"}
 _HOOKS = "users of `Executor` register hooks, and so will the segment-wise recompute; the loop itself has none"
 ALLOWED_UNREACHABLE |= dict.fromkeys(
     (

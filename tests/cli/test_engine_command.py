@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from proxima.conformance.engine_laws import tiny_model
+from proxima.conformance import tiny_model
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 
 
@@ -63,7 +63,7 @@ def free_address():
         return f"http://127.0.0.1:{one.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("action", ["probe"])
+@pytest.mark.parametrize("action", ["probe", "check"])
 @pytest.mark.parametrize(
     ("url", "told"),
     [
@@ -77,7 +77,7 @@ def test_an_address_that_cannot_be_meant(proxima, action, url, told):
     assert (code, out) == (2, "") and told in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("action", ["probe"])
+@pytest.mark.parametrize("action", ["probe", "check"])
 def test_no_server(proxima, action):
     url = free_address()
     code, out, err = proxima("engine", action, url)
@@ -85,7 +85,7 @@ def test_no_server(proxima, action):
     assert f"error: {url}" in err and "can't be reached; start it, or check the address" in err
 
 
-@pytest.mark.parametrize("action", ["probe"])
+@pytest.mark.parametrize("action", ["probe", "check"])
 @pytest.mark.parametrize("handler", [Page, Json])
 def test_a_server_of_something_else(proxima, web, action, handler):
     url = web(handler)
@@ -122,3 +122,62 @@ def test_a_server_with_a_key(proxima, monkeypatch):
     assert (code, out) == (2, "") and "refused with status 401" in err and "check token_env" in err
     code, _, err = proxima("engine", "probe", server.url, "--token-env", "NO_SUCH_NAME")
     assert code == 2 and "token_env='NO_SUCH_NAME' must name an environment variable that is set" in err
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A tiny model, its folder, and a fake server that has it."""
+    tiny = tiny_model()
+    folder = tmp_path / "tiny"
+    tiny.model.save_pretrained(folder)
+    tiny.tokenizer.save_pretrained(folder)
+    return tiny, folder
+
+
+def test_check_of_a_sound_server(proxima, served):
+    tiny, folder = served
+    with FakeSglang(tiny, FakeSglangOptions(pace=0.001, context_length=256)) as server:
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "600")
+    assert code == 0, out
+    lines = out.splitlines()
+    assert lines[-1] == f"{server.url} (sglang 0.0.fake, {folder}): 17 passed, 0 FAILED, 2 skipped"
+    assert "skipped  seeds: it has no seeds" in lines
+    assert {line.split()[1] for line in lines if line.startswith("passed")} >= {"frequencies", "weights", "tokenizer"}
+
+
+def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
+    tiny, _ = served
+    with FakeSglang(tiny, FakeSglangOptions(return_original_logprob=True, pace=0.001, context_length=256)) as server:
+        code, out, _ = proxima("engine", "check", server.url, "--json")
+    results = {one["law"]: one for one in json.loads(out)["results"]}
+    assert code == 0 and results["columns"]["status"] == "passed"
+    assert results["temperature"]["detail"] == "no model to compare with: give --model FOLDER"
+    assert results["weights"]["detail"] == "it disturbs others: give --control"
+
+
+class Forgetful(FakeSglang):
+    """Draws at temperature 1 whatever was asked for, and says otherwise."""
+
+    def probabilities(self, logits, sampling):
+        return super().probabilities(logits, sampling | {"temperature": 1.0})
+
+
+def test_check_of_a_server_that_draws_at_another_temperature(proxima, served):
+    tiny, folder = served
+    with Forgetful(tiny, FakeSglangOptions(context_length=256)) as server:
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder)
+    assert code == 1 and "FAILED   frequencies: temperature 1.5: chi-squared" in out
+    assert "so the gradient is of another distribution than it says" in out and "FAILED   greedy: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "nowhere"], "--model nowhere: no config.json there; give the folder of a model"),
+        (["--draws", "10"], "--draws 10: must be >= 600"),
+        (["--kind", "other"], "argument --kind: invalid choice: 'other'"),
+    ],
+)
+def test_a_check_that_cannot_be_meant(proxima, words, told):
+    code, out, err = proxima("engine", "check", "http://127.0.0.1:1", *words)
+    assert (code, out) == (2, "") and told in err

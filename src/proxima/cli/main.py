@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
     "score": ("proxima.cli.score", "score texts with rewards, without a model"),
     "serve-reward": ("proxima.cli.serve_reward", "serve a reward model over HTTP"),
-    "engine": ("proxima.cli.engine", "install, start and probe engines that are servers"),
+    "engine": ("proxima.cli.engine", "install, start, probe and check engines that are servers"),
     "generate": ("proxima.cli.generate", "complete prompts"),
     "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
     "explain": ("proxima.cli.explain", "show every value, its origin, and the batch, memory and time that follow"),

@@ -4,7 +4,8 @@
     batches       random batches with holes and garbage          by_hand    examples with numbers worked out by hand
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
-    reward_laws   rewards                                         engine_laws    engines
+    reward_laws   rewards                                         engine_laws    engines; sampling_laws: what they draw
+    server_laws   servers of engines, each asked by itself        engine_case    what both are checked on
     enumerable_world  a world so small that expectations are sums: the bias of a loss as a number
 
 A spec declares what its method breaks on purpose (`exempt_laws`, which are run all the same: an exemption that no
@@ -15,16 +16,22 @@ To add a law: a function `(spec, case)` that raises `Violation`, and a line in t
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from proxima.conformance.bare_server import BareServer, NoTokenizer
 from proxima.conformance.by_hand import require_example
 from proxima.conformance.distillation_laws import DISTILLATION_LAWS
-from proxima.conformance.engine_laws import ENGINE_LAWS, EngineUnderTest, tiny_model
+from proxima.conformance.engine_case import EngineUnderTest, tiny_model
+from proxima.conformance.engine_laws import ENGINE_LAWS
 from proxima.conformance.enumerable_world import EnumerableWorld, ImprovementBound
 from proxima.conformance.laws import Law, LawResult, Violation, check_exemption, check_law, require_that
 from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.conformance.reward_laws import REWARD_LAWS
+from proxima.conformance.sampling_laws import SAMPLING_LAWS
+from proxima.conformance.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnderTest
 from proxima.conformance.surrogate_laws import SURROGATE_LAWS
 from proxima.conformance.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS
 from proxima.core.advantage import Advantage
@@ -97,12 +104,49 @@ def check_reward(spec: Any) -> Iterator[LawResult]:
 
 def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
     """Check the laws of engines on a model, a tiny one made on the fly where no path is given."""
-    if getattr(type(spec), "needs_weights", False) or model is None:
-        setup = EngineSetup.of(tiny_model() if model is None else load(model))
+    holds = bool(getattr(type(spec), "needs_weights", False))
+    loaded = functools.cache(tiny_model if model is None else functools.partial(load, model))
+    if holds or model is None:
+        setup = EngineSetup.of(loaded())
     else:
-        setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=lambda: load(model))
+        setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=loaded)
+    # An engine that holds no weights here and was given no model may answer anything: it is compared with nothing.
+    compared = loaded if holds or model is not None else None
     for law in ENGINE_LAWS:
-        yield check_law(law, EngineUnderTest(spec, setup))
+        yield check_law(law, EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None)))
+
+
+OF_BARE_SERVERS = {"columns", "log_probs", "determinism", *(law.name for law in SAMPLING_LAWS)}
+
+
+def check_live_server(
+    server: BareServer, model: str | None = None, *, control: bool = False, draws: int = 3000
+) -> Iterator[LawResult]:
+    """Check the laws of servers on one that answers.
+
+    Args:
+        model: folder with the weights that it should have; None: what needs them is skipped.
+        control: pause it and load the weights of `model` too.
+        draws: tokens that are drawn to compare their frequencies.
+    """
+    loaded = None if model is None else functools.cache(functools.partial(load, model))
+    tokenizer = None if model is None else load_tokenizer(model)
+    of_server = ServerUnderTest(server, tokenizer, None if model is None else Path(model))
+    setup = EngineSetup(
+        model_path=server.facts.model,
+        tokenizer=tokenizer or NoTokenizer(),
+        load_weights=loaded or tiny_model,
+        max_length=server.facts.max_length,
+    )
+    quantized = server.facts.quantization is not None
+    case = EngineUnderTest(server, setup, loaded, dtype=server.facts.dtype, quantized=quantized, draws=draws)
+    for law in SERVER_LAWS:
+        yield check_law(law, of_server)
+    for law in ENGINE_LAWS:
+        if law.name in OF_BARE_SERVERS:
+            yield check_law(law, case)
+    for law in CONTROL_LAWS:
+        yield check_law(law, of_server) if control else LawResult(law, "skipped", "it disturbs others: give --control")
 
 
 def _declared(slotted: tuple[str, Any], _: None) -> None:

@@ -1,90 +1,26 @@
 """Laws of engines, checked on a small model: log-probs, versions, determinism, pause and abort."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from proxima.conformance.laws import Law, require_that
-from proxima.data import Completion, Prompt
-from proxima.engine.protocol import (
-    Capabilities,
-    Engine,
-    EngineSetup,
-    InFlight,
-    Request,
-    Sampling,
-    ScoreRequest,
-    WeightUpdate,
-    close_engine,
+from proxima.conformance.engine_case import (
+    EngineUnderTest,
+    completions,
+    engine_law,
+    known_capabilities,
+    requests,
+    run_engine,
 )
-from proxima.model.load import LoadedModel
+from proxima.conformance.laws import Law, require_that
+from proxima.conformance.sampling_laws import SAMPLING_LAWS
+from proxima.data import Completion
+from proxima.engine.protocol import Engine, InFlight, ScoreRequest, WeightUpdate
 
-T = TypeVar("T")
-SECONDS = 60.0  # until a call counts as hung
 LOG_PROB_TOLERANCE = 0.05  # nats, between two forwards in bfloat16
-
-
-@dataclass(frozen=True)
-class EngineUnderTest:
-    """The spec of an engine, and the model that it runs."""
-
-    spec: Any
-    setup: EngineSetup
-
-
-def tiny_model() -> LoadedModel:
-    """A Llama of a few thousand random weights, with one token for each of 64 letters; made without any file."""
-    import torch
-    from tokenizers import Tokenizer, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = ["<end>", *(chr(code) for code in range(48, 111))]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[])),
-        eos_token="<end>",
-        pad_token="<end>",
-    )
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), **sizes))
-    model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
-    return LoadedModel(model=model.eval(), tokenizer=tokenizer, path="tiny")
-
-
-def requests(prompts: int = 3, samples: int = 2, **sampling: Any) -> list[Request]:
-    """Prompts of different lengths, `samples` requests each."""
-    chosen = Sampling(**({"max_tokens": 12} | sampling))
-    found = []
-    for uid in range(prompts):
-        tokens = (np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1
-        prompt = Prompt(uid=uid, messages=(), tokens=tokens.astype(np.int32))
-        found += [Request(prompt=prompt, sample=sample, sampling=chosen, seed=7) for sample in range(samples)]
-    return found
-
-
-async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Completion]:
-    """All completions, in the order of the requests."""
-    found = {completion.key: completion async for completion in engine.generate(wanted)}
-    keys = [(request.prompt.uid, request.sample, request.turn) for request in wanted]
-    require_that(set(found) == set(keys), f"completions {sorted(found)}, requested {sorted(keys)}")
-    return [found[key] for key in keys]
-
-
-def _run(check: Callable[[Engine], Awaitable[None]], case: EngineUnderTest) -> None:
-    async def limited() -> None:
-        engine = case.spec.build(case.setup)
-        try:
-            await asyncio.wait_for(check(engine), SECONDS)
-        finally:
-            close_engine(engine)
-
-    asyncio.run(limited())
 
 
 async def columns(engine: Engine) -> None:
@@ -94,17 +30,21 @@ async def columns(engine: Engine) -> None:
         require_that(len(c.tokens) <= request.sampling.max_tokens, f"{where}: {len(c.tokens)} tokens, over max_tokens")
         require_that(c.finish_reason in ("stop", "length"), f"{where}: finish_reason {c.finish_reason!r}")
         require_that(c.temperature == request.sampling.temperature, f"{where}: temperature {c.temperature}")
-        for name in ("sampled_log_prob", "untruncated_log_prob"):
-            values = getattr(c, name)
-            require_that(bool(np.all(np.isfinite(values) & (values <= 1e-4))), f"{where}: {name} is not in (-inf, 0]")
+        there = engine.capabilities.fills(request.sampling)
+        for name in ("sampled", "untruncated"):
+            values = getattr(c, f"{name}_log_prob")
+            right = np.isfinite(values) & (values <= 1e-4) if name in there else np.isnan(values)
+            bounds = "in (-inf, 0]" if name in there else "NaN, though the engine does not have it"
+            require_that(bool(np.all(right)), f"{where}: {name}_log_prob is not {bounds}")
 
 
 async def log_probs(engine: Engine) -> None:
     """The log-probs of sampled tokens are those that `score` gives them."""
-    wanted = requests(temperature=0.7)
+    temperature = 0.7 if engine.capabilities.log_probs == "both" else 1.0  # servers score at temperature 1 alone
+    wanted = requests(temperature=temperature)
     made = await completions(engine, wanted)
     pairs = zip(wanted, made, strict=True)
-    asked = [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=0.7) for r, c in pairs]
+    asked = [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=temperature) for r, c in pairs]
     scored = await engine.score(asked)
     for c, values in zip(made, scored, strict=True):
         off = float(np.abs(c.untruncated_log_prob - values).max(initial=0.0))
@@ -199,35 +139,24 @@ async def _versions(update: WeightUpdate, engine: Engine) -> None:
 def versions(case: EngineUnderTest) -> None:
     """Tokens sampled after `publish` carry its version."""
     update = WeightUpdate(version=3, module=case.setup.load_weights().model)
-    _run(partial(_versions, update), case)
-
-
-def _capabilities(case: EngineUnderTest) -> Capabilities:
-    engine = case.spec.build(case.setup)
-    close_engine(engine)
-    found: Capabilities = engine.capabilities
-    return found
+    run_engine(partial(_versions, update), case)
 
 
 def _needs(capability: str) -> Callable[[Any], str | None]:
     def missing(case: EngineUnderTest) -> str | None:
-        return None if getattr(_capabilities(case), capability) else f"capabilities.{capability} is False"
+        return None if getattr(known_capabilities(case), capability) else f"capabilities.{capability} is False"
 
     return missing
 
 
 def _takes_modules(case: EngineUnderTest) -> str | None:
-    return None if "module" in _capabilities(case).weight_updates else "it takes no weights from this process"
-
-
-def _law(name: str, consequence: str, check: Callable[[Engine], Awaitable[None]], **more: Any) -> Law:
-    return Law(name, consequence, lambda case, _: _run(check, case), lambda: (None,), show=lambda _: "", **more)
+    return None if "module" in known_capabilities(case).weight_updates else "it takes no weights from this process"
 
 
 ENGINE_LAWS = (
-    _law("columns", "the trainer reads wrong tokens", columns),
-    _law("log_probs", "the ratio of the first update is not 1", log_probs, applies=_needs("score")),
-    _law("determinism", "a resumed run differs", queue_independence, applies=_needs("deterministic")),
+    engine_law("columns", "the trainer reads wrong tokens", columns),
+    engine_law("log_probs", "the ratio of the first update is not 1", log_probs, applies=_needs("score")),
+    engine_law("determinism", "a resumed run differs", queue_independence, applies=_needs("deterministic")),
     Law(
         "versions",
         "the age of the data is unknown",
@@ -236,7 +165,8 @@ ENGINE_LAWS = (
         show=lambda _: "",
         applies=_takes_modules,
     ),
-    _law("pause", "a weight update hangs the run", pausing),
-    _law("in_flight", "the next-policy cache misses tokens", in_flight, applies=_needs("in_flight")),
-    _law("abort", "a run can't be stopped", aborting),
+    engine_law("pause", "a weight update hangs the run", pausing),
+    engine_law("in_flight", "the next-policy cache misses tokens", in_flight, applies=_needs("in_flight")),
+    engine_law("abort", "a run can't be stopped", aborting),
+    *SAMPLING_LAWS,
 )

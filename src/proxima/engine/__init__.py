@@ -15,6 +15,7 @@ Stable: all that is exported here. Private: scheduler, decoders and cache.
 """
 
 from proxima.engine.executor import Executor, HookError
+from proxima.engine.http.sglang import Sglang
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.local_process import LocalProcess, ProcessEngine
@@ -33,7 +34,7 @@ from proxima.engine.protocol import (
     WeightUpdate,
 )
 
-ENGINES: dict[str, type] = {"local": Local, "local_process": LocalProcess, "vllm": Vllm}
+ENGINES: dict[str, type] = {"local": Local, "local_process": LocalProcess, "vllm": Vllm, "sglang": Sglang}
 
 __all__ = [
     "ENGINES",
@@ -53,6 +54,7 @@ __all__ = [
     "Request",
     "Sampling",
     "ScoreRequest",
+    "Sglang",
     "Vllm",
     "WeightUpdate",
     "check_log_probs",

@@ -32,6 +32,7 @@ class FakeSglangOptions:
     tokenizes: bool = True
     api_key: str | None = None
     seed: int = 0
+    pace: float = 0.0  # seconds that a token takes; 0: as fast as it can
 
 
 @dataclass
@@ -283,7 +284,7 @@ class FakeSglang(SmallHttpServer):
                 self.step(one)
                 if len(one.tokens) % interval == 0 and self.ending(one) is None:
                     yield self.output(rid, one, None, cached)
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.options.pace)
             self.prefixes[(salt, tuple(body["input_ids"]))] = one.kv
             yield self.output(rid, one, ending, cached)
         finally:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.conformance.engine_laws import tiny_model
+from proxima.conformance import tiny_model
 from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
@@ -178,7 +178,7 @@ def test_an_abort_ends_its_request_alone(tiny):
         await dialect.abort(client, facts, ["a10"])
         return first, await tasks["a10"]
 
-    with fake(tiny) as server:
+    with fake(tiny, pace=0.003) as server:
         first, second = talk(server, use)
     assert first[-1].finish_reason == second[-1].finish_reason == "abort"
     assert 0 < len(tokens_of(first)) < 300
@@ -192,7 +192,7 @@ def test_a_closed_stream_ends_its_request(tiny):
             await asyncio.sleep(0.001)
         return True
 
-    with fake(tiny) as server:
+    with fake(tiny, pace=0.003) as server:
         assert talk(server, use)
 
 
@@ -228,7 +228,7 @@ def test_new_weights_while_requests_run(tiny, other):
         await dialect.resume(client, facts)
         return await task
 
-    with fake(tiny) as server:
+    with fake(tiny, pace=0.003) as server:
         chunks = talk(server, use)
         assert server.stale == 0 and not server.died
         loading = next(call.body for call in server.calls if call.path == "/update_weights_from_disk")
@@ -248,7 +248,7 @@ def test_a_pause_that_aborts_returns_when_nothing_runs(tiny):
         await dialect.resume(client, facts)
         return load, await task
 
-    with fake(tiny) as server:
+    with fake(tiny, pace=0.003) as server:
         load, chunks = talk(server, use)
         assert [call.body for call in server.calls if call.path == "/pause_generation"] == [{"mode": "abort"}]
     assert (load.running, load.waiting) == (0, 0) and chunks[-1].finish_reason == "abort"
@@ -271,7 +271,7 @@ def test_a_flush_that_fails_is_an_error(tiny):
         await task
         await dialect.forget_prefixes(client, facts, running=False)
 
-    with fake(tiny) as server:
+    with fake(tiny, pace=0.003) as server:
         talk(server, use)
         assert not server.prefixes
 

@@ -1,8 +1,9 @@
-"""Engines that are servers: install one, start one for a recipe, ask one what it can do.
+"""Engines that are servers: install one, start one for a recipe, ask one what it can do, check it.
 
 proxima engine install vllm                                into .venv-vllm, an environment of its own
 proxima engine serve quickstart engine=vllm                start a server for a recipe; Ctrl-C ends it
-proxima engine probe http://127.0.0.1:8000                 what a server can do"""
+proxima engine probe http://127.0.0.1:8000                 what a server can do
+proxima engine check http://127.0.0.1:8000 --model MODEL   whether it does it right"""
 
 import argparse
 import importlib
@@ -11,6 +12,7 @@ ACTIONS = {  # name: its module, which has `add_arguments` and `run`, and what i
     "install": ("install_action", "install a server into an environment of its own"),
     "serve": ("serve_action", "start the server of a recipe, and keep it running"),
     "probe": ("probe_action", "ask a server what it can do"),
+    "check": ("check_action", "check the laws of engines against a live server; 1 if one fails"),
 }
 
 

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from proxima.data import UserError
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.sglang import SglangDialect
+from proxima.engine.http.vllm import VllmDialect
 
 if TYPE_CHECKING:
     from proxima.engine.http.dialect import Dialect, ServerFacts
 
-DIALECTS: dict[str, "type[Dialect]"] = {"sglang": SglangDialect}
+DIALECTS: dict[str, "type[Dialect]"] = {"vllm": VllmDialect, "sglang": SglangDialect}
 SIGNS = {  # a call that one kind alone has, and a field of its answer
     "sglang": (("/get_model_info", "model_path"), ("/model_info", "model_path")),
     "vllm": (("/version", "version"),),
@@ -42,8 +43,7 @@ async def _find_kind(client: ServerClient) -> str:
                 if error.status is None and "JSON" not in error.reason:
                     raise
                 continue
-            if isinstance(answer, dict) and name in answer and kind in DIALECTS:
+            if isinstance(answer, dict) and name in answer:
                 return kind
-    known = " nor ".join(DIALECTS)
-    raise UserError(f"{client.url} is neither {known}" if len(DIALECTS) > 1 else f"{client.url} is not {known}",
-                    remedy="give the address of the server itself, without a path")  # fmt: skip
+    remedy = "give the address of the server itself, without a path"
+    raise UserError(f"{client.url} is neither {' nor '.join(DIALECTS)}", remedy=remedy)

@@ -19,6 +19,7 @@ and server share or are connected by, where they could be tried.
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from proxima.data.flow import FinishReason
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
 from proxima.engine.http.events import stream_events
+from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
     GENERATE,
     PAUSES,
@@ -291,3 +293,18 @@ class _StreamReader:
 
     def _failed(self, reason: str) -> ServerError:
         return ServerError(self.client.url, GENERATE, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sglang(ServerSpec):
+    """SGLang servers, `python -m sglang.launch_server --model-path MODEL`.
+
+    Their log-probs are those before top-k, top-p and min-p; `--incremental-streaming-output` makes long completions
+    cheaper to read, `--enable-deterministic-inference` makes seeds count. Tried against a fake of the protocol alone.
+    """
+
+    url: str | tuple[str, ...] = "http://127.0.0.1:30000"
+
+    def dialect(self) -> SglangDialect:
+        """How SGLang is asked."""
+        return SglangDialect()
