@@ -71,7 +71,7 @@ def main() -> int:
 def engine_section(kind: str, executable: str | None) -> str:
     """The recipe's `engine` for a server that the run starts itself."""
     where = {"executable": str(Path(executable).absolute())} if executable else {"environment": ENVIRONMENTS[kind]}
-    return json.dumps({"kind": kind, "serve": where | {"dtype": "bfloat16", "max_length": 1024}})
+    return json.dumps({"kind": kind, "serve": where | {"dtype": "bfloat16"}})
 
 
 def as_folder(gguf: str) -> str:

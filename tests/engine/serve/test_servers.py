@@ -1,34 +1,24 @@
 """Servers that proxima starts: they answer, are restarted, and leave no process, however proxima ends."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from proxima.data import FieldError, UserError
 from proxima.engine.serve import Serve, check_serve, start_servers
-
-FAKE = Path(__file__).with_name("fake_vllm.py")
-LONG = 60.0  # seconds after which something must have happened
+from tests.engine.serve.programs import LONG, alive, ask, fake_program, pids, until
 
 
 @pytest.fixture
 def program(tmp_path):
-    """The fake, as an executable file."""
-    path = tmp_path / "bin" / "vllm"
-    path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+    return fake_program(tmp_path)
 
 
 @pytest.fixture
@@ -47,30 +37,6 @@ def begin(program, tmp_path):
     yield start
     for one in opened:
         one.close()
-
-
-def until(condition):
-    deadline = time.monotonic() + LONG
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def alive(pid):
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def ask(url, path, key=""):
-    request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})
-    with urllib.request.urlopen(request, timeout=LONG) as answer:
-        return json.loads(answer.read())
-
-
-def pids(path):
-    return [int(word) for word in until(lambda: path.exists() and path.read_text()).split()]
 
 
 def test_a_server_gets_what_the_engine_needs_and_the_key_in_no_file(begin, tmp_path):

@@ -1,0 +1,48 @@
+"""The fake of a server's program, and questions about processes."""
+
+import json
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+LONG = 60.0  # seconds after which something must have happened
+
+
+def fake_program(folder):
+    """The fake as an executable file below a folder."""
+    path = folder / "bin" / "vllm"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def until(condition):
+    """What the condition gives, once that is true."""
+    deadline = time.monotonic() + LONG
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def alive(pid):
+    """Whether a process runs."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def ask(url, path, key=""):
+    """What a server answers."""
+    request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=LONG) as answer:
+        return json.loads(answer.read())
+
+
+def pids(path):
+    """Of the fake and its child."""
+    return [int(word) for word in until(lambda: path.exists() and path.read_text()).split()]
