@@ -22,6 +22,7 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.algorithm import Algorithm, StepBatch
 from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.clock import Clock
+from proxima.runtime.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.held_out import Evaluation, named_metric, summarise
 from proxima.runtime.learner import Learner
 from proxima.runtime.loop import Plan, RunEnded, Trained, TrainingLoop
@@ -67,8 +68,8 @@ class Controller(TrainingLoop):
         super().__init__(plan, trained, store, observer, clock)
         self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
         self._score_error = self._unjudged = ""
-        self._engines_ended = 0
-        self._hook_error: HookError | None = None
+        self.watch = EngineWatch(store.folder.engine_log.name)
+        self._unpublished: RunEnded | None = None
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._next_log_probs: list[NextLogProbs] = []
@@ -84,13 +85,14 @@ class Controller(TrainingLoop):
         """All steps and evaluations that the run still lacks."""
         with self.activity.stage("publish"):
             await self.publish(self.journal.version)
-        self.end_if_hook_failed()
+        self.end_if_not_published()
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
         while self.journal.step < self.plan.steps:
             step = self.journal.step + 1
             self._times, cpu = {}, self.clock.cpu()
+            self.watch.begin_step()
             with self.timed("step", step=step):
                 collected = await self.collect(step)  # queued → generating → scored
                 batch = await self.learner.compute.run(
@@ -103,6 +105,7 @@ class Controller(TrainingLoop):
                 await self.disk.write(
                     self.journal.select, step, batch.kept, batch.dropped
                 )  # scored → selected | dropped
+                self.whole = False
                 result = await self.update(batch, collected.version)
                 result.metrics.update(mismatch)
                 if next_policy is not None:
@@ -113,13 +116,14 @@ class Controller(TrainingLoop):
                     with self.timed("publish"):
                         await self.publish(version)
             self._times["cpu"] = self.clock.cpu() - cpu
+            await self.tell_engine_news(step)
             record = self.record(step, version, collected, batch, result)
             with self.activity.stage("write", step=step):
                 await self.finish_step(
                     record, collected, batch, result
                 )  # selected | dropped → consumed: the step is done
-            await self.tell_replaced_engines(step)
-            self.end_if_hook_failed()
+            self.whole = True
+            self.end_if_not_published()
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
             self.end_if_unscored(step)
@@ -134,9 +138,10 @@ class Controller(TrainingLoop):
         stage = "read" if isinstance(self.collector, StoredRollouts) else "generate"
         with self.timed(stage):
             try:
-                collected: CollectedBatch = await self.unless_stopped(
-                    self.collector.collect(self.journal.version, self.store.history)
-                )
+                with engine_errors():
+                    collected: CollectedBatch = await self.unless_stopped(
+                        self.collector.collect(self.journal.version, self.store.history)
+                    )
             except BatchNotFilled as shortfall:
                 file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
                 await self.disk.write(self.store.write_rollouts, step, nothing.groups, nothing.records({}))
@@ -163,20 +168,33 @@ class Controller(TrainingLoop):
             )
 
     async def publish(self, version: int) -> None:
-        """The engine, if there is one, gets the weights. A hook that raises ends the run when the step is whole."""
-        if (generator := self.collector.generator) is not None:
-            try:
-                await generator.engine.pause()
+        """The engine, if there is one, gets the weights. Where it can't take them, or a hook raises, the run ends when
+        the step is whole."""
+        if (generator := self.collector.generator) is None:
+            return
+        engine, where = generator.engine, f"after step {self.journal.step + (not self.whole)}"
+        try:
+            with engine_errors():
+                await engine.pause()
                 generator.newest = version
-                await generator.engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
-                await generator.engine.resume()
-            except HookError as error:
-                for _, problem in error.failures:
-                    if isinstance(problem, UserError):
-                        raise problem from error
-                self._hook_error = error
-                return
+                await engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
+                await engine.resume()
+        except HookError as error:
+            for _, problem in error.failures:
+                if isinstance(problem, UserError):
+                    raise problem from error
+            self._unpublished = RunEnded(f"{where}: {error}; repair or remove the hook and resume (--resume)")
+            self._unpublished.__cause__ = error
+        except UserError as error:
+            if self.whole:  # before the first step of this process: nothing is lost
+                raise
+            resume = "" if "--resume" in error.remedy else f"; {RESUME}"
+            self._unpublished = RunEnded(f"{where}: {error}{resume}")
+            self._unpublished.__cause__ = error
+        else:
             self.activity.published(version)
+            if found := await self.watch.published(engine, version):
+                self.observer.synced(found)
 
     @property
     def generator(self) -> GroupGenerator | None:
@@ -185,6 +203,7 @@ class Controller(TrainingLoop):
     def close(self) -> None:
         """End what is being generated, the workers of the rewards, and the engine's process if it has one."""
         self.collector.abandon()
+        self.learner.close()
         generators = [self.collector.generator] if self.collector.generator is not None else []
         generators += [one.generator for one in self.evaluation.others.values()] if self.evaluation else []
         for generator in generators:
@@ -215,7 +234,7 @@ class Controller(TrainingLoop):
         if self.evaluation is None or self.store.evaluated(step):
             return
         others: dict[str, Any] = {}
-        with self.activity.stage("evaluate", step=step):
+        with engine_errors(), self.activity.stage("evaluate", step=step):
             groups = await self.unless_stopped(self.evaluation.groups())
             await self.write_aside(write_evals, self.folder.eval_file(step, label), step, groups)
             for name, held_out in self.evaluation.others.items():
@@ -252,18 +271,11 @@ class Controller(TrainingLoop):
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
 
-    async def tell_replaced_engines(self, step: int) -> None:
-        """An engine that died and was replaced costs time and no completion; the user hears of it all the same."""
-        if self.generator is None:
-            return
-        ended = int((await self.generator.engine.health()).detail.get("ended", 0))
-        if ended > self._engines_ended:
-            times = "once" if ended - self._engines_ended == 1 else f"{ended - self._engines_ended} times"
-            self.observer.warning(
-                f"step {step}: the engine's process ended {times} and was replaced; what it had not finished is "
-                f"generated again. See {self.folder.engine_log.name}"
-            )
-            self._engines_ended = ended
+    async def tell_engine_news(self, step: int) -> None:
+        """What became of the engine's processes and servers."""
+        if self.generator is not None and self._unpublished is None:
+            for text in await self.watch.news(self.generator.engine):
+                self.observer.warning(f"step {step}: {text}")
 
     def end_if_unscored(self, step: int) -> None:
         """A reward that always fails would let the run use up all its questions and learn nothing."""
@@ -277,11 +289,10 @@ class Controller(TrainingLoop):
                 "(--resume), or set runtime.max_unscored_steps=0 to train without scores"
             )
 
-    def end_if_hook_failed(self) -> None:
+    def end_if_not_published(self) -> None:
         """The step is in the journal, so that its checkpoint fits its weights."""
-        if (error := self._hook_error) is not None:
-            where = f"after step {self.journal.step}: {error}"
-            raise RunEnded(f"{where}; repair or remove the hook and resume (--resume)") from error
+        if self._unpublished is not None:
+            raise self._unpublished
 
     def end_if_mismatched(self, record: Mapping[str, Any]) -> None:
         """`algorithm.mismatch.on_mismatch: stop`."""
@@ -316,6 +327,7 @@ class Controller(TrainingLoop):
             "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
             "tokens_per_second/train": result.tokens / training if training else 0.0,
             **self.collector.step_metrics(self._times),
+            **self.watch.metrics,
             **seconds,
             "policy_version": version,
         }

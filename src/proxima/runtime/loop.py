@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxima.data import NotFiniteError
+from proxima.data import NotFiniteError, UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.generator import GroupGenerator
@@ -98,6 +98,7 @@ class TrainingLoop:
         self.disk = store.disk
         self._stop = store.disk.stop
         self._times: dict[str, float] = {}
+        self.whole = True  # the weights are those after the last step of the journal
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
@@ -125,7 +126,8 @@ class TrainingLoop:
         Returns: True when all steps are done.
 
         Raises:
-            RunEnded: the run can't continue; a checkpoint is written all the same, unless the weights diverged.
+            RunEnded, UserError: the run can't continue; a checkpoint is written all the same, unless the weights
+                diverged or are in the middle of a step.
         """
         watch = StallWatch(self.plan.stall_seconds, self.activity, self.observer.warning, self.generator)
         watching = asyncio.create_task(watch.run())
@@ -148,9 +150,10 @@ class TrainingLoop:
             done = False
         except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
             raise RunEnded(self.diverged(error)) from error
-        except RunEnded:
-            with suppress(StoppedWaiting):
-                await self.checkpoint(self.journal.step)
+        except (RunEnded, UserError):
+            if self.whole:
+                with suppress(StoppedWaiting):
+                    await self.checkpoint(self.journal.step)
             raise
         await self.checkpoint(self.journal.step)
         return done

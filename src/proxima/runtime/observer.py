@@ -103,6 +103,10 @@ class Observer:
     def step(self, record: Record, sample: Sample | None) -> None:
         """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""
 
+    def synced(self, record: Record) -> None:
+        """The engine has new weights, and has measured that it computes with them: `version`, `how`, and `sync/`
+        figures."""
+
     def warning(self, text: str) -> None:
         """Something that affects the result: what it means and what to do, in one line."""
 
@@ -170,6 +174,9 @@ class Tee(Observer):
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._tell("step", record, sample)
+
+    def synced(self, record: Record) -> None:
+        self._tell("synced", record)
 
     def warning(self, text: str) -> None:
         self._tell("warning", text)

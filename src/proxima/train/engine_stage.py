@@ -58,6 +58,5 @@ class EngineStage:
             raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
 
     def close(self) -> None:
-        """End what the engine has started, and the event loop of its calls."""
+        """End what the engine has started. The runner stays: it can't be closed beside the event loop of a run."""
         close_engine(self.engine)
-        self.runner.close()

@@ -98,6 +98,9 @@ class LiveView(Observer):
         self._sample = sample or self._sample
         self._draw()
 
+    def synced(self, record: Record) -> None:
+        self._console.print(Text(log_lines.sync_line(record), style="dim"))
+
     def warning(self, text: str) -> None:
         stamp = log_lines.time_of_day(self._clock.wall())
         self._console.print(Text.assemble((stamp, "dim"), "  ", ("WARNING ", "bold yellow"), printable(text)))

@@ -21,7 +21,18 @@ from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_ans
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
-from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed, write_safely
+from proxima.view.formatting import (
+    count,
+    duration,
+    fixed,
+    magnitude,
+    percent,
+    printable,
+    rate,
+    signed,
+    significant,
+    write_safely,
+)
 from proxima.view.held_out_sets import set_lines
 from proxima.view.terminal import PATIENCE
 
@@ -87,6 +98,9 @@ class LogLines(Observer):
     def step(self, record: Record, sample: Sample | None) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
         self._line(step_line(record, self._info.steps if self._info else 0, remaining(self._steps, record, self._info)))
+
+    def synced(self, record: Record) -> None:
+        self._line(f"      {sync_line(record)}")
 
     def warning(self, text: str) -> None:
         self._line(f"WARNING {printable(text)}")
@@ -232,6 +246,24 @@ def example_step_line(record: Record, steps: int, left: float | None) -> str:
         f"train {rate(record.get('tokens_per_second/train')):>9}",
         f"{duration(record.get('time/step')):>5}",
         f"eta {duration(left)}" if left else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def sync_line(record: Record) -> str:
+    """`weights of version 3 at 2 servers: probe mean 0.00021 max 0.0031 nats (bounds 0.02 and 0.2)  slope 1.01  1.2 s
+    by transfer`: what the engine measured of the weights that it was given."""
+    servers = int(record.get("sync/replicas") or 1)
+    mean, most = (significant(record.get(f"sync/probe_{name}")) for name in ("mean", "max"))
+    bounds = " and ".join(
+        significant(record[f"sync/bound_{n}"]) for n in ("mean", "max") if f"sync/bound_{n}" in record
+    )
+    how = printable(str(record.get("how", "")))
+    parts = [
+        f"weights of version {record['version']} at {count(servers)} server{'s' * (servers != 1)}: "
+        f"probe mean {mean} max {most} nats{f' (bounds {bounds})' if bounds else ''}",
+        f"slope {fixed(record['sync/slope'])}" if "sync/slope" in record else "",
+        f"{duration(record.get('sync/seconds'))}{f' by {how}' if how else ''}",
     ]
     return "  ".join(part for part in parts if part)
 

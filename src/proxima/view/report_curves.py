@@ -82,6 +82,13 @@ CURVES = (
     Curves(
         "Engine against trainer", {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats per token"
     ),
+    Curves(
+        "Weights at the engine",
+        {"sync/probe_mean": "mean |Δ log-prob|", "sync/probe_max": "largest"},
+        significant,
+        "nats, of the probe's tokens after each hand-over: the engine against the trainer, on the same weights",
+        smooth=False,
+    ),
     Curves("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
 )
 # Of training on a fixed data set.

@@ -61,9 +61,11 @@ class OfflineLoop(TrainingLoop):
             self._times, cpu = {}, self.clock.cpu()
             with self.timed("step", step=step):
                 items = self.data.next()
+                self.whole = False
                 result = await self.update(items)
             self._times["cpu"] = self.clock.cpu() - cpu
             await self.finish_step(self.record(step, len(items), result))
+            self.whole = True
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
         if self.plan.evaluate_after:

@@ -1,0 +1,85 @@
+"""What an engine tells of itself while a run goes on: how new weights arrived, which servers came and went."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from proxima.data import UserError
+from proxima.engine.http.client import ServerError
+from proxima.engine.protocol import Engine
+
+RESUME = "repair the engine and resume (--resume)"
+
+
+class EngineWatch:
+    """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (lines
+    for the user) and `ended` (processes that were replaced).
+
+    Args:
+        log: name of the file with the engine's output, for messages.
+
+    `metrics` are those of the present step.
+    """
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self.metrics: dict[str, float] = {}
+        self._ended = self._told = 0
+        self._counts: dict[str, float] = {}
+
+    def begin_step(self) -> None:
+        """No weights are published in it yet."""
+        self.metrics = {}
+
+    async def published(self, engine: Engine, version: int) -> dict[str, Any]:
+        """What the engine measured when the weights arrived: numbers under `sync/`, `how` and `version`; empty for an
+        engine that measures nothing."""
+        found = (await engine.health()).detail.get("sync") or {}
+        self.metrics |= {f"sync/{name}": value for name, value in _numbers(found).items()}
+        return {"version": version, "how": str(found.get("how", "")), **self.metrics} if found else {}
+
+    async def news(self, engine: Engine) -> list[str]:
+        """Warnings about what has happened since the last call; an engine that costs time and no completion is told of
+        all the same."""
+        detail = (await engine.health()).detail
+        told = [*self._replaced(int(detail.get("ended", 0))), *self._events(detail.get("events") or ())]
+        counts = _numbers(detail.get("replicas") or {})
+        grown = {name: value - self._counts.get(name, 0) for name, value in counts.items()}
+        self._counts = counts
+        self.metrics |= {f"replicas/{k}": v if k in ("ready", "of") else grown[k] for k, v in counts.items()}
+        if (lost := grown.get("lost", 0)) > 0:
+            text = "1 answer of a server was" if lost == 1 else f"{lost:g} answers of servers were"
+            told.append(f"{text} no completion, and asked for again; see {self.log}")
+        return told
+
+    def _replaced(self, ended: int) -> Iterator[str]:
+        more, self._ended = ended - self._ended, max(ended, self._ended)
+        if more > 0:
+            times = "once" if more == 1 else f"{more} times"
+            yield (
+                f"the engine's process ended {times} and was replaced; what it had not finished is generated again. "
+                f"See {self.log}"
+            )
+
+    def _events(self, events: Any) -> list[str]:
+        new, self._told = [str(one) for one in events[self._told :]], len(events)
+        return new
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """What a server fails with after all retries, as the user's line."""
+    try:
+        yield
+    except ServerError as error:
+        raise UserError(str(error), remedy=RESUME) from error
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers: NaN is a figure that was not measured."""
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

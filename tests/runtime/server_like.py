@@ -1,0 +1,116 @@
+"""An engine that behaves towards a run as a server does, for tests: it is asked before the start, probes its weights,
+loses log-probs, and fails. Its completions are those of the local engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from proxima.data import Completion, FieldError
+from proxima.engine import (
+    Capabilities,
+    Engine,
+    EngineNeeds,
+    EngineSetup,
+    EngineSpec,
+    Health,
+    Local,
+    Request,
+    ScoreRequest,
+    WeightUpdate,
+    check_log_probs,
+    check_scoring,
+    precision_notes,
+)
+from proxima.engine.http.client import ServerError
+from proxima.model import load
+
+ASKED: list[EngineNeeds] = []  # by `check`, in order
+CLOSED: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLike(EngineSpec):
+    """Args:
+    url: names it in messages; `missing` can't be reached.
+    log_probs: as `Capabilities`.
+    fails_at: of these versions `publish`, or with `generates` the first call of `generate`, fails; -1: never.
+    generates: see there.
+    quantization: what it says of its weights.
+    events: lines that it has for the user, from version 2 on.
+    """
+
+    needs_weights: ClassVar[bool] = False
+
+    url: str = "http://server"
+    log_probs: str = "both"
+    fails_at: int = -1
+    generates: bool = False
+    quantization: str | None = None
+    events: tuple[str, ...] = ()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        kinds: Any = frozenset({"module"})
+        return Capabilities(weight_updates=kinds, score=True, deterministic=True, log_probs=self.log_probs)
+
+    def check(self, needs: EngineNeeds) -> list[str]:
+        ASKED.append(needs)
+        if self.url == "missing":
+            raise FieldError("url", self.url, "can't be reached", remedy="start it")
+        found = replace(self.capabilities, score=False)
+        if needs.training is None:
+            check_scoring(needs, self.capabilities, self.url)
+        notes = precision_notes(needs, dtype=None, quantization=self.quantization, engine=self.url)
+        return [*check_log_probs(needs, found, self.url), *notes]
+
+    def build(self, setup: EngineSetup) -> Engine:
+        local = Local(dtype="float32", slots=8)
+        return ServerLikeEngine(self, local.build(replace(setup, load_weights=lambda: load(setup.model_path))))
+
+
+class ServerLikeEngine:
+    def __init__(self, spec: ServerLike, engine: Engine) -> None:
+        self.spec, self.engine, self.version = spec, engine, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.spec.capabilities
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        if self.spec.generates and self.version == self.spec.fails_at:
+            await asyncio.sleep(0)
+            raise ServerError(self.spec.url, "/generate", "can't be reached")
+        async for one in self.engine.generate(requests):
+            known = self.spec.capabilities.fills(requests[0].sampling)
+            columns: Any = {
+                f"{name}_log_prob": np.full(len(one.tokens), np.nan, np.float32)
+                for name in ("sampled", "untruncated")
+                if name not in known or (self.spec.log_probs == "processed" and name == "untruncated")
+            }
+            yield replace(one, **columns)
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> Any:
+        return await self.engine.score(requests)
+
+    async def publish(self, update: WeightUpdate) -> None:
+        if not self.spec.generates and update.version == self.spec.fails_at:
+            raise ServerError(self.spec.url, "/load", "no answer for 3 s")
+        await self.engine.publish(update)
+        self.version = update.version
+
+    async def health(self) -> Health:
+        found = await self.engine.health()
+        sync = {"probe_mean": 0.001 * self.version, "probe_max": 0.01, "slope": float("nan"), "seconds": 0.5}
+        events = list(self.spec.events) if self.version >= 2 else []
+        counts = {"ready": 2, "of": 2, "retried": 3 * self.version, "lost": self.version // 2}
+        detail = {"sync": {**sync, "how": "reload", "replicas": 2}, "events": events, "replicas": counts}
+        return replace(found, detail=detail)
+
+    def close(self) -> None:
+        CLOSED.append(self.spec.url)

@@ -1,0 +1,147 @@
+"""Whole runs through an engine that is asked before the start, probes its weights and fails, as servers do."""
+
+import math
+
+import pytest
+
+from proxima.config import ConfigError, resolve
+from proxima.data import UserError
+from proxima.model.load import LoadedModel
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.loop import RunEnded
+from proxima.runtime.rollouts import read_rows
+from proxima.runtime.run import train
+from proxima.train.checkpoint import checkpoints
+from tests.runtime import server_like
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+
+KIND = "tests.runtime.server_like:ServerLike"
+
+
+def tree(model, **changes):
+    of_engine = [key for key in changes if key.startswith("engine__")]
+    engine = {"kind": KIND} | {key.removeprefix("engine__"): changes.pop(key) for key in of_engine}
+    return recipe(model, **changes) | {"engine": engine}
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers():
+    server_like.ASKED.clear()
+    server_like.CLOSED.clear()
+
+
+def test_the_engine_is_asked_before_any_weights_load(tiny_model, tmp_path, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(LoadedModel, "__init__", never)
+    resolved = resolve({**tree(tiny_model("llama"), engine__url="missing"), "folder": str(tmp_path / "run")})
+    with pytest.raises(ConfigError) as caught, resolved.locating():
+        train(resolved.config, resolved=resolved)
+    assert "engine.url" in str(caught.value) and "can't be reached; start it" in str(caught.value)
+    assert "\n" not in str(caught.value) and not (tmp_path / "run" / "run.sqlite").exists()
+    (asked,) = server_like.ASKED
+    assert asked.publishes and asked.training == resolved.config.sampling and asked.vocabulary > 0
+    assert asked.log_probs == {"untruncated"} == asked.measured  # cppo's centre is the behavior policy
+    assert {one.temperature for one in asked.samplings} == {0.0, 1.0}  # the held-out questions are asked greedily
+
+
+def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_path):
+    watcher = Watcher()
+    synced = []
+    watcher.synced = synced.append
+    config = tree(tiny_model("llama"), engine__events=("http://b: ejected: status 500",), engine__quantization="fp8")
+    go(tmp_path / "run", config, observer=watcher)
+    steps = [r for r in watcher.records if r["kind"] == "train"]
+    assert [r["sync/probe_mean"] for r in steps] == pytest.approx([0.001, 0.002, 0.003])
+    assert all(r["sync/seconds"] == 0.5 and "sync/slope" not in r and "sync/how" not in r for r in steps)
+    assert [r["replicas/retried"] for r in steps] == [3, 3, 3] and steps[0]["replicas/ready"] == 2
+    assert [one["version"] for one in synced] == [0, 1, 2, 3] and synced[0]["how"] == "reload"
+    assert watcher.warnings.count("step 2: http://b: ejected: status 500") == 1
+    assert sum("answer of a server was no completion" in text for text in watcher.warnings) == 1
+    assert any("samples from weights in fp8" in text and "kind: importance" in text for text in watcher.warnings)
+    assert all("mismatch/k3_kl" in r for r in steps)
+    assert server_like.CLOSED == ["http://server"]
+
+
+def test_weights_that_the_engine_does_not_take_end_a_whole_step(tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), checkpoint__every=0)
+    message = r"^after step 2: http://server/load: no answer for 3 s; repair the engine and resume \(--resume\)$"
+    with pytest.raises(RunEnded, match=message):
+        go(tmp_path / "run", {**config, "engine": {"kind": KIND, "fails_at": 2}})
+    assert [c.step for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)] == [2]
+    resolved = resolve({**config, "folder": str(tmp_path / "run")})
+    assert train(resolved.config, resolved=resolved, resume=True, accept_changes=True).status == "done"
+    go(tmp_path / "whole", config)
+    found, expected = traces(tmp_path / "run"), traces(tmp_path / "whole")
+    for name in ("rollouts", "consumed", "tensors"):
+        assert_same({name: found[name]}, {name: expected[name]})
+
+
+def test_an_engine_that_gives_no_completions_ends_the_run_with_a_checkpoint(tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), checkpoint__every=0, eval__every=0)
+    with pytest.raises(UserError, match=r"^http://server/generate: can't be reached; repair the engine and resume"):
+        go(tmp_path / "run", {**config, "engine": {"kind": KIND, "fails_at": 2, "generates": True}})
+    assert [c.step for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)] == [2]
+
+
+@pytest.mark.parametrize("first", ["local", KIND])
+def test_a_run_changes_its_engine_only_if_that_is_accepted(first, tiny_model, tmp_path):
+    second = {"local": KIND, KIND: "local"}[first]
+    base = recipe(tiny_model("llama"), train__schedule="constant")
+    kinds = {"local": base["engine"], KIND: {"kind": KIND}}
+    go(tmp_path / "run", base | {"engine": kinds[first], "train": base["train"] | {"steps": 2}})
+    resolved = resolve({**base, "engine": kinds[second], "folder": str(tmp_path / "run")})
+    with pytest.raises(UserError, match=r"engine.kind=.*--accept-changes"):
+        train(resolved.config, resolved=resolved, resume=True)
+    watcher = Watcher()
+    done = train(resolved.config, resolved=resolved, resume=True, accept_changes=True, observer=watcher)
+    assert done.status == "done" and any("engine.kind" in text for text in watcher.warnings)
+    assert len(traces(tmp_path / "run")["rollouts"]) == 3
+
+
+RECOMPUTED = {"preset": "grpo", "proximal": "recompute"}
+
+
+def test_an_absent_log_prob_that_only_metrics_read_is_left_out(tiny_model, tmp_path):
+    watcher = Watcher()
+    config = tree(tiny_model("llama"), engine__log_probs="raw", sampling__temperature=0.7, algorithm=RECOMPUTED)
+    assert not resolve(config).config.algorithm.reads_behavior
+    go(tmp_path / "run", config, observer=watcher)
+    steps = [r for r in watcher.records if r["kind"] == "train"]
+    assert len(steps) == 3 and not any(key.startswith("mismatch/") for r in steps for key in r)
+    assert all(math.isfinite(v) for r in steps for v in r.values() if isinstance(v, float))
+    rows = read_rows(next(RunFolder(tmp_path / "run").rollouts.iterdir()))
+    assert all(row["behavior_log_prob"] is None and row["log_prob"] is not None for row in rows if row["keep"])
+    assert all(math.isnan(v) for row in rows for v in row["sampled_log_prob"])
+    assert any("mismatch/ metrics are absent" in text for text in watcher.warnings)
+
+
+def test_an_absent_log_prob_that_the_loss_reads_is_refused(tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), engine__log_probs="raw", sampling__temperature=0.7)
+    with pytest.raises(UserError, match="the loss reads untruncated_log_prob .*processed_logprobs"):
+        go(tmp_path / "asked", config)
+    config = tree(tiny_model("llama"), engine__log_probs="processed")  # which then leaves the column out
+    with pytest.raises(UserError, match=r"prompt \d+, sample \d, turn 0: untruncated_log_prob of token 0 is absent"):
+        go(tmp_path / "run", config)
+    assert not RunFolder(tmp_path / "run").read_metrics() or all(
+        r["kind"] == "eval" for r in RunFolder(tmp_path / "run").read_metrics()
+    )
+
+
+def test_the_reference_runs_behind_an_engine(tiny_model, tmp_path):
+    kl = {"preset": "grpo", "reference_kl": {"kind": "k3", "coefficient": 0.5}}
+    config = recipe(tiny_model("llama"), algorithm=kl, eval__task=None, eval__every=0)
+    go(tmp_path / "forward", config)
+    config["algorithm"] = kl | {"reference_engine": {"kind": KIND, "url": "http://reference"}}
+    go(tmp_path / "engine", config)
+    names = ("loss", "reference_kl/mean", "grad_norm")
+    for ours, theirs in zip(
+        *(RunFolder(tmp_path / name).read_metrics() for name in ("engine", "forward")), strict=True
+    ):
+        for name in names:
+            assert (name in ours) == (name in theirs)
+            assert ours.get(name, 0) == pytest.approx(theirs.get(name, 0), abs=1e-4)
+    assert server_like.CLOSED == ["http://reference"]
+    (asked,) = server_like.ASKED
+    assert asked.role == "reference" and not asked.publishes and asked.score_temperatures == (1.0,)
