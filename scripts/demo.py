@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PROXIMA = [sys.executable, "-m", "proxima.cli.main"]
 RECIPE = "recipes/quickstart.yaml"
 FOLDER = "runs/quickstart"
+CONTEXT = 1024  # tokens of prompt and completion: a server reserves memory for them
 ENVIRONMENTS = {"vllm": ".venv-vllm"}  # of servers
 SHOWN = 5
 # What the untrained model gets with the same questions and prompt when it may finish its sentences: without this, an
@@ -44,7 +45,7 @@ def main() -> int:
                 return code
         if model and model.endswith(".gguf"):
             model = as_folder(model)
-        words.append(f"engine={engine_section(options.engine, options.executable)}")
+        words += [f"engine={engine_section(options.engine, options.executable)}", f"model.max_length={CONTEXT}"]
     words += [*([f"model.path={json.dumps(model)}"] if model else []), *options.override]
     code = run([*PROXIMA, "train", RECIPE, *words, "--overwrite"])
     if code == 130:

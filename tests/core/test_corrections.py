@@ -310,6 +310,9 @@ def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> No
     assert [v.level for v in health(values, MismatchGuard(max_k3_kl=0.015))] == ["act", "ok"]
     assert "decoupled_token_is" in health(values)[0].sentence
     assert "2 policy versions old" in health({**values, "age/max": 2})[0].sentence
+    corrected = {**values, "correction/rollout_is_mean": 1.0}
+    for told in (health(corrected)[0].sentence, health({**corrected, "age/max": 2})[0].sentence):
+        assert "already" in told and "correct for it" not in told and "decoupled_token_is" not in told
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def engine_notes(config: Any) -> Iterator[str]:
         folder = config.engine.weight_folder or "a folder in memory (/dev/shm)"
         yield (
             f"engine: new weights are written to {folder} (weights={config.engine.weights}), read by each server and "
-            f"proven by {config.engine.probe_tokens} tokens; its memory and speed are the servers' own, in no figure"
+            f"proven by {config.engine.probe_tokens} tokens; their memory is in no figure, and the time to generate is "
+            "that of the engine here"
         )
 
 

@@ -86,7 +86,7 @@ def check_facts(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, 
     if facts.max_length is not None and facts.max_length < needs.max_length:
         raise UserError(
             f"{name} takes sequences of {facts.max_length} tokens, and the run has {needs.max_length}",
-            remedy="start it with a larger --max-model-len, or lower sampling.max_tokens",
+            remedy=f"set model.max_length={facts.max_length}, or start the server with a larger --max-model-len",
         )
     if spec.quantization != facts.quantization:
         served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"

@@ -1,0 +1,40 @@
+"""What `explain` says of engines that are servers, and what is refused."""
+
+from proxima.config import check, resolve
+from proxima.config.engine_checks import engine_notes
+from proxima.config.estimate import BYTES, ModelFacts, batch_of, memory_of
+
+VLLM = "engine={kind: vllm, url: 'http://127.0.0.1:8000'}"
+KL = "algorithm.reference_kl={kind: k3, coefficient: 0.1}"
+REFERENCE = "algorithm.reference_engine={kind: vllm, url: 'http://127.0.0.1:8001'}"
+
+
+def memory(recipe, *overrides):
+    config = resolve(recipe(), list(overrides)).config
+    model = ModelFacts(parameters=1000, layers=2, hidden=8, intermediate=16, vocabulary=64, kv_width=8)
+    return memory_of(config, model, batch_of(config, 10))
+
+
+def test_a_reference_engine_that_nothing_asks_is_refused(recipe):
+    (problem,) = check(resolve(recipe(), [REFERENCE]))
+    assert str(problem).startswith("algorithm.reference_engine.kind=vllm (command line): has no effect")
+    assert check(resolve(recipe(), [REFERENCE, KL])) == []
+
+
+def test_who_gets_what_is_told(recipe):
+    assert list(engine_notes(resolve(recipe()).config)) == []
+    goods, reference, weights = engine_notes(resolve(recipe(), [VLLM, REFERENCE, KL]).config)
+    assert goods.startswith("engine: vllm at http://127.0.0.1:8000 gets prompts, completions and")
+    assert "vllm at http://127.0.0.1:8001 gets tokens, for the reference" in reference
+    assert "/dev/shm" in weights and "256 tokens" in weights
+    own, *_ = engine_notes(resolve(recipe(), ["engine={kind: vllm, serve: {replicas: 2}}"]).config)
+    assert "vllm in 2 processes of its own, started and ended with the run, gets" in own
+
+
+def test_a_server_holds_its_memory_itself(recipe):
+    here, there = memory(recipe, "engine=local"), memory(recipe, VLLM)
+    assert {"KV cache", "engine's copy of the weights"} <= here.keys()
+    assert not {"KV cache", "engine's copy of the weights"} & there.keys()
+    assert there["new weights, for the servers to read"] == 1000 * BYTES["float32"]
+    forward, engine = memory(recipe, KL), memory(recipe, KL, REFERENCE)
+    assert forward["reference model"] == 1000 * BYTES["float32"] and "reference model" not in engine
