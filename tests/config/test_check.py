@@ -59,8 +59,9 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["algorithm.behavior=sampled", "sampling.top_p=0.9"],
-            "sampling.top_p=0.9 (command line): behavior=sampled compares the policy with the truncated distribution; "
-            "set algorithm.behavior=untruncated or top_p=1.0",
+            "sampling.top_p=0.9 (command line): behavior=sampled compares the policy with the truncated distribution, "
+            "and needs the tokens that could be sampled; "
+            "set engine.sampling_mask=true, algorithm.behavior=untruncated or top_p=1.0",
         ),
         (
             ["train.completions_per_prompt=1"],

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import Prompt
+from proxima.conformance import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
+from proxima.data import Prompt, SamplingMask
 from proxima.data.random import completion_uniforms
-from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling
+from proxima.engine import EngineSetup, Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling
 from proxima.engine.local import collect
 from proxima.engine.sampler import sample_tokens
 from proxima.engine.token_table import MaskTable
@@ -155,3 +156,22 @@ def test_the_set_does_not_depend_on_the_draw():
     found = sample_tokens(logits, settings(50, top_p=0.8), uniform, masks=True)
     sets = {tuple(one.tolist()) for one in torch.split(found.mask_ids, found.mask_counts.tolist())}
     assert len(sets) == 1 and set(found.token.tolist()) <= set(*sets)
+
+
+LAW = next(law for law in ENGINE_LAWS if law.name == "sampling_masks")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_law_of_engines_that_give_them(on):
+    spec = Local(slots=8, dtype="float32", sampling_mask=on)
+    result = check_law(LAW, EngineUnderTest(spec, EngineSetup.of(tiny_model())))
+    assert result.status == ("passed" if on else "skipped"), result
+
+
+def test_an_engine_whose_sets_are_too_wide_breaks_it(monkeypatch):
+    monkeypatch.setattr(
+        MaskTable, "read", lambda table, line: SamplingMask.of_sets([range(64)] * int(table._used[1, line]))
+    )
+    case = EngineUnderTest(Local(slots=8, dtype="float32", sampling_mask=True), EngineSetup.of(tiny_model()))
+    result = check_law(LAW, case)
+    assert result.status == "FAILED" and "a set of 64 tokens, over top_k=6" in str(result)

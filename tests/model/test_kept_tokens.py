@@ -2,11 +2,13 @@
 differences, and rows that no neighbour, chunk or pack changes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from proxima.core import PolicyBatch, PpoClip, TokenMean, policy_loss
 from proxima.data import SamplingMask
 from proxima.model import Policy, token_log_prob
 from proxima.model.kept_tokens import KeptTokens
@@ -167,6 +169,30 @@ def test_nothing_of_all_tokens_by_vocabulary_is_made():
         )
         found.log_prob.sum().backward()
     assert seen.numel == chunk * vocabulary
+
+
+def test_the_numbers_of_an_independent_script():
+    """`tests/golden/make_sampling_mask.py`: truncation, ratio, PPO clip and gradient in plain numpy."""
+    with np.load(Path(__file__).parents[1] / "golden" / "sampling_mask.npz") as file:
+        golden = {name: torch.from_numpy(file[name]) for name in file.files}
+    leaves = [golden[name].requires_grad_() for name in ("hidden", "weight", "bias")]
+    target, temperature, count = golden["target"], golden["temperature"], len(golden["target"])
+    kept = KeptTokens(golden["ids"], torch.cat([torch.zeros(1, dtype=torch.long), golden["counts"].cumsum(0)]))
+    found = token_log_prob(*leaves[:2], target, temperature, bias=leaves[2], kept=kept, entropy=True, chunk=5)
+    agreement = log_sum_square(leaves[0], leaves[1], temperature, bias=leaves[2], kept=kept)
+    for ours, name in ((found.log_prob, "log_prob"), (found.entropy, "entropy"), (agreement, "log_sum_square")):
+        torch.testing.assert_close(ours, golden[name], rtol=1e-12, atol=1e-12)
+    batch = PolicyBatch(
+        log_prob=found.log_prob,
+        behavior_log_prob=golden["behavior"],
+        advantage=golden["advantage"],
+        loss_mask=torch.ones(count, dtype=torch.bool),
+        cu_seqlens=torch.tensor([0, count]),
+    )
+    loss = policy_loss(batch, surrogate=PpoClip(epsilon_low=0.2, epsilon_high=0.2), aggregate=TokenMean())
+    assert loss.value.item() == pytest.approx(float(golden["loss"].mean()), abs=1e-12)
+    for mine, name in zip(torch.autograd.grad(loss.value, leaves), ("hidden", "weight", "bias"), strict=True):
+        torch.testing.assert_close(mine, golden[f"grad_{name}"], rtol=1e-10, atol=1e-14)
 
 
 def masked_rows(draw_seed=3):

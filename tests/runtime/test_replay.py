@@ -189,9 +189,9 @@ def test_rollouts_of_another_format_or_vocabulary_are_refused(generated, tiny_mo
         stored.check_vocabulary(other, 300)
     stored.check_vocabulary(tiny_tokenizer(), 300)
     monkeypatch.setattr(
-        "proxima.runtime.replay.ROLLOUT_SCHEMA", ROLLOUT_SCHEMA.with_metadata({"proxima": "rollouts 5"})
+        "proxima.runtime.replay.ROLLOUT_SCHEMA", ROLLOUT_SCHEMA.with_metadata({"proxima": "rollouts 6"})
     )
-    with pytest.raises(UserError, match="in the format 'rollouts 4'; this version reads 'rollouts 5'"):
+    with pytest.raises(UserError, match="in the format 'rollouts 5'; this version reads 'rollouts 6'"):
         StoredRollouts(generated, STEPS)
 
 

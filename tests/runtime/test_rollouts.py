@@ -99,6 +99,8 @@ def test_there_and_back(tmp_path):
             "baseline": None,
             "top_k": None,
             "top_k_log_prob": None,
+            "sampling_mask": None,
+            "sampling_mask_counts": None,
         },
         {
             "step": 12,
@@ -133,6 +135,8 @@ def test_there_and_back(tmp_path):
             "baseline": None,
             "top_k": None,
             "top_k_log_prob": None,
+            "sampling_mask": None,
+            "sampling_mask_counts": None,
         },
     ]
 
@@ -207,6 +211,8 @@ def test_types_are_those_of_the_contract(tmp_path):
         "baseline": "double",
         "top_k": "list<element: int32 not null>",
         "top_k_log_prob": "list<element: float not null>",
+        "sampling_mask": "list<element: int32 not null>",
+        "sampling_mask_counts": "list<element: int32 not null>",
     }
 
 

@@ -16,23 +16,6 @@ from proxima.reward.base import as_reward
 FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy", "token"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
 FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
-SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-
-
-def training_samples_at_random(r: Resolved[Any]) -> Iterator[Problem]:
-    """Temperature 0 gives equal completions: a group has nothing to compare."""
-    if r.config.sampling.temperature == 0:
-        message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself"
-        yield r.problem("sampling.temperature", message)
-
-
-def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
-    """The truncated distribution gives probability 0 to tokens of the policy: their ratio is no trust region."""
-    if r.config.sampling.truncates and r.config.algorithm.behavior == "sampled":
-        cut = next(name for name, off in SAMPLING_OFF.items() if getattr(r.config.sampling, name) != off)
-        remedy = f"set algorithm.behavior=untruncated or {cut}={SAMPLING_OFF[cut]}"
-        message = f"behavior=sampled compares the policy with the truncated distribution; {remedy}"
-        yield r.problem(f"sampling.{cut}", message)
 
 
 def groups_have_several_completions(r: Resolved[Any]) -> Iterator[Problem]:

@@ -14,7 +14,16 @@ from proxima.config.schema import RunConfig
 from proxima.core.advantage import needs_baseline
 
 # the sections and fields that decided what is stored
-STORED = ("task", "reward", "seed", "data", "sampling", "engine.top_k_log_probs", "train.completions_per_prompt")
+STORED = (
+    "task",
+    "reward",
+    "seed",
+    "data",
+    "sampling",
+    "engine.top_k_log_probs",
+    "engine.sampling_mask",
+    "train.completions_per_prompt",
+)
 NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only checked at a start
 DYNAMIC = "algorithm.dynamic_sampling"
 

@@ -18,6 +18,7 @@ from proxima.config import (
     engine_checks,
     machine_checks,
     replay_checks,
+    sampling_checks,
     schedule_checks,
 )
 from proxima.config.describe import fields_of
@@ -31,8 +32,9 @@ Root = TypeVar("Root")
 
 ALL_SECTIONS = " ".join(info.name for info in fields_of(RunConfig))
 CHECKS: Sequence[tuple[Check, str]] = (
-    (algorithm_checks.training_samples_at_random, "sampling"),
-    (algorithm_checks.behavior_matches_sampling, "sampling algorithm"),
+    (sampling_checks.training_samples_at_random, "sampling"),
+    (sampling_checks.behavior_matches_sampling, "sampling algorithm engine"),
+    (sampling_checks.sampling_masks_are_replayed, "sampling algorithm"),
     (algorithm_checks.groups_have_several_completions, "train algorithm"),
     (algorithm_checks.needed_tensors_are_supplied, "algorithm engine"),
     (algorithm_checks.preference_is_the_whole_loss, "algorithm"),
@@ -74,6 +76,8 @@ WARNINGS: Sequence[tuple[Check, str]] = (
     (schedule_checks.completions_fit_micro_batch, "sampling train"),
     (schedule_checks.overlong_penalty_is_reachable, "sampling reward"),
     (algorithm_checks.prune_rate_is_exact, "algorithm train"),
+    (sampling_checks.sampling_masks_are_small, "sampling algorithm"),
+    (sampling_checks.sampling_masks_are_read, "sampling algorithm engine"),
     (algorithm_checks.some_tokens_are_older, "algorithm runtime"),
     (schedule_checks.weights_resolve_an_update, "model train"),
     (async_checks.overlap_is_of_use, "runtime train algorithm engine rollouts"),

@@ -53,6 +53,21 @@ async def log_probs(engine: Engine) -> None:
         require_that(same, "nothing is truncated, yet sampled_log_prob differs from untruncated_log_prob")
 
 
+async def sampling_masks(engine: Engine) -> None:
+    """Under truncation every token comes with the set that it was drawn from; without, no completion has sets."""
+    for made in await completions(engine, requests()):
+        require_that(made.sampling_mask is None, "nothing is truncated, yet a completion has a sampling mask")
+    wanted = requests(temperature=0.8, top_k=6, top_p=0.7)
+    for c in await completions(engine, wanted):
+        key = f"prompt {c.prompt_uid}, sample {c.sample}"
+        require_that(c.sampling_mask is not None, f"{key}: sampling is truncated, and there is no sampling mask")
+        assert c.sampling_mask is not None
+        counts = c.sampling_mask.counts
+        require_that(int(counts.max(initial=0)) <= 6, f"{key}: a set of {counts.max(initial=0)} tokens, over top_k=6")
+        alone = np.nanmax(np.abs(c.sampled_log_prob[counts == 1]), initial=0.0)  # NaN: the engine does not have it
+        require_that(alone <= 1e-4, f"{key}: the only token of its set has a log-prob of {-alone:.3g}, not 0")
+
+
 async def queue_independence(engine: Engine) -> None:
     """A completion depends on seed, prompt, sample and turn, and on nothing else that is queued."""
     wanted = requests()
@@ -156,6 +171,7 @@ def _takes_modules(case: EngineUnderTest) -> str | None:
 ENGINE_LAWS = (
     engine_law("columns", "the trainer reads wrong tokens", columns),
     engine_law("log_probs", "the ratio of the first update is not 1", log_probs, applies=_needs("score")),
+    engine_law("sampling_masks", "the first ratio is not 1", sampling_masks, applies=_needs("sampling_mask")),
     engine_law("determinism", "a resumed run differs", queue_independence, applies=_needs("deterministic")),
     Law(
         "versions",

@@ -127,6 +127,7 @@ class Algorithm:
         behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
         reads_behavior: the loss reads μ, which every completion must then have. Otherwise μ is only measured, and left
             out of a step in which the engine does not give it.
+        masked: sampling is truncated and μ is what was sampled: each completion must have its `sampling_mask`.
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the batch, see `deal`.
         rewards: names of the recipe's rewards, the columns of `Outcomes.parts`; empty: those that a score has.
@@ -141,6 +142,7 @@ class Algorithm:
     selection: Sequence[Any]
     behavior: str = "untruncated"
     reads_behavior: bool = True
+    masked: bool = False
     updates: int = 1
     epochs: int = 1
     seed: int = 0
@@ -278,8 +280,10 @@ class Algorithm:
         """The trajectories, all with μ or all without.
 
         Raises:
-            UserError: the loss reads μ, and a token has none.
+            UserError: the loss reads μ, and a token has none; or a completion lacks its sampling mask.
         """
+        if self.masked:
+            _require_masks(items)
         absent = [(item, at) for item in items if (at := _first_nan(item.behavior_log_prob)) is not None]
         if not absent:
             return items
@@ -357,6 +361,14 @@ def _first_nan(column: Floats | None) -> int | None:
     if column is None or not (wrong := np.isnan(column)).any():
         return None
     return int(wrong.argmax())
+
+
+def _require_masks(items: Sequence[Trajectory]) -> None:
+    for item in items:
+        if item.sampling_mask is None and len(item.tokens):
+            where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
+            remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
+            raise UserError(f"{where}: the engine did not say which tokens could be sampled", remedy=remedy)
 
 
 def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:

@@ -13,6 +13,7 @@ from proxima import __version__
 from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
 from proxima.config.critic_schema import ModelCritic
 from proxima.config.describe import kind_of
+from proxima.config.sampling_checks import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.penalty import EntropyBonus
@@ -222,6 +223,7 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         selection=algorithm.selection,
         behavior=algorithm.behavior,
         reads_behavior=algorithm.reads_behavior,
+        masked=replays_sampling_masks(config),
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.jsonl import dumps, utf8
-from proxima.runtime.list_columns import list_of, numpy_columns, write_rows
+from proxima.runtime.list_columns import MASK_COLUMNS, list_of, mask_columns, mask_of, numpy_columns, write_rows
 
 CARRIED_GROUPS = "carried_groups.parquet"
 
@@ -40,6 +40,7 @@ _COMPLETION = [
     pa.field("top_k", _INTS, metadata={"doc": "[T, k] flattened"}),
     pa.field("top_k_log_prob", _FLOATS, metadata={"doc": "[T, k] flattened"}),
     pa.field("k", pa.int32()),
+    *(pa.field(name, _INTS) for name in MASK_COLUMNS),
 ]
 _SCORE = [
     pa.field("value", pa.float64()),
@@ -48,7 +49,7 @@ _SCORE = [
     pa.field("error", pa.string()),
     pa.field("correct", pa.bool_()),
 ]
-SCHEMA = pa.schema([pa.field("uid", pa.int64()), *_GROUP, *_COMPLETION, *_SCORE], metadata={"proxima": "groups 3"})
+SCHEMA = pa.schema([pa.field("uid", pa.int64()), *_GROUP, *_COMPLETION, *_SCORE], metadata={"proxima": "groups 4"})
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
@@ -105,7 +106,8 @@ def _rows(group: Group) -> Iterator[dict[str, Any]]:
             "error": None if score.error is None else utf8(score.error),
         }
         k = None if completion.top_k is None else completion.top_k.shape[-1]
-        yield first | vars(completion) | vars(score) | texts | {"uid": prompt.uid, "k": k}
+        mask = mask_columns(completion.sampling_mask)
+        yield first | vars(completion) | vars(score) | texts | mask | {"uid": prompt.uid, "k": k}
         first = {}
 
 
@@ -121,9 +123,9 @@ def _group(rows: Sequence[dict[str, Any]]) -> Group:
     )
     completions = []
     for row in rows:
-        facts = {field.name: row[field.name] for field in _COMPLETION if field.name != "k"}
+        facts = {field.name: row[field.name] for field in _COMPLETION if field.name not in ("k", *MASK_COLUMNS)}
         shaped = {name: row[name].reshape(-1, row["k"]) for name in ("top_k", "top_k_log_prob") if row["k"]}
-        completions.append(Completion(prompt_uid=prompt.uid, **(facts | shaped)))
+        completions.append(Completion(prompt_uid=prompt.uid, sampling_mask=mask_of(row), **(facts | shaped)))
     scores = [
         Score(**{field.name: row[field.name] for field in _SCORE} | {"parts": json.loads(row["parts"])}) for row in rows
     ]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from proxima.config.sampling_checks import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.data import within
 from proxima.engine.protocol import Engine, EngineNeeds, EngineSetup, LogProbName, Sampling, close_engine
@@ -99,7 +100,7 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNe
         overlaps=config.runtime.overlaps,
         in_flight=algorithm.proximal == "next" and not replayed,
         score_temperatures=_next_scored(config),
-        sampling_mask=algorithm.behavior == "sampled" and config.sampling.truncates and not replayed,
+        sampling_mask=replays_sampling_masks(config) and not replayed,
         corrected=bool(algorithm.correction),
     )
 

@@ -8,7 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from proxima.data import SamplingMask
+
 ROW_GROUP = 128  # rows converted at once
+MASK_COLUMNS = ("sampling_mask", "sampling_mask_counts")  # ids of all tokens, and how many each token has
 
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -58,3 +61,14 @@ def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
         rows = zip(offsets[:-1], offsets[1:], chunk.is_valid().to_pylist(), strict=True)
         out += [flat[start:end] if valid else None for start, end, valid in rows]
     return out
+
+
+def mask_columns(mask: SamplingMask | None) -> dict[str, NDArray[Any] | None]:
+    """A sampling mask as the lists `MASK_COLUMNS`."""
+    return dict(zip(MASK_COLUMNS, (None, None) if mask is None else (mask.ids, mask.counts), strict=True))
+
+
+def mask_of(row: Mapping[str, Any]) -> SamplingMask | None:
+    """The sampling mask of a row; files of earlier versions have no such columns."""
+    ids, counts = (row.get(name) for name in MASK_COLUMNS)
+    return None if ids is None or counts is None else SamplingMask.of_counts(ids, counts)

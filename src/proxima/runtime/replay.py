@@ -20,7 +20,7 @@ from proxima.data.jsonl import utf8
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.list_columns import numpy_columns
+from proxima.runtime.list_columns import MASK_COLUMNS, mask_of, numpy_columns
 from proxima.runtime.rollouts import ROLLOUT_SCHEMA, read_rows, read_table
 from proxima.task.protocol import Row
 
@@ -163,7 +163,7 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
     reason. Of a prompt, the file has its tokens and its question."""
     scalars = [field.name for field in ROLLOUT_SCHEMA if not pa.types.is_list(field.type)]
     rows = read_rows(path, scalars)
-    table = read_table(path, ["prompt_tokens", *PER_TOKEN])
+    table = read_table(path, ["prompt_tokens", *PER_TOKEN, *MASK_COLUMNS])
     for name in table.column_names:
         for row, values in zip(rows, numpy_columns(table[name]), strict=True):
             row[name] = values
@@ -206,7 +206,7 @@ def _completion(row: Mapping[str, Any], k: int) -> Completion:
         if row[name] is not None:
             columns[name] = row[name].reshape(len(row["tokens"]), k)
     facts = {name: row[name] for name in ("prompt_uid", "sample", "turn", "text", "finish_reason", "temperature")}
-    return Completion(**facts, **columns)
+    return Completion(**facts, **columns, sampling_mask=mask_of(row))
 
 
 def _score(row: Mapping[str, Any]) -> Score:

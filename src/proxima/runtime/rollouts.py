@@ -20,7 +20,7 @@ from proxima.data import Completion, Group, Prompt, Score, Trajectory, UserError
 from proxima.data.atomic_files import atomic_writer
 from proxima.data.columns import Bools, Floats
 from proxima.data.jsonl import dumps, utf8
-from proxima.runtime.list_columns import list_of, write_rows
+from proxima.runtime.list_columns import list_of, mask_columns, write_rows
 
 _INTS, _FLOATS = list_of(pa.int32()), list_of(pa.float32())
 
@@ -76,9 +76,11 @@ _TRAINING = [
     ),
     _field("top_k", _INTS, "[T, K] flattened, the K most probable tokens, where the engine reports them", null=True),
     _field("top_k_log_prob", _FLOATS, "nats, [T, K] flattened, of these, at the temperature alone", null=True),
+    _field("sampling_mask", _INTS, "ids that could be sampled, those of token 0 first; null: not asked for", null=True),
+    _field("sampling_mask_counts", _INTS, "[T], how many of these each token has", null=True),
 ]
 EVAL_SCHEMA = pa.schema([*_COMMON, _PARTS], metadata={"proxima": "evals 3"})
-ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 4"})
+ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 5"})
 
 FORWARD = ("log_prob", "keep", "entropy")  # of the trainer's first forward
 Key = tuple[int, int, int]  # prompt uid, sample, turn
@@ -235,6 +237,7 @@ def _training(group: Group, completion: Completion, score: Score, record: Comple
         "baseline": group.baseline,
         "top_k": completion.top_k,
         "top_k_log_prob": completion.top_k_log_prob,
+        **mask_columns(completion.sampling_mask),
         **per_token,
     }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from proxima.core.correction import mismatch_metrics
 from proxima.core.distillation import Distillation, distillation_loss
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
-from proxima.core.metrics import Metrics
+from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
 from proxima.core.proximal import NextMissing, interpolated_proximal, segment_wise_log_prob
 from proxima.core.segment import segment_count, segment_index
@@ -136,9 +136,10 @@ class PolicyObjective(Objective[Trajectory]):
     def measure_first(
         self, items: Sequence[Trajectory], statistics: Sequence[TokenStatistics], device: torch.device
     ) -> Metrics:
+        sizes = mask_sizes(items)
         if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in items):
-            return {}
-        return mismatch_metrics(first_forward(items, [one.log_prob for one in statistics], device))
+            return sizes
+        return sizes | mismatch_metrics(first_forward(items, [one.log_prob for one in statistics], device))
 
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
@@ -182,6 +183,21 @@ class PolicyObjective(Objective[Trajectory]):
             return found
         dropped = segment_count(lacking, batch.cu_seqlens) > 0
         return torch.where(dropped[segment_index(batch.cu_seqlens, len(found))], torch.nan, found)
+
+
+def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Under `sampling_mask/`, over all tokens that have a set: the mean and the largest size of the sets, and the share
+    of those with one token alone, from which nothing is learned. Empty without sampling masks."""
+    masks = [item.sampling_mask for item in trajectories if item.sampling_mask is not None]
+    if not masks:
+        return {}
+    size = torch.from_numpy(np.concatenate([mask.counts for mask in masks]))
+    given = size > 0
+    return {
+        "sampling_mask/size_mean": SumCount.over(size, given),
+        "sampling_mask/size_max": Peak.over(size, given),
+        "sampling_mask/one_fraction": SumCount.over(size == 1, given),
+    }
 
 
 def _required(batch: PackedBatch, name: str) -> Tensor:

@@ -1,0 +1,222 @@
+"""Runs under top-p whose policy is compared over the tokens that could be sampled: the first ratio is 1, and only so;
+masks survive files, checkpoints and replays to the bit; without `behavior: sampled` no number is another one."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.config import resolve
+from proxima.config.validate import check, warnings
+from proxima.data import Prompt, SamplingMask, Trajectory, UserError
+from proxima.engine import Local, LocalEngine, Request, Sampling
+from proxima.engine.local import collect
+from proxima.engine.scheduler import Scheduler
+from proxima.model import Policy, load
+from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from proxima.train import LogProbStage
+from proxima.train.checkpoint import checkpoints
+from proxima.train.forward_stage import stage_columns
+from proxima.train.objectives.policy_objective import mask_sizes
+from tests.runtime.test_resume import PLACES, stop_at
+from tests.runtime.tiny_run import assert_same, go, recipe, traces
+
+CUT = {"sampling__top_p": 0.8, "sampling__top_k": 64, "engine__sampling_mask": True}
+REPLAY = CUT | {"algorithm": {"preset": "grpo", "behavior": "sampled"}}
+
+
+def steps_of(folder):
+    return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model, tmp_path_factory):
+    """A finished run with replay; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("masked") / "run"
+    go(folder, recipe(tiny_model("llama"), **REPLAY))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny_model):
+    """A policy, and what the engine sampled from its weights under top-p."""
+    loaded = load(str(tiny_model("llama")), device="cpu")
+    sampling = Sampling(max_tokens=12, top_p=0.8, temperature=0.9)
+    prompts = [Prompt(uid=i, messages=(), tokens=(5 + i, 17, 42)) for i in range(4)]
+    wanted = [Request(prompt=p, sample=s, sampling=sampling, seed=3) for p in prompts for s in range(3)]
+    made = asyncio.run(collect(LocalEngine(loaded, Local(dtype="float32", slots=8, sampling_mask=True)), wanted))
+    return Policy(loaded), [
+        Trajectory.of(prompts[c.prompt_uid], c, group=c.prompt_uid, advantage=1.0, behavior="sampled") for c in made
+    ]
+
+
+def log_ratio(policy, items):
+    batch = policy.pack(items)
+    with torch.no_grad():
+        return policy(batch).log_prob - batch.behavior_log_prob
+
+
+def test_the_first_ratio_is_one_with_the_masks_and_the_mass_that_was_kept_without(sampled):
+    policy, items = sampled
+    assert log_ratio(policy, items).abs().max() < 3e-5
+    without = log_ratio(policy, [replace(item, sampling_mask=None) for item in items])
+    assert without.max() < 3e-5 and without.mean() < -0.1 and without.exp().min() >= 0.8 - 1e-3  # the kept mass
+
+
+def test_the_first_step_of_a_run_measures_no_mismatch(run):
+    first = steps_of(run)[0]
+    assert first["mismatch/log_prob_absdiff_max"] < 3e-5
+    assert first["mismatch/rollout_is_mean"] == pytest.approx(1, abs=1e-5)
+    assert 1 < first["sampling_mask/size_mean"] <= first["sampling_mask/size_max"] <= 64
+
+
+def test_the_sizes_of_the_sets():
+    facts = {"group": 0, "prompt_tokens": [1], "tokens": [3, 5, 9, 4]}
+    items = [Trajectory(**facts, sampling_mask=SamplingMask.of_sets([[3], [1, 5], [9], [2, 4, 6, 8]]))]
+    found = {name: metric.value for name, metric in mask_sizes(items).items()}
+    assert found == {"sampling_mask/size_mean": 2.0, "sampling_mask/size_max": 4.0, "sampling_mask/one_fraction": 0.5}
+    assert mask_sizes([Trajectory(**facts)]) == {}
+
+
+def test_the_rollouts_hold_the_sets(run):
+    for file in sorted(RunFolder(run).rollouts.iterdir()):
+        for row in read_rows(file):
+            mask = SamplingMask.of_counts(
+                np.array(row["sampling_mask"], np.int32), np.array(row["sampling_mask_counts"])
+            )
+            mask.check(np.array(row["tokens"], np.int32))
+            assert row["behavior_log_prob"] == row["sampled_log_prob"] != row["untruncated_log_prob"]
+
+
+@pytest.mark.parametrize("place", ["after step 1", "while training"])
+def test_a_resume_is_as_if_unbroken(place, run, tiny_model, tmp_path):
+    config = recipe(tiny_model("llama"), **REPLAY)
+    assert go(tmp_path / "run", config, observer=stop_at(*PLACES[place])).status == "stopped"
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(run))
+
+
+def test_stored_rollouts_are_replayed_to_the_bit(run, tiny_model, tmp_path):
+    go(tmp_path / "run", recipe(tiny_model("llama"), rollouts=str(run), **REPLAY))
+    found, expected = traces(tmp_path / "run"), traces(run)
+    for name in ("rollouts", "tensors"):
+        assert found[name] == expected[name], name
+
+
+def test_carried_groups_keep_them(tiny_model, tmp_path):
+    surplus = {"preset": "dapo", "behavior": "sampled", "dynamic_sampling": {"oversample": 2}}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **CUT | {"algorithm": surplus, "train__steps": 1}))
+    (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
+    groups = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts["pending"])
+    masks = [one.sampling_mask for group in groups for one in group.completions]
+    assert masks and all(mask is not None and len(mask) for mask in masks)
+    write_groups(tmp_path / "again.parquet", groups)
+    assert read_groups(tmp_path / "again.parquet", checkpoint.facts["pending"]) == groups
+
+
+def test_with_the_untruncated_behavior_policy_the_switch_changes_no_number(tiny_model, tmp_path):
+    """The masks are stored, and nothing reads them."""
+    found = {}
+    for on in (True, False):
+        go(tmp_path / str(on), recipe(tiny_model("llama"), **CUT | {"engine__sampling_mask": on, "train__steps": 2}))
+        found[on] = traces(tmp_path / str(on))
+    for rows in found[True]["rollouts"].values():
+        for row in rows:
+            assert row.pop("sampling_mask") is not None and row.pop("sampling_mask_counts") is not None
+    for rows in found[False]["rollouts"].values():
+        for row in rows:
+            assert row.pop("sampling_mask") is None and row.pop("sampling_mask_counts") is None
+    assert_same(found[True], found[False])
+    assert not any(key.startswith("sampling_mask/") for record in found[True]["metrics"] for key in record)
+
+
+VARIANTS = {  # and a divergence of two policies that are still the same
+    "recompute": ({"proximal": "recompute", "correction": [{"kind": "importance"}]}, "correction/kl"),
+    "reference_kl": ({"reference_kl": {"kind": "k3", "coefficient": 0.1}}, "approx_kl_k1"),
+    "reward_kl": ({"reward_kl": {"coefficient": 0.05}}, "reward_kl/mean"),
+    "baseline": ({"advantage": {"kind": "optimal_token_baseline"}}, "mismatch/kl"),
+    "entropy": ({"entropy_bonus": 0.01}, "approx_kl"),
+    "guard": ({"mismatch": {"on_mismatch": "reject"}}, "mismatch/rejected_seq_fraction"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS])
+def test_every_comparison_at_the_sampled_token_is_over_the_same_set(name, tiny_model, tmp_path):
+    """An unmoved policy: every ratio to it is 1 and every KL to it 0, which truncation alone would break."""
+    settings, key = VARIANTS[name]
+    algorithm = {"preset": "grpo", "behavior": "sampled"} | settings
+    tree = recipe(
+        tiny_model("llama"), **CUT | {"algorithm": algorithm, "train__steps": 2, "train__optimizer__lr": 1e-9}
+    )
+    go(tmp_path / "run", tree)
+    for record in steps_of(tmp_path / "run"):
+        assert abs(record[key]) < 3e-5 and abs(record["ratio_mean"] - 1) < 3e-5 and record["ratio_max"] < 1.001
+
+
+def test_the_reference_is_over_the_same_set_and_the_entropy_over_the_vocabulary(sampled):
+    policy, items = sampled
+    stage = LogProbStage("reference_log_prob", policy)
+    found = stage_columns(stage, items, 500, share_prompt=True)["reference_log_prob"]
+    for values, item in zip(found, items, strict=True):
+        np.testing.assert_allclose(values, item.behavior_log_prob, rtol=0, atol=3e-5)
+    batch = policy.pack(items)
+    with torch.no_grad():
+        masked, whole = (
+            policy(one, frozenset({"entropy"}))
+            for one in (batch, replace(batch, sampling_mask=None, sampling_mask_cu=None))
+        )
+    assert torch.equal(masked.entropy, whole.entropy) and not torch.equal(masked.log_prob, whole.log_prob)
+
+
+def test_an_engine_that_forgets_a_set_ends_the_run_by_name(tiny_model, tmp_path, monkeypatch):
+    made = Scheduler._completion
+
+    def forgetful(self, request, columns, reason):
+        columns.pop("sampling_mask", None)
+        return made(self, request, columns, reason)
+
+    monkeypatch.setattr(Scheduler, "_completion", forgetful)
+    with pytest.raises(
+        UserError, match="prompt 0, sample 0, turn 0: the engine did not say which tokens could be sampled"
+    ):
+        go(tmp_path / "run", recipe(tiny_model("llama"), **REPLAY))
+
+
+REFUSED = [
+    (
+        {"engine__sampling_mask": False},
+        "sampling.top_k",
+        "set engine.sampling_mask=true, algorithm.behavior=untruncated",
+    ),
+    (
+        {"algorithm__preset": "dppo", "algorithm__surrogate": {"kind": "dppo", "divergence": "topk_tv"}},
+        "algorithm.surrogate.kind",
+        "set its divergence=binary_tv, or algorithm.behavior=untruncated",
+    ),
+    ({"algorithm__distillation": {"path": "nowhere"}}, "algorithm.distillation.path", "over the whole vocabulary"),
+    ({"algorithm__preset": "online_dpo"}, "algorithm.preference.kind", "set algorithm.behavior=untruncated"),
+    ({"algorithm__proximal": "next"}, "algorithm.proximal", "set it to recompute, or algorithm.behavior=untruncated"),
+]
+
+
+@pytest.mark.parametrize(("changes", "path", "remedy"), REFUSED, ids=[path for _, path, _ in REFUSED])
+def test_what_compares_with_the_whole_vocabulary_is_refused_beside_it(changes, path, remedy, tiny_model):
+    tree = recipe(tiny_model("llama"), **CUT | {"algorithm": {"preset": "grpo", "behavior": "sampled"}} | changes)
+    found = [one for one in check(resolve(tree)) if one.path == path and remedy in one.message]
+    assert len(found) == 1, [str(one) for one in check(resolve(tree))]
+
+
+def test_a_recipe_with_it_is_whole_and_what_is_seldom_meant_is_told(tiny_model):
+    def told(**changes):
+        resolved = resolve(recipe(tiny_model("llama"), **REPLAY | changes))
+        assert not check(resolved)
+        return {one.path: one.message for one in warnings(resolved)}
+
+    assert not told().keys() & {"sampling.top_k", "engine.sampling_mask"}
+    assert "512 bounds them" in told(sampling__top_k=0)["sampling.top_k"]
+    assert "not read; set algorithm.behavior=sampled" in told(algorithm__behavior="untruncated")["engine.sampling_mask"]
+    assert "nothing is truncated" in told(sampling__top_p=1.0, sampling__top_k=0)["engine.sampling_mask"]
