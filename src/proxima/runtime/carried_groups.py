@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.jsonl import dumps, utf8
-from proxima.runtime.list_columns import MASK_COLUMNS, list_of, mask_columns, mask_of, numpy_columns, write_rows
+from proxima.runtime.list_columns import MASK_COLUMNS, list_of, mask_columns, numpy_columns, read_mask, write_rows
 
 CARRIED_GROUPS = "carried_groups.parquet"
 
@@ -125,7 +125,7 @@ def _group(rows: Sequence[dict[str, Any]]) -> Group:
     for row in rows:
         facts = {field.name: row[field.name] for field in _COMPLETION if field.name not in ("k", *MASK_COLUMNS)}
         shaped = {name: row[name].reshape(-1, row["k"]) for name in ("top_k", "top_k_log_prob") if row["k"]}
-        completions.append(Completion(prompt_uid=prompt.uid, sampling_mask=mask_of(row), **(facts | shaped)))
+        completions.append(Completion(prompt_uid=prompt.uid, sampling_mask=read_mask(row), **(facts | shaped)))
     scores = [
         Score(**{field.name: row[field.name] for field in _SCORE} | {"parts": json.loads(row["parts"])}) for row in rows
     ]

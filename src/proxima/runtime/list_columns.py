@@ -68,7 +68,7 @@ def mask_columns(mask: SamplingMask | None) -> dict[str, NDArray[Any] | None]:
     return dict(zip(MASK_COLUMNS, (None, None) if mask is None else (mask.ids, mask.counts), strict=True))
 
 
-def mask_of(row: Mapping[str, Any]) -> SamplingMask | None:
+def read_mask(row: Mapping[str, Any]) -> SamplingMask | None:
     """The sampling mask of a row; files of earlier versions have no such columns."""
     ids, counts = (row.get(name) for name in MASK_COLUMNS)
     return None if ids is None or counts is None else SamplingMask.of_counts(ids, counts)

@@ -20,7 +20,7 @@ from proxima.data.jsonl import utf8
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.list_columns import MASK_COLUMNS, mask_of, numpy_columns
+from proxima.runtime.list_columns import MASK_COLUMNS, numpy_columns, read_mask
 from proxima.runtime.rollouts import ROLLOUT_SCHEMA, read_rows, read_table
 from proxima.task.protocol import Row
 
@@ -206,7 +206,7 @@ def _completion(row: Mapping[str, Any], k: int) -> Completion:
         if row[name] is not None:
             columns[name] = row[name].reshape(len(row["tokens"]), k)
     facts = {name: row[name] for name in ("prompt_uid", "sample", "turn", "text", "finish_reason", "temperature")}
-    return Completion(**facts, **columns, sampling_mask=mask_of(row))
+    return Completion(**facts, **columns, sampling_mask=read_mask(row))
 
 
 def _score(row: Mapping[str, Any]) -> Score:
