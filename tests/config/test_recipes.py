@@ -294,12 +294,17 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
             beside = replace(base.runtime, threads=1, max_lag=2, max_concurrent_rollouts=32)
             assert isinstance(config.engine, LocalProcess) and config.runtime == beside and config.train == base.train
             continue
+        if path.stem in ("top_p", "top_p_replay"):
+            masks, cut = path.stem == "top_p_replay", replace(base.sampling, top_p=0.9, top_k=512)
+            assert config.sampling == cut and config.engine == replace(base.engine, sampling_mask=masks)
+            assert config.algorithm.behavior == ("sampled" if masks else "untruncated")
+            config = replace(config, sampling=base.sampling, engine=base.engine)
         if path.stem == "lora":
             assert config.model.lora is not None and config.algorithm == base.algorithm
             config = replace(config, model=replace(config.model, lora=None), train=base.train)
         for section in ("model", "task", "sampling", "eval", "data", "engine"):
             assert getattr(config, section) == getattr(base, section), path.stem
-        method = "cppo" if path.stem == "lora" else path.stem
+        method = {"lora": "cppo", "top_p": "grpo", "top_p_replay": "grpo"}.get(path.stem, path.stem)
         assert (config.algorithm.preset or "").startswith(method.removesuffix("_tis").removesuffix("_critic"))
         if path.stem not in ("cppo_prune", "distill"):
             assert config.train == base.train

@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from proxima.conformance import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
-from proxima.data import Prompt, SamplingMask
+from proxima.data import Prompt, SamplingMask, Trajectory
 from proxima.data.random import completion_uniforms
 from proxima.engine import EngineSetup, Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling
 from proxima.engine.local import collect
 from proxima.engine.sampler import sample_tokens
 from proxima.engine.token_table import MaskTable
-from proxima.model import load
+from proxima.model import Policy, load
+from tests.engine.test_interrupt import SEEDS, published_midway
 from tests.engine.test_sampler import CASES, brute, settings
+from tests.model.rows import loaded as of_seed
 
 V = 12
 
@@ -175,3 +177,22 @@ def test_an_engine_whose_sets_are_too_wide_breaks_it(monkeypatch):
     case = EngineUnderTest(Local(slots=8, dtype="float32", sampling_mask=True), EngineSetup.of(tiny_model()))
     result = check_law(LAW, case)
     assert result.status == "FAILED" and "a set of 64 tokens, over top_k=6" in str(result)
+
+
+def test_each_set_is_of_the_weights_that_sampled_its_token(monkeypatch):
+    """New weights twice while completions run: over its set and under its version, each log-prob is the trainer's."""
+    monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)
+    sampling = Sampling(max_tokens=24, top_p=0.8, temperature=0.9)
+    asked = [Request(prompt=r.prompt, sample=r.sample, sampling=sampling, seed=5) for r in requests(None, 2, 4)]
+    made = published_midway("recompute", asked, sampling_mask=True)
+    versions = np.concatenate([c.policy_version for c in made])
+    assert len(set(versions.tolist())) > 1
+    prompts = {r.prompt.uid: r.prompt for r in asked}
+    items = [
+        Trajectory.of(prompts[c.prompt_uid], c, group=c.prompt_uid, advantage=0.0, behavior="sampled") for c in made
+    ]
+    with torch.no_grad():
+        policies = [Policy(of_seed("llama", seed)) for seed in SEEDS]
+        under = torch.stack([policy(policy.pack(items)).log_prob for policy in policies]).numpy()
+    found = np.concatenate([c.sampled_log_prob for c in made])
+    np.testing.assert_allclose(found, under[versions, np.arange(len(found))], rtol=0, atol=5e-5)
