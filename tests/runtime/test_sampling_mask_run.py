@@ -26,7 +26,7 @@ from tests.runtime.test_resume import PLACES, stop_at
 from tests.runtime.tiny_run import assert_same, go, recipe, traces
 
 CUT = {"sampling__top_p": 0.8, "sampling__top_k": 64, "engine__sampling_mask": True}
-REPLAY = CUT | {"algorithm": {"preset": "grpo", "behavior": "sampled"}}
+REPLAY = CUT | {"algorithm__preset": "grpo", "algorithm__behavior": "sampled"}
 
 
 def steps_of(folder):
@@ -199,13 +199,18 @@ REFUSED = [
     ),
     ({"algorithm__distillation": {"path": "nowhere"}}, "algorithm.distillation.path", "over the whole vocabulary"),
     ({"algorithm__preset": "online_dpo"}, "algorithm.preference.kind", "set algorithm.behavior=untruncated"),
+    (
+        {"algorithm__reference_kl": {"kind": "k3"}, "algorithm__reference_engine": {"kind": "local"}},
+        "algorithm.reference_engine.kind",
+        "an engine scores over the whole vocabulary",
+    ),
     ({"algorithm__proximal": "next"}, "algorithm.proximal", "set it to recompute, or algorithm.behavior=untruncated"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "path", "remedy"), REFUSED, ids=[path for _, path, _ in REFUSED])
 def test_what_compares_with_the_whole_vocabulary_is_refused_beside_it(changes, path, remedy, tiny_model):
-    tree = recipe(tiny_model("llama"), **CUT | {"algorithm": {"preset": "grpo", "behavior": "sampled"}} | changes)
+    tree = recipe(tiny_model("llama"), **REPLAY | changes)
     found = [one for one in check(resolve(tree)) if one.path == path and remedy in one.message]
     assert len(found) == 1, [str(one) for one in check(resolve(tree))]
 

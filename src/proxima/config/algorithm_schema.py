@@ -49,7 +49,9 @@ class AlgorithmConfig:
     next_missing: Annotated[NextMissing, "a token without: the proximal one's, or weight 0, or so its completion"] = (
         "decoupled"
     )
-    behavior: Annotated[Literal["untruncated", "sampled"], "the behavior policy's engine log-prob"] = "untruncated"
+    behavior: Annotated[
+        Literal["untruncated", "sampled"], "the behavior policy's engine log-prob; sampled: with its sampling mask"
+    ] = "untruncated"
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"] = None
     preference: Annotated[Any, Slot("proxima.core.preference:PREFERENCES"), _PAIRS] = None

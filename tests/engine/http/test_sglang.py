@@ -2,13 +2,14 @@
 
 import asyncio
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from proxima.conformance import tiny_model
-from proxima.data import UserError
+from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import TokenRequest, WeightHandover
@@ -97,6 +98,22 @@ def test_an_older_server_can_do_less(tiny):
     assert facts.log_probs == "raw" and facts.seeds and facts.batch_invariant
     assert facts.pause_modes == {"abort"} and not facts.interrupts and facts.weight_updates == ("disk",)
     assert facts.prefix_cache and not facts.cache_salt and not facts.version_spans
+
+
+@pytest.mark.parametrize("incremental", ["no", "ids"])
+def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(tiny, incremental):
+    cut = Sampling(max_tokens=6, top_k=4, top_p=0.8)
+    plain = TokenRequest(id="a", tokens=PROMPT, sampling=cut, chunk_tokens=2)
+
+    async def use(dialect, client, facts):
+        return [await whole(dialect, client, facts, one) for one in (plain, replace(plain, id="b", sampling_mask=True))]
+
+    with fake(tiny, incremental=incremental) as server:
+        without, found = talk(server, use)
+    assert all(chunk.sampling_mask is None for chunk in without)
+    mask = SamplingMask.joined([chunk.sampling_mask for chunk in found])
+    mask.check(tokens_of(found))
+    assert len(mask) == 6 and mask.counts.max() <= 4
 
 
 @pytest.mark.parametrize("incremental", ["no", "ids", "all"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from proxima.data import UserError
+from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import Chunk, TokenRequest, WeightHandover
 from proxima.engine.http.vllm import Vllm, VllmDialect
@@ -114,6 +114,19 @@ def test_an_answer_that_does_not_fit_loses_the_completion(change: dict[str, Any]
     facts = facts_of(fake)
     fake.change = change
     with pytest.raises(ServerError, match=reason):
+        run(chunks(fake, facts))
+
+
+def test_the_tokens_that_could_be_sampled_come_with_the_chunk() -> None:
+    fake = FakeVllm()
+    facts = facts_of(fake)
+    (plain,) = run(chunks(fake, facts))
+    sets = [[token + 2, token] for token in plain.tokens.tolist()]
+    fake.change = {"sampling_mask": sets}
+    (chunk,) = run(chunks(fake, facts))
+    assert plain.sampling_mask is None and chunk.sampling_mask == SamplingMask.of_sets(sets)
+    fake.change = {"sampling_mask": [[token, token] for token in plain.tokens.tolist()]}
+    with pytest.raises(ServerError, match="without duplicates"):
         run(chunks(fake, facts))
 
 

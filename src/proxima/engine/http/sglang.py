@@ -27,6 +27,7 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.flow import FinishReason
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
 from proxima.engine.http.events import stream_events
@@ -72,6 +73,7 @@ class SglangDialect:
             "top_logprobs_num": 0,
             "return_text_in_logprobs": False,
             "stream": True,
+            **({"return_sampling_mask": True} if request.sampling_mask else {}),
             **salted(request.cache_salt),
         }
         reader = _StreamReader(client, request)
@@ -241,6 +243,8 @@ class _StreamReader:
             ending = meta.get("finish_reason")
             pairs = meta.get("output_token_logprobs") or []
             new = self._new(pairs, int(meta["completion_tokens"]))
+            rows = meta.get("output_token_sampling_mask") if self.request.sampling_mask else None
+            mask = None if rows is None else SamplingMask.of_sets(self._new(rows, int(meta["completion_tokens"])))
             tokens = [int(pair[1]) for pair in new]
             values = [math.nan if pair[0] is None else float(pair[0]) for pair in new]
             reason = None if ending is None else ENDINGS[ending["type"]]
@@ -257,6 +261,7 @@ class _StreamReader:
             log_prob=np.asarray(values, np.float32),
             finish_reason=reason,
             version_spans=found,
+            sampling_mask=mask,
         )
 
     def _new(self, pairs: Sequence[Any], total: int) -> Sequence[Any]:

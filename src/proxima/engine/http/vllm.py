@@ -17,6 +17,7 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.flow import FinishReason
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
 from proxima.engine.http.events import stream_events
@@ -201,7 +202,7 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
     """A chunk of one event.
 
     Raises:
-        ValueError: log-probs and tokens do not fit each other, or an ending that is none of ours.
+        ValueError: log-probs and tokens do not fit each other, sets that are none, or an ending that is none of ours.
     """
     tokens = choice["token_ids"] or []
     told = choice.get("logprobs") or {}
@@ -225,6 +226,7 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
         finish_reason=None if ending is None else ENDINGS[ending],
         version_spans=None if spans is None else tuple((s["version"], s["start"], s["end"]) for s in spans),
         prompt_tokens=None if prompt is None else np.asarray(prompt, np.int32),
+        sampling_mask=None if (sets := choice.get("sampling_mask")) is None else SamplingMask.of_sets(sets),
     )
 
 
