@@ -1,0 +1,129 @@
+"""The tokens that could be sampled, from fakes that tell them: joined over chunks, attempts and weights; a set without
+its token costs the attempt, never a gradient."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from proxima.data import SamplingMask
+from proxima.engine.http import HttpEngine
+from proxima.engine.local import collect
+from tests.engine.http.fake_model import log_probs, states, truncated
+from tests.engine.http.plain_dialect import Plain, PlainDialect, PlainSync, fakes, requests, rules, update
+
+TOP_K = 3
+WEIGHTS = {0: 0.5, 1: 0.8}
+
+
+def sets_of(weights, before, tokens, temperature):
+    """By the formula: what top-k left at each of the tokens."""
+    found, everything = [], list(before)
+    for own, token in zip(weights, tokens, strict=True):
+        left = truncated(log_probs(own, everything[-1], states(own, everything), temperature), TOP_K)
+        found.append(np.flatnonzero(np.isfinite(left)).tolist())
+        everything.append(token)
+    return found
+
+
+class MaskedDialect(PlainDialect):
+    """A server that tells them; `spoiled` answers get a set that lacks its token."""
+
+    def __init__(self, servers, spoiled=0):
+        self.servers, self.spoiled, self.asked = {server.url: server for server in servers}, spoiled, []
+
+    async def stream(self, client, facts, request):
+        self.asked.append(request.sampling_mask)
+        server, everything = self.servers[client.url], list(request.tokens)
+        async for chunk in super().stream(client, facts, request):
+            tokens, temperature = chunk.tokens.tolist(), request.sampling.temperature
+            sets = sets_of([server.weights] * len(tokens), everything, tokens, temperature)
+            everything += tokens
+            if self.spoiled and tokens:
+                self.spoiled -= 1
+                sets[0] = [token for token in range(7) if token != tokens[0]]
+            yield replace(chunk, sampling_mask=SamplingMask.of_sets(sets)) if request.sampling_mask else chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Plain):
+    talk: MaskedDialect
+    sampling_mask: bool = True
+
+    def dialect(self):
+        return self.talk
+
+
+@contextlib.contextmanager
+def engine_over(servers, folder, spoiled=0, **settings):
+    talk = MaskedDialect(servers, spoiled)
+    spec = Masked(url=tuple(server.url for server in servers), talk=talk, **settings)
+    engine = HttpEngine(spec, rules(), PlainSync(spec, folder))
+    try:
+        yield engine, talk
+    finally:
+        engine.close()
+
+
+def check(asked, given):
+    for request, one in zip(asked, given, strict=True):
+        weights = [WEIGHTS[version] for version in one.policy_version.tolist()]
+        expected = sets_of(weights, request.prompt.tokens.tolist(), one.tokens.tolist(), one.temperature)
+        assert one.sampling_mask == SamplingMask.of_sets(expected)
+        assert np.isfinite(one.sampled_log_prob).all()
+
+
+def test_each_token_has_the_set_that_it_was_drawn_from(tmp_path):
+    asked = requests(4, 3, top_k=TOP_K, temperature=0.8)
+    with fakes(2, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, _):
+        assert engine.capabilities.sampling_mask
+        check(asked, asyncio.run(collect(engine, asked)))
+
+
+def test_they_are_asked_for_only_where_something_is_truncated(tmp_path):
+    asked = [
+        *requests(1, 2),
+        *requests(1, 2, first=1, top_k=TOP_K),
+        *requests(1, 1, first=2, top_k=TOP_K, temperature=0.0),
+    ]
+    with fakes(1, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, talk):
+        given = asyncio.run(collect(engine, asked))
+    assert [one.sampling_mask is not None for one in given] == [False, False, True, True, False]
+    assert sorted(talk.asked) == [False, False, False, True, True]
+
+
+def test_a_server_that_lacks_them_is_not_asked(tmp_path):
+    with fakes(1) as servers, engine_over(servers, tmp_path) as (engine, talk):
+        assert not engine.capabilities.sampling_mask
+        (one,) = asyncio.run(collect(engine, requests(1, 1, top_k=TOP_K)))
+    assert one.sampling_mask is None and talk.asked == [False]
+
+
+@pytest.mark.parametrize("spoiled", [1, 2])
+def test_a_set_without_its_token_is_tried_again_and_not_used(spoiled, tmp_path):
+    asked = requests(2, 2, top_k=TOP_K)
+    with fakes(2, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path, spoiled) as (engine, talk):
+        check(asked, asyncio.run(collect(engine, asked)))
+    assert len(talk.asked) == len(asked) + spoiled
+
+
+def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(tmp_path):
+    asked = requests(2, 2, top_k=TOP_K, max_tokens=20)
+
+    async def go(engine, server):
+        server.stop_after = 4
+        task = asyncio.create_task(collect(engine, asked))
+        while sum(len(one.tokens) for one in await engine.in_flight()) < 4:
+            await asyncio.sleep(0.001)
+        await engine.pause()
+        await engine.publish(update(1, WEIGHTS[1]))
+        server.stop_after = None
+        await engine.resume()
+        return await task
+
+    with fakes(1, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, _):
+        given = asyncio.run(go(engine, servers[0]))
+    check(asked, given)
+    assert {version for one in given for version in one.policy_version.tolist()} == {0, 1}
