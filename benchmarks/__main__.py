@@ -20,6 +20,7 @@ CLAIMS = (
     "correction_cost",
     "math_reward",
     "bookkeeping",
+    "replica_faults",
     "kills",
     "nan_campaign",
     "decode_vs_hf",

@@ -38,6 +38,8 @@ class PlainDialect:
     async def probe(self, client):
         told = await client.get("/facts")
         more = {name: told[name] for name in told if name not in ("letters", *SETS)}
+        if "weight_updates" in more:
+            more["weight_updates"] = tuple(more["weight_updates"])
         sets = {name: frozenset(told[name]) for name in SETS}
         fixed = {"server": "fake 1", "token_ids": True, "seeds": True, "weight_updates": ("value",)}
         return ServerFacts(**(fixed | more | sets))

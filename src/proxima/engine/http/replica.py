@@ -73,6 +73,7 @@ class Replica:
         self.client = ServerClient(address, seconds=spec.call_seconds)
         self.version = 0
         self.label: str | None = None
+        self.proven: str | None = None  # label of the weights that it is known to compute with
         self.instance: str | None = None
         self.in_service, self.suspect, self.paused, self.held = True, False, False, False
         self.reason = ""  # why it is not in service
@@ -80,6 +81,7 @@ class Replica:
         self.running: dict[GenerationJob, RunningCall] = {}
         self.assigned = self.scoring = 0  # completions and scores that it has been given
         self.streak = 0  # failures since the last completion
+        self._failed_at = 0.0  # when the last failure that counts was noticed
         self.relapses = 0  # ejections since it last worked for a while
         self.completed = 0  # since the last ejection
         self.received = 0  # tokens, ever
@@ -91,6 +93,12 @@ class Replica:
         """Whether it may be given one more completion now."""
         ready = self.in_service and not self.suspect and not self.paused
         return ready and self.assigned + self.scoring < self.limit
+
+    def failed(self, begun: float, now: float) -> None:
+        """An attempt has failed. Those that fail together count once: what broke may have been over in a moment."""
+        if begun >= self._failed_at:
+            self.streak += 1
+            self._failed_at = now
 
     def succeeded(self) -> None:
         """It has completed a completion."""

@@ -116,7 +116,10 @@ class ReplicaKeeper:
     async def _bring(self, replica: Replica) -> SyncReport:
         assert self._newest is not None
         replica.set_version(self.version, self._newest)  # first: what it holds goes on while the weights are proved
-        return await self.sync.bring(replica)
+        replica.proven = None
+        report = await self.sync.bring(replica)
+        replica.proven = self._newest
+        return report
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
@@ -206,10 +209,11 @@ class ReplicaKeeper:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
-            if self.published:
+            load = await dialect.load(client, facts)
+            if self.published and not self._has_newest(replica, load):
                 await replica.stop("interrupted")
                 await self._bring(replica)
-            load = await dialect.load(client, facts)
+                load = await dialect.load(client, facts)
             if not self.published and facts.weight_version and load.weight_version != replica.label:
                 raise ServerError(replica.url, "", f"it has weights {load.weight_version!r}, not {replica.label!r}")
             replica.instance = load.instance
@@ -218,6 +222,11 @@ class ReplicaKeeper:
             else:
                 await replica.resume()
             self.pool.admit(replica)
+
+    def _has_newest(self, replica: Replica, load: ServerLoad) -> bool:
+        """Whether it is the server that was seen to compute with the newest weights, and still has them."""
+        same = load.instance is not None and load.instance == replica.instance
+        return same and replica.proven == self._newest == load.weight_version
 
     def _look_whether_any_is_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()

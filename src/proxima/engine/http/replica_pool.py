@@ -87,12 +87,13 @@ class ReplicaPool:
                 task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
+        begun = asyncio.get_running_loop().time()
         try:
             ending = None if job.reason else await replica.run(job)
             if job.reason and self._lacks_score(job, replica):
                 job.scored = await replica.score(job.request.prompt.tokens, job.tokens)
         except (ServerError, WrongAnswerError) as error:
-            self._failed(job, replica, error)
+            self._failed(job, replica, error, begun)
         except asyncio.CancelledError:
             job.discard()
             raise
@@ -116,7 +117,9 @@ class ReplicaPool:
         elif job.wanted:
             self.router.add(job, first=True)
 
-    def _failed(self, job: GenerationJob, replica: Replica, error: ServerError | WrongAnswerError) -> None:
+    def _failed(
+        self, job: GenerationJob, replica: Replica, error: ServerError | WrongAnswerError, begun: float
+    ) -> None:
         kept = 0
         if isinstance(error, WrongAnswerError) or self.repeatable:
             self.counts["tokens_lost"] += job.discard()
@@ -128,7 +131,7 @@ class ReplicaPool:
         if isinstance(error, ServerError) and error.status in OVERLOADED:
             replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
         else:
-            replica.streak += 1
+            replica.failed(begun, asyncio.get_running_loop().time())
         replica.suspect = True
         if replica.streak >= STREAK:
             self.eject(replica, f"{replica.streak} completions in a row failed, the last: {reason_of(error)}")
@@ -180,12 +183,13 @@ class ReplicaPool:
         tried = set[object]()
         for _ in range(self.spec.retries + 1):
             replica = await self._room(tried)
+            begun = asyncio.get_running_loop().time()
             try:
                 return await replica.score(request.prompt_tokens, request.tokens)
             except (ServerError, WrongAnswerError) as failed:
                 error = failed
                 tried.add(replica)
-                replica.streak += 1
+                replica.failed(begun, asyncio.get_running_loop().time())
                 replica.suspect = True
                 self.check_soon(replica)
         assert error is not None

@@ -1,0 +1,110 @@
+"""Which replica gets which completion."""
+
+from types import SimpleNamespace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxima.engine.http.router import Router
+
+
+class Place:
+    """As much of a replica as routing sees."""
+
+    def __init__(self, limit=4):
+        self.in_service, self.assigned, self.limit = True, 0, limit
+
+    @property
+    def has_room(self):
+        return self.in_service and self.assigned < self.limit
+
+
+def job(uid, sample=0, tokens=0):
+    return SimpleNamespace(key=(uid, sample, 0), tried=set(), length=tokens)
+
+
+def test_a_prompt_stays_at_one_replica_and_prompts_are_spread():
+    places = [Place(8) for _ in range(3)]
+    router = Router(places)
+    for uid in range(6):
+        for sample in range(4):
+            router.add(job(uid, sample))
+    where = {}
+    for place in places:
+        while place.has_room and (one := router.next_for(place)) is not None:
+            place.assigned += 1
+            where.setdefault(one.key[0], set()).add(id(place))
+    assert all(len(found) == 1 for found in where.values())
+    assert [place.assigned for place in places] == [8, 8, 8]
+    router.add(job(0, 9))  # a later turn of the conversation
+    assert router.next_for(next(place for place in places if id(place) in where[0])) is not None
+
+
+def test_an_idle_replica_takes_a_whole_prompt_from_a_full_one():
+    places = [Place(2), Place(2)]
+    router = Router(places)
+    places[1].in_service = False
+    for uid in range(3):
+        for sample in range(2):
+            router.add(job(uid, sample))
+    places[0].assigned = 2
+    places[1].in_service = True
+    taken = [router.next_for(places[1]) for _ in range(2)]
+    assert len({one.key[0] for one in taken}) == 1
+
+
+def test_what_failed_at_a_replica_goes_to_another_and_back_when_all_have_failed():
+    places = [Place(), Place()]
+    router = Router(places)
+    one = job(0)
+    one.tried = {places[0]}
+    router.add(one)
+    assert router.next_for(places[0]) is None
+    assert router.next_for(places[1]) is one
+    one.tried = set(places)
+    router.add(one)
+    assert any(router.next_for(place) is one for place in places)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(data):
+    """Replicas leave and return, completions fail and end; then all replicas are there, and all completions run."""
+    places = [Place(data.draw(st.integers(1, 3))) for _ in range(3)]
+    router = Router(places)
+    running, ended, numbers = [], set(), iter(range(10_000))
+    for _ in range(data.draw(st.integers(1, 60))):
+        act = data.draw(st.sampled_from(["add", "run", "end", "fail", "leave", "return"]))
+        place = data.draw(st.sampled_from(places))
+        if act == "add":
+            router.add(job(data.draw(st.integers(0, 4)), next(numbers)))
+        elif act == "run" and place.has_room and (one := router.next_for(place)) is not None:
+            running.append((one, place))
+            place.assigned += 1
+        elif act in ("end", "fail") and running:
+            one, at = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            at.assigned -= 1
+            if act == "end":
+                ended.add(one.key)
+            else:
+                one.tried.add(at)
+                router.add(one, first=True)
+        elif act == "leave":
+            place.in_service = False
+            router.leave(place)
+        elif act == "return":
+            place.in_service = True
+    for place in places:
+        place.in_service = True
+    progress = True
+    while progress:
+        progress = False
+        for place in places:
+            while place.has_room and (one := router.next_for(place)) is not None:
+                assert one.key not in ended
+                ended.add(one.key)
+                progress = True
+    added = next(numbers)
+    keys = [*ended, *(one.key for one, _ in running)]
+    assert len(keys) == len(set(keys)) == added
+    assert len(router) == 0

@@ -1,0 +1,102 @@
+"""What is refused before a run begins, with the line that says it."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxima.data import FieldError, UserError
+from proxima.engine.http.server_checks import check_servers_of
+from proxima.engine.protocol import EngineNeeds, Sampling
+from tests.engine.http.fake_model import VOCABULARY, LetterTokenizer
+from tests.engine.http.plain_dialect import Plain, fakes
+
+PLAIN = Sampling(max_tokens=16)
+NEEDS = EngineNeeds(
+    model_path="model",
+    tokenizer=LetterTokenizer(),
+    vocabulary=VOCABULARY,
+    max_length=100,
+    training=PLAIN,
+    samplings=(PLAIN,),
+    log_probs=frozenset({"sampled"}),
+    publishes=True,
+)
+
+
+def notes(servers, needs=NEEDS, **settings):
+    return check_servers_of(Plain(url=tuple(server.url for server in servers), **settings), needs)
+
+
+def test_servers_that_can_do_all_of_it_pass():
+    with fakes(2) as servers:
+        assert notes(servers) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "needs", "settings", "line"),
+    [
+        ({"max_length": 64}, {}, {}, "takes sequences of 64 tokens, and the run has 100"),
+        ({"log_probs": None}, {}, {}, "gives no log-probs of completions"),
+        ({"token_ids": False}, {}, {}, "its completions do not come as token ids"),
+        ({"letters": "gfedcba"}, {}, {}, "it has another tokenizer"),
+        ({"weight_updates": []}, {}, {}, "takes no new weights"),
+        ({}, {}, {"weights": "disk"}, "weights='disk' is no way of .*; it has value, or auto"),
+        ({"quantization": "fp8"}, {}, {}, "quantization=None is not what .* has: quantization=fp8"),
+        ({"log_probs": "raw"}, {"training": Sampling(temperature=0.7)}, {}, "reports log-probs of temperature 1"),
+        ({"scores": False}, {"score_temperatures": (1.0,)}, {}, "does not score tokens"),
+        ({"version_spans": False}, {"overlaps": True}, {"interrupt": "keep"}, "interrupt='keep' needs a server that"),
+        ({}, {"sampling_mask": True}, {}, "does not tell which tokens could be sampled"),
+        (
+            {},
+            {"training": Sampling(top_k=3), "log_probs": frozenset({"untruncated"})},
+            {"untruncated": "absent"},
+            "the loss reads untruncated_log_prob",
+        ),
+    ],
+)
+def test_a_server_that_lacks_something_is_refused_in_one_line(facts, needs, settings, line):
+    with fakes(1, facts=facts) as servers, pytest.raises(UserError, match=line) as found:
+        notes(servers, replace(NEEDS, **needs), **settings)
+    assert "\n" not in str(found.value)
+
+
+def test_half_the_servers_with_another_model_are_refused():
+    with fakes(2) as good, fakes(2, facts={"model": "another"}) as bad:
+        with pytest.raises(FieldError, match="its model is another, and that of the others is formula") as found:
+            notes([*good, *bad])
+        assert found.value.field == "url"
+        assert found.value.value == bad[0].url
+
+
+def test_different_weights_are_refused_where_no_new_ones_come():
+    with fakes(2) as servers:
+        servers[1].label = "other"
+        assert notes(servers) == []
+        with pytest.raises(FieldError, match="have different weights, 'other' and 'start'"):
+            notes(servers, replace(NEEDS, publishes=False))
+
+
+def test_a_server_that_is_away_is_a_warning_and_all_of_them_an_error():
+    with fakes(2) as servers:
+        servers[0].die()
+        (line,) = notes(servers)
+        assert line == f"{servers[0].url} is out of service: can't be reached; the run begins without it"
+        servers[1].die()
+        with pytest.raises(FieldError, match="can't be used: can't be reached; can't be reached; start the server"):
+            notes(servers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"url": "ftp://127.0.0.1"}, "must be http://HOST:PORT"),
+        ({"url": "http://example.com:8000"}, "is on another machine"),
+        ({"url": ("http://127.0.0.1:1", "http://127.0.0.1:1/")}, "must name each server once"),
+        ({"idle_seconds": 0}, "must be > 0 seconds"),
+        ({"retries": -1}, "must be >= 0"),
+        ({"probe_bound": 0.0}, "must be > 0 nats"),
+    ],
+)
+def test_settings_are_checked(settings, line):
+    with pytest.raises(FieldError, match=line):
+        Plain(**settings)
