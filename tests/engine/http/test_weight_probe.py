@@ -1,0 +1,247 @@
+"""The probe, and the hand-over around it, against a server that is a model of this process."""
+
+import asyncio
+import copy
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from proxima.data import NotFiniteError, UserError
+from proxima.engine.http import weight_probe
+from proxima.engine.http.dialect import ServerFacts, ServerLoad, WeightHandover
+from proxima.engine.http.folder_sync import FolderSync
+from proxima.engine.http.vllm import Vllm
+from proxima.engine.http.weight_probe import (
+    CONTEXT,
+    Bound,
+    WeightProbe,
+    bound_of,
+    perturbed,
+    probe_tokens,
+    trainer_log_prob,
+)
+from proxima.engine.protocol import EngineSetup, WeightUpdate
+from proxima.model import LoadedModel, load
+from proxima.model.lora import Lora, attach
+
+FACTS = ServerFacts(server="fake 1", model="fake", dtype="float32", scores=True, weight_updates=("best", "other"))
+
+
+class ModelServer:
+    """A server that computes, with a model of its own; the tensors in `ignores` it never loads."""
+
+    def __init__(self, loaded: LoadedModel, ignores: Collection[str] = (), facts: ServerFacts = FACTS) -> None:
+        self.model, self.ignores, self.label = copy.deepcopy(loaded.model), ignores, "default"
+        self.client, self.dialect, self.facts, self.url = None, self, facts, "http://127.0.0.1:1"
+        self.calls = list[str]()
+
+    async def load_weights(self, client: None, facts: ServerFacts, weights: WeightHandover) -> None:
+        self.calls.append(f"load {weights.label} by {weights.how}")
+        values = {name: v for f in weights.folder.glob("*.safetensors") for name, v in load_file(f).items()}
+        assert {name for name, _ in self.model.named_parameters()} == set(values)
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                if name not in self.ignores:
+                    weight.copy_(values[name])
+        self.label = weights.label
+
+    async def load(self, client: None, facts: ServerFacts) -> ServerLoad:
+        return ServerLoad(weight_version=self.label)
+
+    async def pause(self, client: None, facts: ServerFacts, mode: str) -> None:
+        self.calls.append(f"pause {mode}")
+
+    async def resume(self, client: None, facts: ServerFacts) -> None:
+        self.calls.append("resume")
+
+    async def forget_prefixes(self, client: None, facts: ServerFacts, *, running: bool) -> None:
+        self.calls.append(f"forget {running}")
+
+    async def score(self, client: None, facts: ServerFacts, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        self.calls.append("score")
+        assert len(prompt) == CONTEXT
+        return trainer_log_prob(self.model, np.concatenate([prompt, tokens]))
+
+
+@pytest.fixture(params=["llama", "qwen2"])  # tied, untied
+def loaded(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> LoadedModel:
+    return load(str(tiny_model(request.param)), dtype=torch.float32, device="cpu")
+
+
+def sync_of(loaded: LoadedModel, **settings: Any) -> FolderSync:
+    return FolderSync(Vllm(probe_tokens=64, **settings), EngineSetup.of(loaded, max_length=128))
+
+
+def bring(sync: FolderSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
+    async def main() -> Any:
+        await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}")
+        return await sync.bring(server)
+
+    return asyncio.run(main())
+
+
+def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
+    server, sync = ModelServer(loaded), sync_of(loaded)
+    report = bring(sync, server, loaded.model)
+    assert (report.url, report.version, report.how) == (server.url, 0, "best")
+    assert report.metrics["probe_max"] < 1e-5 and report.metrics["trial_max"] < 1e-4
+    cycle = ["load v0-trial by best", "forget False", "resume", "score", "pause keep"]
+    assert server.calls == [*cycle, "load v0 by best", "forget False", "resume", "score"]
+    sync._wants_trial = False
+    server.calls.clear()
+    bring(sync, server, loaded.model, 1)
+    assert server.calls == ["load v1 by best", "forget False", "resume", "score"]  # no trial, and no pause
+    asyncio.run(sync.close())
+
+
+def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(loaded: LoadedModel) -> None:
+    names = [name for name, _ in loaded.model.named_parameters()]
+    dead = ("k_proj.bias",)  # a softmax does not see a constant added to the keys' scores
+    for name in names:
+        sync = sync_of(loaded, probe_bound=1e-3)
+        if name.endswith(dead):
+            continue
+        with pytest.raises(UserError, match="perturbed copy"):
+            bring(sync, ModelServer(loaded, [name]), loaded.model)
+        asyncio.run(sync.close())
+
+
+def test_the_message_says_who_how_far_and_what_to_do(loaded: LoadedModel) -> None:
+    server = ModelServer(loaded, [name for name, _ in loaded.model.named_parameters()])
+    sync = sync_of(loaded)
+    with pytest.raises(UserError) as error:
+        bring(sync, server, loaded.model)
+    line = str(error.value)
+    assert "\n" not in line
+    for part in (server.url, "nats from the trainer's in the mean", "over 64 known tokens", "--worker-extension-cls"):
+        assert part in line
+    asyncio.run(sync.close())
+
+
+def test_perturbed_weights_are_as_before_afterwards(loaded: LoadedModel) -> None:
+    tokens = probe_tokens(loaded.tokenizer, 64, 128)
+    before = {name: weight.clone() for name, weight in loaded.model.state_dict().items()}
+    needed = [weight.requires_grad for weight in loaded.model.parameters()]
+    first = trainer_log_prob(loaded.model, tokens)
+    with pytest.raises(KeyError), perturbed(loaded.model, tokens):
+        assert all(not torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
+        assert np.sqrt(np.mean((trainer_log_prob(loaded.model, tokens) - first) ** 2)) > 0.2
+        raise KeyError
+    assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.state_dict().items())
+    assert [weight.requires_grad for weight in loaded.model.parameters()] == needed
+    assert all(weight.grad is None for weight in loaded.model.parameters())
+
+
+def test_the_trainers_log_probs_are_those_of_its_forward(loaded: LoadedModel) -> None:
+    tokens = probe_tokens(loaded.tokenizer, 40, 128)
+    ids = torch.as_tensor(tokens, dtype=torch.long)[None]
+    with torch.no_grad():
+        rows = loaded.model(ids).logits[0, CONTEXT - 1 : -1].log_softmax(-1)
+    expected = rows.gather(1, ids[0, CONTEXT:, None])[:, 0]
+    training, attention = loaded.model.training, loaded.model.config._attn_implementation
+    np.testing.assert_allclose(trainer_log_prob(loaded.model, tokens), expected.numpy(), atol=1e-5)
+    assert (loaded.model.training, loaded.model.config._attn_implementation) == (training, attention)
+    with torch.no_grad():
+        loaded.model.get_input_embeddings().weight[int(tokens[3])] = torch.nan
+    with pytest.raises(NotFiniteError):
+        trainer_log_prob(loaded.model, tokens)
+
+
+def test_a_server_that_follows_half_way_is_found_by_its_slope() -> None:
+    draws = np.random.default_rng(0)
+    probe, bound = WeightProbe(np.arange(200)), Bound(0.2, 2.0)
+    start, step = draws.normal(size=192), draws.normal(size=192) * 0.1
+    noise = lambda: draws.normal(size=192) * 0.01  # noqa: E731
+    assert probe.check_movement("a", 0, start, start + noise()) == {}
+    assert probe.check_movement("a", 1, start + step * 1e-3, start + noise()) == {}  # nothing can be told yet
+    slope = probe.check_movement("a", 2, start + step, start + step + noise())["slope"]
+    assert abs(slope - 1) < 0.05
+    found = start + 1.4 * step + noise()
+    assert probe.check("a", "version 3", start + 2 * step, found, bound)["probe_mean"] < 0.2  # within the bound
+    with pytest.raises(UserError, match=r"moved 0\.4\d times as far.*version 3"):
+        probe.check_movement("a", 3, start + 2 * step, found)
+    probe.forget("a")
+    assert probe.check_movement("a", 4, start, start) == {}
+
+
+def test_nan_is_beyond_every_bound() -> None:
+    with pytest.raises(UserError, match="nan nats"):
+        values = np.zeros(4)
+        WeightProbe(np.arange(12)).check("a", "version 1", values, values + np.nan, Bound(1.0, 1.0))
+
+
+def test_bounds_are_of_the_servers_dtype() -> None:
+    exact, coarse = bound_of(FACTS, None), bound_of(SimpleNamespace(dtype="bfloat16", quantization=None), None)
+    assert exact.mean < coarse.mean / 10
+    assert bound_of(SimpleNamespace(dtype="bfloat16", quantization="fp8"), None) == weight_probe.QUANTISED
+    assert bound_of(FACTS, 0.3) == Bound(0.3, 3.0)
+    assert bound_of(FACTS, 0.3, trial=True).mean > 0.3
+
+
+def test_a_server_that_was_started_again_is_proven_again(loaded: LoadedModel) -> None:
+    server, sync = ModelServer(loaded), sync_of(loaded)
+    bring(sync, server, loaded.model)
+    server.label = "default"  # its process is another
+    server.calls.clear()
+    bring(sync, server, loaded.model, 1)
+    assert "load v1-trial by best" not in server.calls  # no perturbed copy is left
+    bring(sync, server, loaded.model, 2)
+    assert "load v2-trial by best" in server.calls
+    asyncio.run(sync.close())
+
+
+def test_an_adapter_is_proven_merged(tiny_model: Callable[[str], Path]) -> None:
+    base = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    server = ModelServer(base)
+    attach(base.model, Lora(rank=2), seed=0)
+    with torch.no_grad():
+        for name, weight in base.model.named_parameters():
+            if "lora_" in name:
+                weight.normal_(std=0.1)
+    sync = sync_of(base)
+    assert bring(sync, server, base.model).metrics["probe_max"] < 1e-4
+    asyncio.run(sync.close())
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "reason"),
+    [
+        ({"weight_updates": ()}, {}, "takes no weights.*DEV_MODE"),
+        ({}, {"weights": "nccl"}, "by 'nccl'; it can by best, other"),
+        ({"scores": False}, {}, "no log-probs of given tokens"),
+    ],
+)
+def test_what_a_server_lacks_is_said(
+    change: dict[str, Any], settings: dict[str, Any], reason: str, tiny_model: Callable[[str], Path]
+) -> None:
+    from dataclasses import replace
+
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    sync = sync_of(loaded, **settings)
+    with pytest.raises(UserError, match=reason):
+        bring(sync, ModelServer(loaded, facts=replace(FACTS, **change)), loaded.model)
+    asyncio.run(sync.close())
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "salt", "calls"),
+    [("recompute", True, ["forget True"]), ("finish", True, ["forget False"]), ("keep", True, []), ("keep", False, 1)],
+)
+def test_what_is_forgotten_depends_on_what_runs(
+    interrupt: str, salt: bool, calls: Any, tiny_model: Callable[[str], Path]
+) -> None:
+    from dataclasses import replace
+
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    facts = replace(FACTS, interrupts=frozenset({"recompute", "keep", "finish"}), cache_salt=True)
+    server, sync = ModelServer(loaded, facts=facts), sync_of(loaded, interrupt=interrupt, prefix_salt=salt)
+    bring(sync, server, loaded.model)
+    forgotten = [call for call in server.calls if call.startswith("forget")]
+    assert forgotten == ((["forget False"] if calls == 1 else calls) * 2)
+    asyncio.run(sync.close())
