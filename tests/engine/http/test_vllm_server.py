@@ -141,7 +141,7 @@ def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained: Load
             await sync.close()
 
     asyncio.run(main())
-    assert len(slopes) == 7 and all(abs(slope - 1) < 0.05 for slope in slopes)
+    assert len(slopes) == 7 and all(abs(slope - 1) < 0.15 for slope in slopes)
 
 
 def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, trained: LoadedModel) -> None:

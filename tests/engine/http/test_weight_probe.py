@@ -3,8 +3,8 @@
 import asyncio
 import copy
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -177,11 +177,27 @@ def test_nan_is_beyond_every_bound() -> None:
 
 
 def test_bounds_are_of_the_servers_dtype() -> None:
-    exact, coarse = bound_of(FACTS, None), bound_of(SimpleNamespace(dtype="bfloat16", quantization=None), None)
+    exact, coarse = bound_of(FACTS, None), bound_of(replace(FACTS, dtype="bfloat16"), None)
     assert exact.mean < coarse.mean / 10
-    assert bound_of(SimpleNamespace(dtype="bfloat16", quantization="fp8"), None) == weight_probe.QUANTISED
+    assert bound_of(replace(FACTS, quantization="fp8"), None) == weight_probe.QUANTISED
     assert bound_of(FACTS, 0.3) == Bound(0.3, 3.0)
-    assert bound_of(FACTS, 0.3, trial=True).mean > 0.3
+    rounds = Bound(0.1, 0.5)
+    assert bound_of(FACTS, 0.3, trial=rounds).mean > 0.3
+    assert bound_of(FACTS, None, trial=rounds) == Bound(2 * exact.mean, 2 * exact.largest)
+    found = bound_of(replace(FACTS, dtype="bfloat16"), None, trial=rounds)
+    assert 0.1 < found.mean < 0.2 and 0.5 < found.largest < 2
+
+
+def test_what_rounding_does_is_measured(loaded: LoadedModel) -> None:
+    tokens = probe_tokens(loaded.tokenizer, 64, 128)
+    expected = trainer_log_prob(loaded.model, tokens)
+    coarse = copy.deepcopy(loaded.model).bfloat16()
+    away = np.abs(trainer_log_prob(coarse, tokens) - expected)
+    found = weight_probe.rounding(loaded.model, tokens, expected)
+    np.testing.assert_allclose([found.mean, found.largest], [away.mean(), away.max()], rtol=1e-5)
+    assert found.mean > 1e-4 and next(loaded.model.parameters()).dtype == torch.float32
+    other = weight_probe.rounding(coarse, tokens, trainer_log_prob(coarse, tokens))
+    assert 1 < other.mean / found.mean < 2
 
 
 def test_a_server_that_was_started_again_is_proven_again(loaded: LoadedModel) -> None:
@@ -220,8 +236,6 @@ def test_an_adapter_is_proven_merged(tiny_model: Callable[[str], Path]) -> None:
 def test_what_a_server_lacks_is_said(
     change: dict[str, Any], settings: dict[str, Any], reason: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    from dataclasses import replace
-
     loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     sync = sync_of(loaded, **settings)
     with pytest.raises(UserError, match=reason):
@@ -236,8 +250,6 @@ def test_what_a_server_lacks_is_said(
 def test_what_is_forgotten_depends_on_what_runs(
     interrupt: str, salt: bool, calls: Any, tiny_model: Callable[[str], Path]
 ) -> None:
-    from dataclasses import replace
-
     loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     facts = replace(FACTS, interrupts=frozenset({"recompute", "keep", "finish"}), cache_salt=True)
     server, sync = ModelServer(loaded, facts=facts), sync_of(loaded, interrupt=interrupt, prefix_salt=salt)

@@ -13,7 +13,15 @@ from proxima.data.columns import Floats
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
-from proxima.engine.http.weight_probe import WeightProbe, bound_of, perturbed, probe_tokens, trainer_log_prob
+from proxima.engine.http.weight_probe import (
+    Bound,
+    WeightProbe,
+    bound_of,
+    perturbed,
+    probe_tokens,
+    rounding,
+    trainer_log_prob,
+)
 from proxima.engine.http.weight_sync import SyncReport
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 
@@ -30,10 +38,12 @@ class Prepared:
         label: what servers call them.
         folder: where they are.
         expected: [T] log-probs of the probe's tokens.
+        rounding: how far bfloat16 moves these; None: nobody asked.
     """
 
-    def __init__(self, label: str, folder: Path, expected: Floats) -> None:
-        self.label, self.folder, self.expected, self.bytes = label, folder, expected, folder_bytes(folder)
+    def __init__(self, label: str, folder: Path, expected: Floats, rounding: Bound | None = None) -> None:
+        self.label, self.folder, self.expected, self.rounding = label, folder, expected, rounding
+        self.bytes = folder_bytes(folder)
 
 
 class FolderSync:
@@ -89,7 +99,7 @@ class FolderSync:
                 self._wants_trial = True  # with the next weights
             else:
                 found = await self._load_and_score(replica, self._trial, update.version, how)
-                bound = bound_of(replica.facts, self.spec.probe_bound, trial=True)
+                bound = bound_of(replica.facts, self.spec.probe_bound, trial=self._trial.rounding)
                 trial = self._probe.check(replica.url, "the perturbed copy", self._trial.expected, found, bound)
                 metrics |= {f"trial_{name.removeprefix('probe_')}": value for name, value in trial.items()}
                 self._proven.add(replica.url)
@@ -175,4 +185,5 @@ class FolderSync:
         self._trial_folders = WeightFolders(self._root)
         with perturbed(module, self._tokens):
             folder = self._trial_folders.write(module, self.setup.tokenizer, label)
-            return Prepared(label, folder, trainer_log_prob(module, self._tokens))
+            expected = trainer_log_prob(module, self._tokens)
+            return Prepared(label, folder, expected, rounding(module, self._tokens, expected))
