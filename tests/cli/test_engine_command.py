@@ -145,6 +145,7 @@ def test_check_of_a_sound_server(proxima, served):
     assert {line.split()[1] for line in lines if line.startswith("passed")} >= {"frequencies", "weights", "tokenizer"}
 
 
+@pytest.mark.slow
 def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
     tiny, _ = served
     with FakeSglang(tiny, FakeSglangOptions(return_original_logprob=True, pace=0.001, context_length=256)) as server:
@@ -162,10 +163,11 @@ class Forgetful(FakeSglang):
         return super().probabilities(logits, sampling | {"temperature": 1.0})
 
 
+@pytest.mark.slow
 def test_check_of_a_server_that_draws_at_another_temperature(proxima, served):
     tiny, folder = served
     with Forgetful(tiny, FakeSglangOptions(context_length=256)) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder)
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "1500")
     assert code == 1 and "FAILED   frequencies: temperature 1.5: chi-squared" in out
     assert "so the gradient is of another distribution than it says" in out and "FAILED   greedy: " in out
 

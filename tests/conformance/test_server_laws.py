@@ -6,12 +6,14 @@ import copy
 import pytest
 import torch
 
-from proxima.conformance import tiny_model
+from proxima.conformance import EngineUnderTest, tiny_model
 from proxima.conformance.bare_server import BareServer
 from proxima.conformance.laws import check_law
+from proxima.conformance.sampling_laws import SAMPLING_LAWS
 from proxima.conformance.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnderTest
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
+from proxima.engine.protocol import EngineSetup
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.engine.http.small_http import Answer
 
@@ -118,15 +120,16 @@ DEFECTS = [
 ]
 
 
-def checked(server, law, tiny, folder):
-    async def found():
-        client = ServerClient(Address(server.url))
-        try:
-            return await detect_server(client)
-        finally:
-            await client.close()
+async def found_at(server):
+    client = ServerClient(Address(server.url))
+    try:
+        return await detect_server(client)
+    finally:
+        await client.close()
 
-    bare = BareServer(Address(server.url), *asyncio.run(found()))
+
+def checked(server, law, tiny, folder):
+    bare = BareServer(Address(server.url), *asyncio.run(found_at(server)))
     return check_law(LAWS[law], ServerUnderTest(bare, tiny.tokenizer, folder))
 
 
@@ -150,3 +153,12 @@ def test_a_sound_server_passes(law, tiny, folder):
     with FakeSglang(tiny, options()) as server:
         result = checked(server, law, tiny, folder)
     assert result.status == "passed", result
+
+
+def test_log_probs_before_truncation_are_scored_where_a_server_reports_those_after_it(tiny, folder):
+    (law,) = (one for one in SAMPLING_LAWS if one.name == "truncation")
+    with FakeSglang(tiny, FakeSglangOptions(processed=True)) as server:
+        bare = BareServer(Address(server.url), *asyncio.run(found_at(server)))
+        assert bare.facts.log_probs == "processed"
+        case = EngineUnderTest(bare, EngineSetup.of(tiny), lambda: tiny, dtype="float32")
+        assert check_law(law, case).status == "passed"

@@ -79,6 +79,7 @@ class BareServerEngine:
             await client.close()
 
     async def _one(self, client: ServerClient, free: asyncio.Semaphore, request: Request) -> Completion:
+        """A completion. The log-probs before truncation take a scoring call where the server reports those after it."""
         asked = self._token_request(request)
         async with free:
             chunks = await all_chunks(self.spec, client, asked)
@@ -86,8 +87,9 @@ class BareServerEngine:
         tokens = np.concatenate([chunk.tokens for chunk in chunks])
         told = np.concatenate([chunk.log_prob for chunk in chunks])
         there = self.capabilities.fills(sampling) if self.spec.facts.log_probs else frozenset()
-        if self.spec.facts.log_probs == "processed" and sampling.truncates:
-            there = frozenset({"sampled"})  # the other takes a scoring call, which is a law of its own
+        untruncated = told
+        if self.spec.facts.log_probs == "processed" and sampling.truncates and "untruncated" in there:
+            untruncated = await self.spec.dialect.score(client, self.spec.facts, request.prompt.tokens, tokens)
         text = str(self.setup.tokenizer.decode(tokens, skip_special_tokens=True))
         ends = [at for stop in sampling.stop if (at := text.find(stop)) >= 0]
         absent = np.full(len(tokens), np.nan, np.float32)
@@ -98,7 +100,7 @@ class BareServerEngine:
             tokens=tokens,
             text=text[: min(ends)] if ends else text,
             sampled_log_prob=told if "sampled" in there else absent,
-            untruncated_log_prob=told if "untruncated" in there else absent,
+            untruncated_log_prob=untruncated if "untruncated" in there else absent,
             policy_version=np.zeros(len(tokens), np.int32),
             finish_reason=chunks[-1].finish_reason or "abort",
             temperature=sampling.temperature,
