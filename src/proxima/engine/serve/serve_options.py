@@ -20,7 +20,7 @@ class Serve:
         replicas: servers of the same model, each with all weights.
         threads: OpenMP threads of each server on a CPU; 0: the cores, shared evenly among servers and trainer.
         dtype: of weights and computation; auto: that of the model's files.
-        max_length: tokens of prompt and completion together; null: what the run needs.
+        max_length: tokens of prompt and completion together, at least those of the run; null: those of the run.
         log_probs: what reported log-probs are of: `processed`, the distribution really sampled, or `raw`.
         cache_gib: memory of each server's KV cache on a CPU, GiB.
         gpu_memory: share of the GPU's memory for each server's weights and cache; the trainer needs some too.
@@ -53,7 +53,7 @@ class Serve:
         require(self.port == 0 or 1024 <= self.port <= last, "port", self.port, f"must be 0 or in 1024..{last}")
         require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 shares the cores evenly")
         valid = self.max_length is None or self.max_length >= 2
-        require(valid, "max_length", self.max_length, "must be >= 2 tokens", remedy="null: what the run needs")
+        require(valid, "max_length", self.max_length, "must be >= 2 tokens", remedy="null: that of the run")
         require(self.cache_gib >= 1, "cache_gib", self.cache_gib, "must be >= 1 GiB")
         require(0 < self.gpu_memory <= 1, "gpu_memory", self.gpu_memory, "must be a share in (0, 1]")
         require(self.start_seconds > 0, "start_seconds", self.start_seconds, "must be > 0 seconds")
