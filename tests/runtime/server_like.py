@@ -28,6 +28,7 @@ from proxima.engine.http.client import ServerError
 from proxima.model import load
 
 ASKED: list[EngineNeeds] = []  # by `check`, in order
+BUILT: list[str] = []  # paths of models that engines were built for
 CLOSED: list[str] = []
 
 
@@ -67,6 +68,7 @@ class ServerLike(EngineSpec):
         return [*check_log_probs(needs, found, self.url), *notes]
 
     def build(self, setup: EngineSetup) -> Engine:
+        BUILT.append(setup.model_path)
         local = Local(dtype="float32", slots=8)
         return ServerLikeEngine(self, local.build(replace(setup, load_weights=lambda: load(setup.model_path))))
 

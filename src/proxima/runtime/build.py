@@ -297,6 +297,9 @@ def make_controller(
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):
         setup = EngineSetup.of(loaded, max_length=data.max_length, compute=compute, log=log)
+        # A server loads the recipe's model, and gets the newest weights from here: the checkpoint that a resumed run
+        # has them from is deleted some steps later, and a server that is restarted would look for it.
+        setup = replace(setup, model_path=config.model.path)
         built, notes = build_engine(config.engine, setup, rollout_needs(config, loaded.tokenizer, data.max_length))
         for note in notes:
             observer.warning(note)
