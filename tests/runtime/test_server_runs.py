@@ -73,7 +73,7 @@ def test_weights_that_the_engine_does_not_take_end_a_whole_step(tiny_model, tmp_
     assert [c.step for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)] == [2]
     resolved = resolve({**config, "folder": str(tmp_path / "run")})
     assert train(resolved.config, resolved=resolved, resume=True, accept_changes=True).status == "done"
-    assert server_like.BUILT == 2 * [str(tiny_model("llama"))]  # not the checkpoint, which does not stay
+    assert set(server_like.BUILT) == {str(tiny_model("llama"))}  # not the checkpoint, which does not stay
     go(tmp_path / "whole", config)
     found, expected = traces(tmp_path / "run"), traces(tmp_path / "whole")
     for name in ("rollouts", "consumed", "tensors"):
