@@ -64,3 +64,22 @@ def test_the_same_request_draws_the_same_at_any_replica(tmp_path):
         assert engine.capabilities.deterministic
         first, second = (asyncio.run(collect(engine, asked)) for _ in range(2))
     assert first == second
+
+
+def test_scores_do_not_wait_for_completions(tmp_path):
+    """More of them than a server takes at once, while completions hold all its places."""
+    asked = [ScoreRequest(prompt_tokens=[1, 2], tokens=[3, 4, i % 7]) for i in range(40)]
+
+    async def go(engine, server):
+        server.stop_after = 0
+        task = asyncio.create_task(collect(engine, requests(3, 4)))
+        async with asyncio.timeout(30):
+            while len(server.running) < 4:
+                await asyncio.sleep(0.002)
+            scores = await engine.score(asked)
+        server.stop_after = None
+        await task
+        return scores
+
+    with fakes(1) as servers, engine_over(servers, tmp_path, max_running=4, health_seconds=60.0) as engine:
+        assert len(asyncio.run(go(engine, servers[0]))) == 40

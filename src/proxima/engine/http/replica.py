@@ -89,10 +89,19 @@ class Replica:
         self._past_labels: dict[str, int] = {}
 
     @property
+    def ready(self) -> bool:
+        """Whether it may be given work."""
+        return self.in_service and not self.suspect and not self.paused
+
+    @property
     def has_room(self) -> bool:
         """Whether it may be given one more completion now."""
-        ready = self.in_service and not self.suspect and not self.paused
-        return ready and self.assigned + self.scoring < self.limit
+        return self.ready and self.assigned < self.limit
+
+    @property
+    def has_room_to_score(self) -> bool:
+        """Whether it may be given one more score; these do not wait for completions, of which there may be no end."""
+        return self.ready and self.scoring < max(1, self.limit // 4)
 
     def failed(self, begun: float, now: float) -> None:
         """An attempt has failed. Those that fail together count once: what broke may have been over in a moment."""

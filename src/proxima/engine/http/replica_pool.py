@@ -192,13 +192,15 @@ class ReplicaPool:
                 replica.failed(begun, asyncio.get_running_loop().time())
                 replica.suspect = True
                 self.check_soon(replica)
+            finally:
+                self.dispatch()
         assert error is not None
         raise in_vain("scoring", self.spec.retries + 1, replica, error)
 
     async def _room(self, tried: set[object]) -> Replica:
         """The least loaded replica with room, one that has not been tried if there is one."""
         while True:
-            ready = [replica for replica in self.replicas if replica.has_room] if not self.loading else []
+            ready = [one for one in self.replicas if one.has_room_to_score] if not self.loading else []
             if ready:
                 return min(ready, key=lambda replica: (replica in tried, self.router.load(replica)))
             await self.change()
