@@ -68,8 +68,9 @@ def free_address():
     ("url", "told"),
     [
         ("127.0.0.1:8000", "url='127.0.0.1:8000' must be http://HOST:PORT without a path"),
+        ("http://127.0.0.1:99999", "must be http://HOST:PORT, the port in 1..65535"),
         ("http://127.0.0.1:8000/v1", "must be http://HOST:PORT without a path"),
-        ("http://example.com:8000", "is on another machine: set allow_remote=true and token_env"),
+        ("http://example.com:8000", "is on another machine: set --allow-remote and --token-env"),
     ],
 )
 def test_an_address_that_cannot_be_meant(proxima, action, url, told):
@@ -82,7 +83,7 @@ def test_no_server(proxima, action):
     url = free_address()
     code, out, err = proxima("engine", action, url)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert f"error: {url}" in err and "can't be reached; start it, or check the address" in err
+    assert err == f"error: {url}: can't be reached; start it, or check the address\n"
 
 
 @pytest.mark.parametrize("action", ["probe", "check"])
@@ -121,7 +122,7 @@ def test_a_server_with_a_key(proxima, monkeypatch):
         code, out, err = proxima("engine", "probe", server.url)
     assert (code, out) == (2, "") and "refused with status 401" in err and "check token_env" in err
     code, _, err = proxima("engine", "probe", server.url, "--token-env", "NO_SUCH_NAME")
-    assert code == 2 and "token_env='NO_SUCH_NAME' must name an environment variable that is set" in err
+    assert code == 2 and "--token-env 'NO_SUCH_NAME' must name an environment variable that is set" in err
 
 
 @pytest.fixture

@@ -20,16 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything for programs")
     parser.add_argument("--engine", metavar="URL", help="ask a server what it can do, and print that instead")
     parser.add_argument("--token-env", metavar="NAME", help="environment variable with that server's bearer token")
+    parser.add_argument("--allow-remote", action="store_true", help="that server may be on another machine")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.engine is not None:
         from proxima.cli.engine import probe_action
 
-        given = {"json": arguments.json, "token_env": arguments.token_env}
-        return probe_action.run(
-            argparse.Namespace(url=arguments.engine, kind=None, allow_remote=False, seconds=60.0, **given)
-        )
+        given = {name: getattr(arguments, name) for name in ("json", "token_env", "allow_remote")}
+        return probe_action.run(argparse.Namespace(url=arguments.engine, kind=None, seconds=60.0, **given))
     facts = describe_machine()
     if arguments.json:
         print_json(facts)

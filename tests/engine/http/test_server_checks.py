@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.http.server_checks import check_servers_of
+from proxima.engine.http.server_checks import check_servers_of, check_weight_folder
+from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineNeeds, Sampling
+from proxima.engine.serve import Serve
 from tests.engine.http.fake_model import VOCABULARY, LetterTokenizer
 from tests.engine.http.plain_dialect import Plain, fakes
 
@@ -65,7 +67,21 @@ def test_half_the_servers_with_another_model_are_refused():
         with pytest.raises(FieldError, match="its model is another, and that of the others is formula") as found:
             notes([*good, *bad])
         assert found.value.field == "url"
-        assert found.value.value == bad[0].url
+        assert found.value.value == bad[0].url and f"differs: {bad[0].url}: its model" in str(found.value)
+
+
+def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_servers_are_asked(tmp_path):
+    (tmp_path / "file").touch()
+    spec = Plain(url="http://127.0.0.1:1", weight_folder=str(tmp_path / "file" / "below"))
+    with pytest.raises(FieldError, match="weight_folder=.* can't be written: Not a directory; give a folder"):
+        spec.check(NEEDS)
+    check_weight_folder(str(tmp_path / "new" / "one"))
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_server_without_anyone_names_how_to_start_one():
+    with pytest.raises(FieldError, match=r"can't be reached; start it \(`proxima engine serve RECIPE`\), or let"):
+        check_servers_of(Vllm(url="http://127.0.0.1:1"), NEEDS)
 
 
 def test_different_weights_are_refused_where_no_new_ones_come():
@@ -82,7 +98,7 @@ def test_a_server_that_is_away_is_a_warning_and_all_of_them_an_error():
         (line,) = notes(servers)
         assert line == f"{servers[0].url} is out of service: can't be reached; the run begins without it"
         servers[1].die()
-        with pytest.raises(FieldError, match="can't be used: can't be reached; can't be reached; start the server"):
+        with pytest.raises(FieldError, match="' can't be reached; start the server"):
             notes(servers)
 
 
@@ -90,6 +106,10 @@ def test_a_server_that_is_away_is_a_warning_and_all_of_them_an_error():
     ("settings", "line"),
     [
         ({"url": "ftp://127.0.0.1"}, "must be http://HOST:PORT"),
+        ({"url": "http://127.0.0.1:99999"}, "the port in 1..65535"),
+        ({"url": "http://127.0.0.1:0"}, "must have a port in 1..65535"),
+        ({"url": "http://127.0.0.1:http"}, "the port in 1..65535"),
+        ({"url": "http://127.0.0.1:8001", "serve": Serve()}, "is not used where `serve` starts the servers; leave one"),
         ({"url": "http://example.com:8000"}, "is on another machine"),
         ({"url": ("http://127.0.0.1:1", "http://127.0.0.1:1/")}, "must name each server once"),
         ({"idle_seconds": 0}, "must be > 0 seconds"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -53,6 +54,20 @@ def test_without_control_calls_there_are_no_weights_and_no_pauses() -> None:
     found = facts_of(FakeVllm(control=False))
     assert found.weight_updates == () and found.pause_modes == frozenset() and not found.control
     assert found.dtype is None and found.prefix_cache is None
+
+
+def test_a_server_of_something_else_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeVllm()
+    for answer, told in (
+        (httpx.Response(404, text="<!DOCTYPE html><title>404</title>"), "status 404: an HTML page"),
+        (httpx.Response(200, text="<html>hello</html>"), "no JSON but an HTML page"),
+    ):
+        monkeypatch.setattr(fake, "answer", lambda _, answer=answer: answer)
+        with pytest.raises(ServerError, match=f"is no vLLM server: GET /v1/models gives {told}$"):
+            facts_of(fake)
+    monkeypatch.setattr(fake, "answer", lambda _: httpx.Response(503, text="starting"))
+    with pytest.raises(ServerError, match="/v1/models: status 503: starting$"):  # a server of ours, in trouble
+        facts_of(fake)
 
 
 def test_a_backend_that_is_not_ours_is_named_and_not_used() -> None:

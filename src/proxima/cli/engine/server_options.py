@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 
 if TYPE_CHECKING:
     from proxima.engine.http.client import ServerClient
@@ -33,9 +33,12 @@ def with_server(arguments: argparse.Namespace, use: "Callable[[ServerClient], Aw
 
     if not 0 < arguments.seconds < float("inf"):
         raise UserError(f"--seconds {arguments.seconds:g}: must be > 0 and finite")
-    client = ServerClient(
-        Address(arguments.url, arguments.token_env, arguments.allow_remote), seconds=arguments.seconds
-    )
+    try:
+        address = Address(arguments.url, arguments.token_env, arguments.allow_remote)
+    except FieldError as error:  # in the words of a command line
+        text = str(error).replace("allow_remote=true", "--allow-remote").replace("token_env=", "--token-env ")
+        raise UserError(text.replace(" token_env", " --token-env")) from error
+    client = ServerClient(address, seconds=arguments.seconds)
 
     async def used() -> T:
         try:

@@ -14,6 +14,7 @@ SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
 ALIKE = ("server", "model", "dtype", "quantization", "log_probs")
+NAMES = {"log_probs": "log-prob mode"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Agreement:
         for name in ALIKE:
             ours, theirs = getattr(self.facts, name), getattr(facts, name)
             if ours != theirs:
-                return f"its {name.replace('_', ' ')} is {theirs}, and that of the others is {ours}"
+                return f"its {NAMES.get(name, name)} is {theirs}, and that of the others is {ours}"
         if (facts.max_length or 0) < (self.facts.max_length or 0):
             return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
         if not facts.token_ids:

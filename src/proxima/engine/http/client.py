@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from proxima.data import UserError, require
+from proxima.data import FieldError, UserError, require
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
@@ -53,7 +53,12 @@ class Address:
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+            numbered = parts.port is None or 0 < parts.port < 1 << 16
+        except ValueError:  # a port or a host that is none
+            raise FieldError("url", self.url, "must be http://HOST:PORT, the port in 1..65535") from None
+        require(numbered, "url", self.url, "must have a port in 1..65535")
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
         require(bool(plain), "url", self.url, "must be http://HOST:PORT without a path")
         require("@" not in parts.netloc, "url", "…", "must hold no password; give its variable in token_env")
@@ -187,6 +192,7 @@ def _excerpt(text: str) -> str:
         error = found.get("error", found)
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
-        pass
+        if text.lstrip()[:1] == "<":
+            return "an HTML page"
     line = " ".join(text.split())
     return line if len(line) <= 200 else line[:199] + "…"

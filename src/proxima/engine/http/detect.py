@@ -30,8 +30,9 @@ async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple
         dialect = DIALECTS[kind or await _find_kind(client)]()
         return dialect, await dialect.probe(client)
     except ServerError as error:
-        absent = "start it, or check the address" if error.status is None else "see the server's log"
-        raise UserError(str(error), remedy=absent) from error
+        if error.status is None:
+            raise UserError(f"{client.url}: {error.reason}", remedy="start it, or check the address") from error
+        raise UserError(str(error), remedy="see the server's log") from error
 
 
 async def _find_kind(client: ServerClient) -> str:

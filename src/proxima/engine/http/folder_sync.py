@@ -59,7 +59,7 @@ class FolderSync:
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
-        self._root = None if spec.weight_folder is None else Path(spec.weight_folder)
+        self._root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders: WeightFolders | None = None
         self._trial_folders: WeightFolders | None = None
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)

@@ -1,20 +1,26 @@
 """What servers are asked before a run begins: whether they can do what it needs, and are what it takes them for."""
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.data import FieldError, UserError
 from proxima.engine.http.agreement import Agreement, ask_all
 from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import ServerClient, ServerError
-from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.dialect import Dialect, ServerFacts
 from proxima.engine.http.own_loop import OwnLoop
 from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
 from proxima.engine.protocol import Capabilities, EngineNeeds
+from proxima.engine.serve import LAUNCHES
 
 if TYPE_CHECKING:
     from proxima.engine.http.server_settings import ServerSettings
+
+LOG = "see the server's log"
+CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `proxima engine serve RECIPE` does)"
 
 
 def check_servers_of(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
@@ -43,18 +49,22 @@ async def _ask(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
             else:
                 raise facts
         if not answered:
-            raise _unreachable(clients, found)
+            raise _unreachable(dialect, clients, found)
         agreement = Agreement(facts=answered[0][1], tokenizer=needs.tokenizer)
         labels = set()
         for client, facts in answered:
+            which = f": {client.url}" if len(clients) > 1 else ""  # the message shows the whole list
             try:
                 if problem := await agreement.problem(dialect, client, facts):
                     raise FieldError(
-                        "url", client.url, f"differs: {problem}", remedy="start it like the trainer and the others"
+                        "url",
+                        client.url,
+                        f"differs{which}: {problem}",
+                        remedy="start it like the trainer and the others",
                     )
                 labels.add((await dialect.load(client, facts)).weight_version)
             except ServerError as error:
-                raise FieldError("url", client.url, f"fails: {error.reason}", remedy="see the server's log") from error
+                raise FieldError("url", client.url, f"fails{which}: {error.reason}", remedy=LOG) from error
             notes += check_facts(spec, facts, needs, client.url)
         if len(labels) > 1 and not needs.publishes:
             names = " and ".join(map(repr, sorted(map(str, labels))))
@@ -64,10 +74,33 @@ async def _ask(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
         await asyncio.gather(*(client.close() for client in clients))
 
 
-def _unreachable(clients: Sequence[ServerClient], found: Sequence[ServerFacts | Exception]) -> FieldError:
-    reasons = "; ".join(error.reason for error in found if isinstance(error, ServerError))
+def _unreachable(
+    dialect: Dialect, clients: Sequence[ServerClient], found: Sequence[ServerFacts | Exception]
+) -> FieldError:
+    errors = [error for error in found if isinstance(error, ServerError)]
     urls = ", ".join(client.url for client in clients)
-    return FieldError("url", urls, f"can't be used: {reasons}", remedy="start the server, or correct the address")
+    reasons = "; ".join(dict.fromkeys(error.reason for error in errors))
+    if any(error.status is not None for error in errors):
+        remedy = "see the log of the server, or check the address and the kind of the engine"
+    elif dialect.kind in LAUNCHES:
+        remedy = "start it (`proxima engine serve RECIPE`), or let the run start one: serve={} in place of url"
+    else:
+        remedy = "start the server, or correct the address"
+    return FieldError("url", urls, reasons, remedy=remedy)
+
+
+def check_weight_folder(folder: str | None) -> None:
+    """Raise FieldError for a folder that new weights can't be written to. Makes nothing that stays."""
+    if folder is None:
+        return
+    place = Path(folder).expanduser().absolute()
+    nearest = next(one for one in (place, *place.parents) if one.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=nearest):
+            pass
+    except OSError as error:
+        remedy = "give a folder that the trainer can write and the servers can read; null: one in memory"
+        raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
 
 
 def check_facts(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
@@ -110,7 +143,7 @@ def check_facts(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, 
 def _check_weights(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
     ways = facts.weight_updates
     if not ways:
-        raise UserError(f"{name} takes no new weights", remedy="start it so that it does; see docs/engines.md")
+        raise UserError(f"{name} takes no new weights", remedy=CONTROL)
     if spec.weights not in ("auto", *ways):
         raise FieldError("weights", spec.weights, f"is no way of {name}; it has {', '.join(ways)}, or auto")
     if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and "keep" in facts.interrupts):

@@ -79,6 +79,14 @@ class ServerSettings(EngineSpec):
         check_choices(self)
         require(len(self.urls) > 0, "url", self.url, "must name a server")
         require(len(set(self.urls)) == len(self.urls), "url", self.url, "must name each server once")
+        default = type(self).__dataclass_fields__["url"].default
+        require(
+            self.serve is None or self.url == default,
+            "url",
+            self.url,
+            "is not used where `serve` starts the servers",
+            remedy="leave one of the two out; serve.port sets the port",
+        )
         self.addresses  # noqa: B018  checks each
         for name in ("idle_seconds", "call_seconds", "weight_seconds", "away_seconds", "health_seconds"):
             seconds = getattr(self, name)

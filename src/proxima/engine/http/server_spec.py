@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules
-from proxima.engine.http.server_checks import check_servers_of
+from proxima.engine.http.server_checks import check_servers_of, check_weight_folder
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import EngineNeeds, EngineSetup
 
@@ -17,6 +17,8 @@ class ServerSpec(ServerSettings):
     def check(self, needs: EngineNeeds) -> list[str]:
         """See `EngineSpec.check`. Servers that run already are asked; those that proxima starts can only be asked once
         they run, by `HttpEngine.check`."""
+        if needs.publishes:
+            check_weight_folder(self.weight_folder)
         if self.serve is not None:
             self.check_servers(needs.model_path)
             return []

@@ -37,7 +37,7 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         ServerError: it does not answer, or not as vLLM does.
         UserError: it refuses the token, or the model that it serves makes no text.
     """
-    models = await client.get("/v1/models")
+    models = await _models(client)
     version = await _optional(client, "/version")
     try:
         served = models["data"][0]
@@ -82,6 +82,16 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         route=ask.route,
         control=control,
     )
+
+
+async def _models(client: ServerClient) -> Any:
+    try:
+        return await client.get("/v1/models")
+    except ServerError as error:
+        if error.status in (404, 405) or "no JSON" in error.reason:
+            reason = f"is no vLLM server: GET /v1/models gives {error.reason.removeprefix('answers ')}"
+            raise ServerError(client.url, error.call, reason, error.status) from error
+        raise
 
 
 class _Asker:

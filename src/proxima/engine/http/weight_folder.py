@@ -64,8 +64,8 @@ class WeightFolders:
         target = root / name
         aside = root / f".{name}.writing"
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
         try:
+            aside.mkdir(parents=True)
             for file, content in model_as_files(model, tokenizer).items():
                 (aside / file).write_bytes(content)
             _set_dtype(aside / "config.json", self.dtype)
