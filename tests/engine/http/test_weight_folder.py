@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +106,32 @@ def test_shards_and_buckets_hold_every_weight_once(
         assert set(names) <= set(load_file(file))
         assert len(names) == 1 or sum(4 * parameters[name].numel() for name in names) <= 5_000
     assert folder_bytes(folder) == 4 * sum(weight.numel() for weight in parameters.values())
+
+
+def test_what_is_written_while_it_is_closed_is_removed(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    monkeypatch.setattr(weight_folder, "SHARED_MEMORY", tmp_path)
+    folders, whole = WeightFolders(), weight_folder.save_file
+
+    def save(*given: Any, **more: Any) -> None:
+        folders.close()
+        given[1].parent.mkdir(parents=True)
+        whole(*given, **more)
+
+    monkeypatch.setattr(weight_folder, "save_file", save)
+    folders.write(loaded.model, loaded.tokenizer, "v1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_room_is_made_of_what_killed_runs_have_left(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+    monkeypatch.setattr(weight_folder, "SHARED_MEMORY", tmp_path)
+    gone, living = WeightFolders(), WeightFolders()
+    left, kept = (one.write(loaded.model, loaded.tokenizer, "v1") for one in (gone, living))
+    gone._held._file.close()  # as the end of its process does
+    again = WeightFolders().write(loaded.model, loaded.tokenizer, "v1")
+    assert not left.parent.exists() and kept.exists() and again.exists()

@@ -71,6 +71,7 @@ class FolderSync:
         self._wants_trial = True
         self._dtypes = set[str | None]()
         self._labels = set[str]()
+        self._closed = False
 
     async def prepare(self, update: WeightUpdate, label: str) -> None:
         """Write the weights, and compute what the probe must find."""
@@ -115,6 +116,7 @@ class FolderSync:
 
     async def close(self) -> None:
         """Remove the folders."""
+        self._closed = True
         for folders in (self._folders, self._trial_folders):
             if folders is not None:
                 folders.close()
@@ -173,16 +175,21 @@ class FolderSync:
 
         return load(str(checkpoint)).model
 
+    def _new_folders(self) -> WeightFolders:
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        return WeightFolders(self._root)
+
     def _write(self, module: nn.Module, label: str) -> Prepared:
         if self._folders is None:
-            self._folders = WeightFolders(self._root)
+            self._folders = self._new_folders()
         if len(self._dtypes) == 1:  # that of the servers, once they have said it
             self._folders.write_as(*self._dtypes)
         folder = self._folders.write(module, self.setup.tokenizer, label)
         return Prepared(label, folder, trainer_log_prob(module, self._tokens))
 
     def _write_trial(self, module: nn.Module, label: str) -> Prepared:
-        self._trial_folders = WeightFolders(self._root)
+        self._trial_folders = self._new_folders()
         with perturbed(module, self._tokens):
             folder = self._trial_folders.write(module, self.setup.tokenizer, label)
             expected = trainer_log_prob(module, self._tokens)

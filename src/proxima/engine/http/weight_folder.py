@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from proxima.data import UserError
+from proxima.engine.http.held_folder import HeldFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -29,14 +30,16 @@ class WeightFolders:
 
     Args:
         root: holds the folders; created, and removed by `close`. None: one of its own in memory, if there is room,
-            else among the temporary files.
+            else among the temporary files; what killed processes have left there is removed.
         dtype: of the weights that are written, as servers name it: `bfloat16` and the like; None: as they are.
     """
 
     def __init__(self, root: Path | None = None, *, dtype: str | None = None) -> None:
         self.write_as(dtype)
-        self._given, self._root = root, None if root is None else root.resolve()
+        self._root = None if root is None else root.resolve()
+        self._held: HeldFolder | None = None
         self._written = list[Path]()
+        self._closed = False
 
     def write_as(self, dtype: str | None) -> None:
         """Let the next folders have this dtype.
@@ -59,6 +62,13 @@ class WeightFolders:
         Raises:
             UserError: there is no room for it.
         """
+        try:
+            return self._write(model, tokenizer, name)
+        finally:
+            if self._closed:  # by another thread, meanwhile
+                self._remove()
+
+    def _write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
         size = sum(weight.numel() * self._size(weight) for weight in model.parameters())
         root = self._place(size)
         target = root / name
@@ -84,21 +94,28 @@ class WeightFolders:
         return target
 
     def close(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, and what is being written once that ends."""
+        self._closed = True
+        self._remove()
+
+    def _remove(self) -> None:
         for folder in self._written:
             shutil.rmtree(folder, ignore_errors=True)
         self._written.clear()
-        if self._given is None and self._root is not None:
-            shutil.rmtree(self._root, ignore_errors=True)
-            self._root = None
+        if self._held is not None:
+            self._held.remove()
 
     def _size(self, weight: Tensor) -> int:
         return weight.element_size() if self.dtype is None or not weight.is_floating_point() else self.dtype.itemsize
 
     def _place(self, size: int) -> Path:
         if self._root is None:
+            disk = Path(tempfile.gettempdir())
+            for parent in (SHARED_MEMORY, disk):
+                remove_leftovers(parent)
             memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * (KEPT + 1) * size
-            self._root = Path(tempfile.mkdtemp(prefix="proxima-weights-", dir=SHARED_MEMORY if memory else None))
+            self._held = HeldFolder(SHARED_MEMORY if memory else disk)
+            self._root = self._held.path
         return self._root
 
     def _write_weights(self, model: nn.Module, folder: Path) -> None:
