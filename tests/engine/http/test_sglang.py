@@ -349,3 +349,17 @@ def test_a_log_prob_that_is_missing_is_nan():
 
     reader = _StreamReader(ServerClient(Address("http://127.0.0.1:1")), request())
     assert np.isnan(reader.chunk(event(pairs=((None, 1), (-0.25, 2)))).log_prob).tolist() == [True, False]
+
+
+def test_a_server_is_called_the_same_after_new_weights(tiny, other):
+    """Its model path is that of the weights: a replica that was ejected for a moment could not return."""
+
+    async def use(dialect, client, facts):
+        await dialect.pause(client, facts, "keep")
+        await dialect.load_weights(client, facts, handover(other))
+        await dialect.resume(client, facts)
+        return facts, await dialect.probe(client)
+
+    with fake(tiny) as server:
+        before, after = talk(server, use)
+    assert before.model == after.model

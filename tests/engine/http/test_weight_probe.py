@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,44 @@ def test_perturbed_weights_are_as_before_afterwards(loaded: LoadedModel) -> None
     assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.state_dict().items())
     assert [weight.requires_grad for weight in loaded.model.parameters()] == needed
     assert all(weight.grad is None for weight in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_in_training_is_left_as_it_was(
+    dtype: torch.dtype, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an adapter, dropout, frozen weights, parts in evaluation mode, gradients, and the global draws."""
+    model = load(str(tiny_model("llama")), dtype=dtype, device="cpu").model
+    attach(model, Lora(rank=2), seed=0)
+    model.config.attention_dropout = 0.5
+    model.train()
+    model.get_input_embeddings().eval()
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.ones_like(weight)
+
+    def state() -> tuple[Any, ...]:
+        weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        kinds = [(weight.requires_grad, weight.grad is None) for weight in model.parameters()]
+        return weights, kinds, [part.training for part in model.modules()], torch.get_rng_state()
+
+    tokens = np.arange(40, dtype=np.int32)
+    before = state()
+    first = trainer_log_prob(model, tokens)
+    assert np.array_equal(trainer_log_prob(model, tokens), first)
+    with suppress(KeyError), perturbed(model, tokens):
+        raise KeyError
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="no memory"):
+        patched.setattr(weight_probe, "_log_prob", _no_memory)
+        with perturbed(model, tokens):
+            pass
+    after = state()
+    assert all(torch.equal(after[0][name], weight) for name, weight in before[0].items())
+    assert after[1:3] == before[1:3] and torch.equal(after[3], before[3])
+
+
+def _no_memory(*_: Any) -> None:
+    raise RuntimeError("no memory")
 
 
 def test_the_trainers_log_probs_are_those_of_its_forward(loaded: LoadedModel) -> None:

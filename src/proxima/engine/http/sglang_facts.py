@@ -62,7 +62,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     }
     return ServerFacts(
         server=f"sglang {told.get('version', '')}".strip(),
-        model=str(model["model_path"]),
+        model=str(model.get("tokenizer_path") or model["model_path"]),  # the latter is that of the last weights
         max_length=await _max_length(client, told),
         dtype=_named(told.get("dtype")),
         quantization=_named(told.get("quantization")),

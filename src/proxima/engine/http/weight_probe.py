@@ -94,7 +94,7 @@ def _log_prob(module: nn.Module, tokens: Ints) -> Tensor:
 @contextmanager
 def _plain(model: Any) -> Iterator[None]:
     """A model whose forward takes one sequence: no dropout, and Hugging Face's own attention."""
-    training, attention = model.training, model.config._attn_implementation
+    modes, attention = [(part, part.training) for part in model.modules()], model.config._attn_implementation
     model.eval()
     if getattr(model, "_supports_sdpa", False):
         model.set_attn_implementation("sdpa")
@@ -103,7 +103,8 @@ def _plain(model: Any) -> Iterator[None]:
     finally:
         if getattr(model, "_supports_sdpa", False):
             model.set_attn_implementation(attention)
-        model.train(training)
+        for part, training in modes:
+            part.training = training
 
 
 @contextmanager
