@@ -65,6 +65,8 @@ def spans_of(
     """Versions of the tokens by the server's word, checked."""
     at, found = 0, list[tuple[int, int, int]]()
     for label, start, end in spans:
+        if not (isinstance(label, str) and isinstance(start, int) and isinstance(end, int)):
+            raise WrongAnswerError(f"versions of tokens that are {(label, start, end)!r}")
         if label not in labels:
             raise WrongAnswerError(f"sampled by weights {label!r}, not by {' or '.join(map(repr, labels))}")
         if start != at or end < start:

@@ -1,5 +1,6 @@
 """One address: JSON calls with a deadline, errors that name the server, and the rule about strangers."""
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -62,8 +63,12 @@ class Address:
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
         require(bool(plain), "url", self.url, "must be http://HOST:PORT without a path")
         require("@" not in parts.netloc, "url", "…", "must hold no password; give its variable in token_env")
-        known = self.token_env is None or bool(os.environ.get(self.token_env))
-        require(known, "token_env", self.token_env, "must name an environment variable that is set")
+        require(_has_port(self.url), "url", self.url, "must have a port from 1 to 65535")
+        if self.token_env is not None:
+            token = os.environ.get(self.token_env, "")
+            require(bool(token), "token_env", self.token_env, "must name an environment variable that is set")
+            sound = token.isascii() and token.isprintable() and " " not in token
+            require(sound, "token_env", self.token_env, "holds a space, a line break or a sign that no key has")
         if not is_loopback(parts.hostname or ""):
             allowed = self.allow_remote and self.token_env is not None
             reason = "is on another machine: set allow_remote=true and token_env, the variable with the server's key"
@@ -74,6 +79,13 @@ class Address:
         """With the token, if there is one."""
         token = self.token if self.token_env is None else os.environ[self.token_env]
         return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _has_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:
@@ -124,7 +136,10 @@ class ServerClient:
     async def _request(self, method: str, path: str, seconds: float | None, **more: Any) -> httpx.Response:
         limit = self.seconds if seconds is None else seconds
         try:
-            response = await self._http.request(method, path, timeout=limit, **more)
+            async with asyncio.timeout(limit):  # the client's own limit is between two bytes
+                response = await self._http.request(method, path, timeout=limit, **more)
+        except TimeoutError as error:
+            raise ServerError(self.url, path, f"no whole answer in {limit:g} s") from error
         except httpx.HTTPError as error:
             raise self.failed(path, error, limit) from error
         self.check_status(path, response.status_code, response.text)

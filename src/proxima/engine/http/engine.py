@@ -63,17 +63,18 @@ class HttpEngine:
         self._loop = OwnLoop("proxima-servers")
         self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
         self._numbers = count(1)
+        self._replicas: list[Replica] = []
         try:
             self._loop.call(self._connect(rules, spec.addresses if addresses is None else addresses))
         except BaseException:
-            self._loop.close(_nothing)
+            self._loop.close(self._disconnect)
             raise
 
     async def _connect(self, rules: CompletionRules, addresses: Sequence[Address]) -> None:
         """Ask every server what it can do, and compare."""
         spec, dialect = self.spec, self.spec.dialect()
         unknown = ServerFacts(server="", model="")
-        replicas = [Replica(address, dialect, unknown, spec, self._tag) for address in addresses]
+        self._replicas = replicas = [Replica(address, dialect, unknown, spec, self._tag) for address in addresses]
         found = await ask_all(dialect, [replica.client for replica in replicas])
         first = next((facts for facts in found if isinstance(facts, ServerFacts)), None)
         for replica, facts in zip(replicas, found, strict=True):
@@ -236,6 +237,10 @@ class HttpEngine:
 
         return await self._loop.run(work())
 
+    async def _disconnect(self) -> None:
+        for replica in self._replicas:
+            await replica.client.close()
+
     def close(self) -> None:
         """End what runs and forget the servers. May be called twice."""
 
@@ -246,8 +251,7 @@ class HttpEngine:
             for _, arrivals in list(self._callers.values()):
                 arrivals.put(closed)
             await self._sync.close()
-            for replica in self._pool.replicas:
-                await replica.client.close()
+            await self._disconnect()
 
         self._loop.close(last)
         self._closed()
@@ -267,6 +271,3 @@ def _described(replica: Replica) -> dict[str, Any]:
         "limit": replica.limit,
         "version": replica.version,
     }
-
-
-async def _nothing() -> None: ...

@@ -241,7 +241,7 @@ class GenerationJob:
             if tokens[at] in self.rules.stop_tokens:
                 return at + 1
         stop = self.request.sampling.stop
-        if stop and self.kept and start <= max(map(len, stop)):  # a character has at least a token's share
+        if stop and self.kept and start <= max(len(one.encode()) for one in stop):  # a token has a byte or more
             seam = self.length - len(tokens)
             everything = self.tokens
             for at in range(start, len(tokens)):
@@ -260,6 +260,7 @@ class GenerationJob:
         segment, self.current = self.current, None
         if segment is not None and segment.spans is None and len(segment.marks) > 1:
             segment.cut(segment.marks[1][0])  # of what came later nobody knows which weights sampled it
+            self.reason = None
         if segment is None or not segment.tokens:
             return 0
         self.kept.append(segment)

@@ -183,7 +183,7 @@ class Replica:
             return call.ending
         except (UserError, WrongAnswerError):
             raise
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise WrongAnswerError(str(error)) from error
         finally:
             del self.running[job]

@@ -47,7 +47,7 @@ class ReplicaKeeper:
         self.reports: list[SyncReport] = []  # of the last `publish`
         self._newest: str | None = None  # label of the weights that were prepared last
         self._numbers = count(1)
-        self._syncing = asyncio.Lock()
+        self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter in a return too
         self._epoch = 0  # changes when weights do
         self._returning: dict[Replica, asyncio.Task[None]] = {}
         self._soon = {replica: asyncio.Event() for replica in pool.replicas}
@@ -68,6 +68,10 @@ class ReplicaKeeper:
         Raises:
             UserError: the weights did not arrive, or no replica is left.
         """
+        async with self._publishing:
+            await self._publish(update)
+
+    async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
         for task in self._returning.values():
             task.cancel()  # it would come with the weights before
@@ -112,6 +116,9 @@ class ReplicaKeeper:
             await work(replica)  # type: ignore[misc]
         except ServerError as error:
             self.pool.eject(replica, f"new weights: {error.reason}")
+        except UserError as error:
+            self.pool.eject(replica, f"new weights: {error}")
+            raise
 
     async def _bring(self, replica: Replica) -> SyncReport:
         assert self._newest is not None

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from proxima.data import UserError
@@ -84,14 +85,23 @@ class ReplicaPool:
                 replica.assigned += 1
                 task = asyncio.create_task(self._attempt(job, replica))
                 self._tasks[task] = job
-                task.add_done_callback(lambda done: self._tasks.pop(done, None))
+                task.add_done_callback(partial(self._over, replica))
+
+    def _over(self, replica: Replica, task: asyncio.Task[None]) -> None:
+        """An attempt is over, perhaps one that was cancelled before it began."""
+        self._tasks.pop(task, None)
+        replica.assigned -= 1
+        self.dispatch()
 
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
         begun = asyncio.get_running_loop().time()
         try:
             ending = None if job.reason else await replica.run(job)
             if job.reason and self._lacks_score(job, replica):
-                job.scored = await replica.score(job.request.prompt.tokens, job.tokens)
+                label = replica.label
+                scored = await replica.score(job.request.prompt.tokens, job.tokens)
+                if replica.label == label:  # else it may be of the new weights
+                    job.scored = scored
         except (ServerError, WrongAnswerError) as error:
             self._failed(job, replica, error, begun)
         except asyncio.CancelledError:
@@ -101,9 +111,6 @@ class ReplicaPool:
             job.fail(error)
         else:
             self._ended(job, replica, aborted=ending == "aborted")
-        finally:
-            replica.assigned -= 1
-            self.dispatch()
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
         """An attempt ended as it should: the completion has, or a pause or an abort ended it before."""
@@ -183,9 +190,12 @@ class ReplicaPool:
         tried = set[object]()
         for _ in range(self.spec.retries + 1):
             replica = await self._room(tried)
-            begun = asyncio.get_running_loop().time()
+            begun, label = asyncio.get_running_loop().time(), replica.label
             try:
-                return await replica.score(request.prompt_tokens, request.tokens)
+                found = await replica.score(request.prompt_tokens, request.tokens)
+                if replica.label == label:
+                    return found
+                error = ServerError(replica.url, "", "new weights came while it scored")
             except (ServerError, WrongAnswerError) as failed:
                 error = failed
                 tried.add(replica)
@@ -253,7 +263,10 @@ class ReplicaPool:
         try:
             await self.each([one for one in self.serving if one.paused], lambda replica: replica.resume())
             self.dispatch()
-            while any(replica.assigned for replica in self.serving) or self.router.begun:
+            # new weights must not wait for a replica that returns, for it waits for them
+            while any(replica.assigned for replica in self.serving) or (
+                self.router.begun and (self.serving or not self.loading)
+            ):
                 await self.change()
         finally:
             self.finishing = False

@@ -235,7 +235,7 @@ def as_expected(client: ServerClient, path: str) -> Iterator[None]:
     """Reading an answer inside raises `ServerError` where it has another form."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ServerError(client.url, path, f"an answer of another form than expected: {what}") from error
 

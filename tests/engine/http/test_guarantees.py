@@ -1,0 +1,343 @@
+"""What servers may do at the worst moment: no token gets another version, nobody waits forever, nothing is left."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from proxima.data import FieldError, UserError
+from proxima.engine.http import Chunk
+from proxima.engine.http.answer_checks import WrongAnswerError, spans_of
+from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.generation_job import GenerationJob
+from proxima.engine.http.held_folder import HeldFolder, remove_leftovers
+from proxima.engine.http.own_loop import OwnLoop
+from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
+from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
+from tests.engine.http.plain_dialect import PlainDialect, engine_over, fakes, requests, rules, update
+from tests.engine.http.test_faulty_servers import WEIGHTS, check, until
+from tests.engine.http.test_pauses import IN_PLACE, begun, go_on
+
+
+def test_a_server_that_keeps_its_versions_to_itself_makes_no_short_completions(tmp_path):
+    """It said at the start that it tells them: what it sampled after new weights came is asked for again."""
+    asked = requests(5, 3)
+
+    async def go(engine, servers):
+        await engine.publish(update(1, WEIGHTS[1]))
+        task = await begun(engine, servers, asked)
+        servers[0].facts["version_spans"] = False
+        await engine.publish(update(2, WEIGHTS[2]))
+        go_on(servers)
+        return await task
+
+    with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path) as engine:
+        given = asyncio.run(go(engine, servers))
+    check(asked, given)
+    assert any({1, 2} <= set(one.policy_version.tolist()) for one in given)
+
+
+def test_callers_that_leave_before_anything_was_sent_take_no_room_with_them(tmp_path):
+    async def go(engine):
+        for _ in range(5):
+            stream = engine.generate(requests(2, 2))
+            task = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await stream.aclose()
+        await until(lambda: not engine._pool.jobs)
+        given = await asyncio.wait_for(collect(engine, requests(2, 2)), 20)
+        await until(lambda: engine._pool.replicas[0].assigned == 0)
+        return given
+
+    with fakes(1) as servers, engine_over(servers, tmp_path, max_running=2) as engine:
+        check(requests(2, 2), asyncio.run(go(engine)))
+
+
+def test_the_only_server_dies_while_new_weights_wait_for_what_runs(tmp_path):
+    asked = requests(4, 2)
+
+    async def go(engine, server):
+        await engine.publish(update(1, WEIGHTS[1]))
+        task = await begun(engine, [server], asked)
+        publishing = asyncio.create_task(engine.publish(update(2, WEIGHTS[2])))
+        await until(lambda: engine._pool.finishing)
+        server.die()
+        await until(lambda: engine._pool.counts["ejected"] == 1)
+        go_on([server])
+        server.come_back()
+        await asyncio.wait_for(publishing, 20)
+        return await asyncio.wait_for(task, 20)
+
+    with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path, interrupt="finish") as engine:
+        check(asked, asyncio.run(go(engine, servers[0])))
+
+
+def test_scores_are_of_one_version(tmp_path):
+    """New weights come while a completion is scored by the server that sampled it."""
+    asked = requests(1, 1, first=3, top_k=3, max_tokens=4)
+
+    async def go(engine, server):
+        await engine.publish(update(1, WEIGHTS[1]))
+        held, called = asyncio.Event(), threading.Event()
+        scored, loop = server._scored, server.loop._loop
+
+        async def later(body):
+            if not called.is_set():
+                called.set()
+                await held.wait()
+            return await scored(body)
+
+        server._scored = later
+        task = asyncio.create_task(collect(engine, asked))
+        await until(called.is_set)
+        await engine.publish(update(2, WEIGHTS[2]))
+        loop.call_soon_threadsafe(held.set)
+        (given,) = await asyncio.wait_for(task, 20)
+        return given
+
+    with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path) as engine:
+        given = asyncio.run(go(engine, servers[0]))
+    assert given.policy_version.tolist() == [1] * len(given.tokens)
+    assert np.isnan(given.untruncated_log_prob).all()  # nobody has the old weights
+
+
+def test_scores_of_a_caller_are_of_the_weights_that_are_there(tmp_path):
+    prompt, tokens = [1, 2], [3, 4, 5]
+
+    async def go(engine, server):
+        await engine.publish(update(1, WEIGHTS[1]))
+        held, called = asyncio.Event(), threading.Event()
+        loop, first = server.loop._loop, []
+
+        async def old(body):
+            if not first:
+                first.append(body)
+                called.set()
+                await held.wait()
+                return [float(x) for x in sequence_log_probs(WEIGHTS[1], prompt, tokens)]
+            return [float(x) for x in sequence_log_probs(server.weights, body["prompt"], body["tokens"])]
+
+        server._scored = old
+        task = asyncio.create_task(engine.score([ScoreRequest(prompt_tokens=prompt, tokens=tokens)]))
+        await until(called.is_set)
+        await engine.publish(update(2, WEIGHTS[2]))
+        loop.call_soon_threadsafe(held.set)
+        (found,) = await asyncio.wait_for(task, 20)
+        return found
+
+    with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
+        found = asyncio.run(go(engine, servers[0]))
+    np.testing.assert_allclose(found, sequence_log_probs(WEIGHTS[2], prompt, tokens), atol=1e-5)
+
+
+def test_a_server_that_failed_its_probe_gets_no_work(tmp_path):
+    async def go(engine):
+        with pytest.raises(UserError, match="computes with other weights"):
+            await engine.publish(update(1, WEIGHTS[1]))
+        await engine.resume()
+        return await engine.health()
+
+    with fakes(2) as servers, engine_over(servers, tmp_path, health_seconds=30.0) as engine:
+        servers[1].ignores_weights = True
+        health = asyncio.run(go(engine))
+    assert [one["in_service"] for one in health.detail["servers"]] == [True, False]
+
+
+class Odd(PlainDialect):
+    """A server that gives an id that no integer of ours holds, once."""
+
+    def __init__(self):
+        self.left = 1
+
+    async def stream(self, client, facts, request):
+        if self.left:
+            self.left -= 1
+            yield Chunk(tokens=np.asarray([2**40], np.int32), log_prob=[-1.0], finish_reason="stop")
+        async for chunk in super().stream(client, facts, request):
+            yield chunk
+
+
+def test_an_id_beyond_all_integers_costs_one_completion(tmp_path):
+    with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
+        engine._pool.replicas[0].dialect = Odd()
+        check(requests(2, 2), asyncio.run(collect(engine, requests(2, 2))))
+        assert asyncio.run(engine.health()).detail["replicas"]["lost"] == 1
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        (("v1", 0.0, 3.0),),
+        ((None, 0, 3),),
+        ((["v1"], 0, 3),),
+        (("v1", 0, 2),),
+        (("v1", 0, 2), ("v1", 1, 3)),
+        (("v1", 0, 1), ("v1", 2, 3)),
+        (("v1", 0, 4),),
+        (("v1", 0, None),),
+        (("v0", 0, 3),),
+        (("v1", 2, 3), ("v1", 0, 2)),
+    ],
+)
+def test_spans_that_are_none(spans):
+    with pytest.raises(WrongAnswerError):
+        spans_of(spans, 3, {"v1": 1})
+
+
+class ByteTokenizer(LetterTokenizer):
+    def decode(self, tokens, skip_special_tokens=True):
+        return bytes(map(int, tokens)).decode(errors="replace")
+
+
+def test_a_stop_sign_of_many_tokens_is_seen_across_the_seam():
+    (request,) = requests(1, 1, stop=("🦊",))
+    found = []
+    known = rules(tokenizer=ByteTokenizer(), vocabulary=256, stop_tokens=())
+    job = GenerationJob(request, known, lambda _, result: found.append(result))
+    signs = list("🦊".encode())
+    job.begin(1)
+    job.append(Chunk(tokens=signs[:1], log_prob=[-1.0]), {})
+    job.keep()
+    job.begin(2)
+    given = [job.append(Chunk(tokens=[one], log_prob=[-1.0]), {}) for one in signs[1:]]
+    assert given == [None, None, "stop"]
+
+
+# ---- calls that have no end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["drips", "headers", "nothing", "endless"])
+def test_a_call_has_a_deadline(how):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            if how != "nothing":
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+            while how in ("drips", "endless"):
+                writer.write(b"1\r\n1\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.02 if how == "drips" else 0.001)
+            await reader.read(1)
+
+    async def go():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = ServerClient(Address(url), seconds=0.3)
+        async with asyncio.timeout(10):
+            for call in (client.get("/x"), client.post("/x", {}), client.post_text("/x", {})):
+                with pytest.raises(ServerError, match=r"0\.3 s"):
+                    await call
+            await client.close()
+        server.close()
+
+    asyncio.run(go())
+
+
+def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "secret")
+    heard = []
+
+    async def go():
+        async def point(reader, writer):
+            heard.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            place = f"http://127.0.0.1:{other}/there".encode()
+            writer.write(b"HTTP/1.1 307 X\r\nLocation: " + place + b"\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        async def listen(reader, writer):
+            heard.append("elsewhere")
+            writer.close()
+
+        servers = [await asyncio.start_server(one, "127.0.0.1", 0) for one in (point, listen)]
+        first, other = (one.sockets[0].getsockname()[1] for one in servers)
+        client = ServerClient(Address(f"http://127.0.0.1:{first}", token_env="SOME_KEY"))
+        with pytest.raises(ServerError, match="status 307"):
+            await client.get("/here")
+        with pytest.raises(ServerError, match="status 307"):
+            async with client.lines("/here", {}):
+                pass
+        await client.close()
+        for one in servers:
+            one.close()
+
+    asyncio.run(go())
+    assert len(heard) == 2 and all("Bearer secret" in one for one in heard)
+
+
+@pytest.mark.parametrize("token", ["key\n", "two words", "schlüssel", "\x07"])
+def test_what_is_no_key_is_said_without_telling_it(token, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", token)
+    with pytest.raises(FieldError) as error:
+        Address("http://127.0.0.1:1", token_env="SOME_KEY")
+    assert "token_env" in str(error.value) and token not in str(error.value)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "x"])
+def test_a_port_that_is_none(port):
+    with pytest.raises(FieldError, match="port"):
+        Address(f"http://127.0.0.1:{port}")
+
+
+def test_an_engine_that_is_refused_leaves_no_connection(tmp_path, monkeypatch):
+    closed = []
+    whole = ServerClient.close
+
+    async def close(self):
+        closed.append(self.url)
+        await whole(self)
+
+    monkeypatch.setattr(ServerClient, "close", close)
+    with fakes(1) as good, fakes(1, facts={"model": "another"}) as bad:
+        with pytest.raises(UserError), engine_over([*good, *bad], tmp_path):
+            pass
+        assert closed == [good[0].url, bad[0].url]
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from proxima.engine.http.held_folder import HeldFolder; "
+    "held = HeldFolder(Path(sys.argv[1])); print(held.path, flush=True); time.sleep(600)"
+)
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(tmp_path):
+    ours = HeldFolder(tmp_path)
+    (tmp_path / "proxima-weights-strange").mkdir()  # it may be of another release
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        theirs = other.stdout.readline().strip()
+        assert os.path.isdir(theirs) and remove_leftovers(tmp_path) == []
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        other.stdout.close()
+    assert [str(path) for path in remove_leftovers(tmp_path)] == [theirs]
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(["proxima-weights-strange", ours.path.name])
+    ours.remove()
+    ours.remove()
+    assert not ours.path.exists()
+
+
+def test_close_of_the_own_loop_ends_its_thread():
+    before = threading.active_count()
+    loop = OwnLoop("proxima-test")
+    loop.call(asyncio.sleep(0))
+
+    async def last():
+        pass
+
+    loop.close(last)
+    loop.close(last)
+    assert threading.active_count() == before
