@@ -79,6 +79,21 @@ def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_server
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("samplings", "line"),
+    [
+        ((Sampling(top_k=3), Sampling(temperature=0.0)), "at temperature 0, .*; set eval.sampling.temperature=1 eval"),
+        ((Sampling(top_k=3), Sampling(top_p=0.9)), "without a top_k, .*; set sampling.top_k=512"),
+    ],
+)
+def test_samplings_that_vllm_refuses_beside_sampling_masks(samplings, line):
+    spec, needs = Vllm(url="http://127.0.0.1:1", sampling_mask=True), replace(NEEDS, samplings=samplings)
+    with pytest.raises(FieldError, match=f"sampling_mask=True is refused by vLLM {line}"):
+        spec.check(needs)
+    with pytest.raises(FieldError, match="can't be reached"):  # the rest is asked of the server
+        spec.check(replace(needs, samplings=samplings[:1], training=samplings[0]))
+
+
 def test_a_server_without_anyone_names_how_to_start_one():
     with pytest.raises(FieldError, match=r"can't be reached; start it \(`proxima engine serve RECIPE`\), or let"):
         check_servers_of(Vllm(url="http://127.0.0.1:1"), NEEDS)

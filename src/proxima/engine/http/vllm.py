@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
@@ -24,7 +24,7 @@ from proxima.engine.http.events import stream_events
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
 from proxima.engine.http.weight_folder import weight_buckets
-from proxima.engine.protocol import PauseMode
+from proxima.engine.protocol import EngineNeeds, PauseMode
 
 BUCKET = 1 << 28  # bytes of weights in one call
 WAIT_SECONDS = 24 * 3600.0  # of a pause that finishes what runs: those who wait for its completions have deadlines
@@ -268,6 +268,20 @@ class Vllm(ServerSpec):
     log-probs of the distribution really sampled `--logprobs-mode processed_logprobs`. `proxima engine serve` starts
     servers with all of it.
     """
+
+    def check(self, needs: EngineNeeds) -> list[str]:
+        """See `ServerSpec.check`. A server started with --return-sampling-mask refuses every request at temperature 0
+        or without top-k, the greedy ones of an evaluation too."""
+        if self.sampling_mask:
+            asked = needs.samplings if needs.training is None else (*needs.samplings, needs.training)
+            if any(not one.temperature for one in asked):
+                reason = "is refused by vLLM at temperature 0, and the evaluation is greedy"
+                remedy = "set eval.sampling.temperature=1 eval.sampling.top_k=1, which is greedy too"
+                raise FieldError("sampling_mask", True, reason, remedy=remedy)
+            if any(one.top_k == 0 for one in asked):
+                reason = "is refused by vLLM without a top_k, in training and evaluation"
+                raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
+        return super().check(needs)
 
     def dialect(self) -> VllmDialect:
         """How vLLM is asked."""
