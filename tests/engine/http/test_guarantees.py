@@ -18,6 +18,7 @@ from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.held_folder import HeldFolder, remove_leftovers
 from proxima.engine.http.own_loop import OwnLoop
+from proxima.engine.http.vllm import as_expected, chunk_of
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
@@ -174,6 +175,15 @@ def test_an_id_beyond_all_integers_costs_one_completion(tmp_path):
         assert asyncio.run(engine.health()).detail["replicas"]["lost"] == 1
 
 
+@pytest.mark.parametrize("token", [1.5, "7", None, 2**40])
+def test_a_vllm_token_that_is_no_id(token):
+    told = {"token_ids": [token], "logprobs": {"content": [{"token_id": token, "logprob": -1.0}]}}
+    client = ServerClient(Address("http://127.0.0.1:1"))
+    with pytest.raises(ServerError, match="another form"), as_expected(client, "/x"):
+        chunk_of(told, {})
+    asyncio.run(client.close())
+
+
 @pytest.mark.parametrize(
     "spans",
     [
@@ -302,6 +312,38 @@ def test_an_engine_that_is_refused_leaves_no_connection(tmp_path, monkeypatch):
         with pytest.raises(UserError), engine_over([*good, *bad], tmp_path):
             pass
         assert closed == [good[0].url, bad[0].url]
+
+
+@pytest.mark.parametrize("state", ["idle", "running", "paused", "publishing", "finishing", "dead"])
+def test_an_engine_closes_from_any_state(state, tmp_path):
+    """In a moment, with nobody left who waits."""
+
+    async def go(engine, server):
+        server.stop_after = 2 if state != "dead" else None
+        tasks = []
+        if state == "dead":
+            server.die()
+        if state != "idle":
+            tasks.append(asyncio.create_task(collect(engine, requests(3, 2))))
+            await until(lambda: engine._pool.jobs)
+        if state == "paused":
+            await engine.pause()
+        if state in ("publishing", "finishing"):
+            server._scored = lambda _: asyncio.Event().wait()
+            tasks.append(asyncio.create_task(engine.publish(update(1, WEIGHTS[1]))))
+            await until(lambda: engine._pool.loading)
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(engine.close)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            with pytest.raises(RuntimeError, match="closed"):
+                await collect(engine, requests(1, 1))
+        return ended
+
+    interrupt = "finish" if state == "finishing" else "recompute"
+    with fakes(1) as servers, engine_over(servers, tmp_path, interrupt=interrupt) as engine:
+        ended = asyncio.run(go(engine, servers[0]))
+        assert "proxima-servers" not in {thread.name for thread in threading.enumerate()}
+    assert all(isinstance(one, BaseException) for one in ended)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------

@@ -63,7 +63,6 @@ class Address:
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
         require(bool(plain), "url", self.url, "must be http://HOST:PORT without a path")
         require("@" not in parts.netloc, "url", "…", "must hold no password; give its variable in token_env")
-        require(_has_port(self.url), "url", self.url, "must have a port from 1 to 65535")
         if self.token_env is not None:
             token = os.environ.get(self.token_env, "")
             require(bool(token), "token_env", self.token_env, "must name an environment variable that is set")
@@ -79,13 +78,6 @@ class Address:
         """With the token, if there is one."""
         token = self.token if self.token_env is None else os.environ[self.token_env]
         return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
-def _has_port(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:
-        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -128,12 +128,15 @@ class HttpEngine:
         Raises:
             UserError: a prompt that leaves no room for one token, a sampling that the servers report no log-probs of;
                 a completion failed again and again; no server is left.
+            RuntimeError: the engine is closed.
         """
         arrivals = Arrivals[Completion]()
         jobs = [GenerationJob(request, self.rules, lambda _, result: arrivals.put(result)) for request in requests]
         number, remaining = next(self._numbers), len(jobs)
         self._callers[number] = requests, arrivals
         try:
+            if self._loop.closed:
+                raise RuntimeError("the engine is closed")
             self._loop.submit(self._submit, jobs)
             while remaining:
                 completion = await arrivals.get()

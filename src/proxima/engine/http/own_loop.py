@@ -14,7 +14,7 @@ class OwnLoop:
     """Runs coroutines for callers in other threads and event loops, which may block: it computes nothing else."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop, self.closed = asyncio.new_event_loop(), False
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -40,6 +40,7 @@ class OwnLoop:
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `last`, cancel what else runs, and end the thread. May be called twice."""
+        self.closed = True
         if not self._loop.is_running():
             return
         asyncio.run_coroutine_threadsafe(self._end(last), self._loop).result()

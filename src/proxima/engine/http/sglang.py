@@ -18,6 +18,7 @@ and server share or are connected by, where they could be tried.
 
 import asyncio
 import math
+import operator
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -245,7 +246,7 @@ class _StreamReader:
             new = self._new(pairs, int(meta["completion_tokens"]))
             rows = meta.get("output_token_sampling_mask") if self.request.sampling_mask else None
             mask = None if rows is None else SamplingMask.of_sets(self._new(rows, int(meta["completion_tokens"])))
-            tokens = [int(pair[1]) for pair in new]
+            tokens = [operator.index(pair[1]) for pair in new]
             values = [math.nan if pair[0] is None else float(pair[0]) for pair in new]
             reason = None if ending is None else ENDINGS[ending["type"]]
             spans = meta.get("weight_versions") if reason is not None else None

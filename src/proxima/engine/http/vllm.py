@@ -213,6 +213,8 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
             raise ValueError("log-probs are of other tokens than those that were sampled")
     else:
         values = told.get("token_logprobs") or []
+    if not all(isinstance(token, int) for token in tokens):
+        raise ValueError(f"tokens that are no ids: {tokens[:8]}")
     if len(values) != len(tokens):
         raise ValueError(f"{len(values)} log-probs for {len(tokens)} tokens")
     ending = choice.get("finish_reason")
