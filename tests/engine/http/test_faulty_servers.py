@@ -219,7 +219,7 @@ def test_the_only_server_dies_and_comes_back(tmp_path):
     [
         ({"model": "another"}, "its model is another"),
         ({"letters": "gfedcba"}, "it has another tokenizer"),
-        ({"log_probs": "raw"}, "its log probs is raw"),
+        ({"log_probs": "raw"}, "its log-prob mode is raw"),
         ({"max_length": 64}, "its longest sequence has 64 tokens"),
     ],
 )
