@@ -71,6 +71,21 @@ def test_a_resume_through_the_recipe_drops_no_earlier_override(proxima, recipe, 
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
 
 
+def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(proxima, recipe, here):
+    path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
+    assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
+    code, _, err = proxima("train", "run", "--resume", "engine=local", "train.steps=3")
+    assert code == 2 and "engine.kind=" in err and "--accept-changes" in err, err
+    code, _, err = proxima("train", "run", "--resume", "--accept-changes", "engine=local", "train.steps=3")
+    assert code == 0, err
+    assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
+    # the same kind again is no other engine: what it was set to is missed
+    kept = ("checkpoint.every=0", "train.schedule=constant", "train.steps=4")
+    assert proxima("train", path, "folder=same", "engine.prefill_tokens=999", *kept[:2])[0] == 0
+    code, _, err = proxima("train", path, "folder=same", "--resume", "engine.kind=local", *kept)
+    assert (code, err.count("\n")) == (2, 1) and "the run in same has engine.prefill_tokens=999 (now " in err
+
+
 def test_resume_wants_to_know_which_run(proxima, recipe, here):
     code, _, err = proxima("train", recipe(), "--resume")
     assert (code, list(here.glob("runs/*"))) == (2, [])

@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +158,17 @@ def resolve_run(
     return resolved
 
 
+def _written_now(path: str, sources: Mapping[str, str], changed: Collection[str]) -> bool:
+    """Whether this command line sets the field, or gives the spec that it belongs to another kind.
+
+    Args:
+        sources: where each field was set.
+        changed: the fields that differ.
+    """
+    kind = f"{path.rpartition('.')[0]}.kind"
+    return any("command line" in sources.get(name, "") for name in {path, kind} & {path, *changed})
+
+
 def _refuse_dropped_settings(resolved: Resolved[Any]) -> None:
     """A resume through the recipe lacks what the run's earlier command lines set: it would go on without. Fields that
     may not differ at all are compared when the run is opened."""
@@ -168,10 +179,12 @@ def _refuse_dropped_settings(resolved: Resolved[Any]) -> None:
         resolve(folder, root=type(resolved.config)),
         {entry.path: entry.where for entry in resolved.entries},
     )
+    found = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
+    changed = {path for path, _, _ in found}
     dropped = [
         f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
-        for path, was, now in differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN)
-        if now is not ABSENT and may_differ(path, Purpose.RESUME) and "command line" not in sources.get(path, "")
+        for path, was, now in found
+        if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, sources, changed)
     ]
     if dropped:
         command = command_of(resolved.config)
