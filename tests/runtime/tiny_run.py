@@ -1,5 +1,6 @@
 """Whole runs on a tiny model: a recipe, rewards that need no learning, and what two runs must have in common."""
 
+import copy
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -96,13 +97,14 @@ def recipe(model: Path, **changes: Any) -> dict[str, Any]:
 
 
 def changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with other values; dotted keys with `__` for the dots."""
+    """The tree with other values; dotted keys with `__` for the dots. What is passed stays as it is."""
+    tree = copy.deepcopy(tree)
     for dotted, value in changes.items():
         *path, last = dotted.split("__")
         place = tree
         for key in path:
             place = place.setdefault(key, {})
-        place[last] = value
+        place[last] = copy.deepcopy(value)  # a later key may change a part of it
     return tree
 
 
