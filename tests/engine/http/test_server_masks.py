@@ -10,6 +10,8 @@ import pytest
 
 from proxima.data import SamplingMask
 from proxima.engine.http import HttpEngine
+from proxima.engine.http.answer_checks import WrongAnswerError, mask_of
+from proxima.engine.http.dialect import Chunk
 from proxima.engine.local import collect
 from tests.engine.http.fake_model import log_probs, states, truncated
 from tests.engine.http.plain_dialect import Plain, PlainDialect, PlainSync, fakes, requests, rules, update
@@ -107,6 +109,20 @@ def test_a_set_without_its_token_is_tried_again_and_not_used(spoiled, tmp_path):
     with fakes(2, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path, spoiled) as (engine, talk):
         check(asked, asyncio.run(collect(engine, asked)))
     assert len(talk.asked) == len(asked) + spoiled
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [([7, 2, 5], None), ([7, 2, 4], "token 2, id 4, is not in its set of 2"), ([7, 2], "3 sampling masks of 2 tokens")],
+)
+def test_each_token_is_looked_for_in_its_own_set(tokens, told):
+    mask = SamplingMask.of_sets([[7], [4, 2, 1], [9, 5]])
+    chunk = Chunk(tokens=np.array(tokens), log_prob=np.zeros(len(tokens)), sampling_mask=mask)
+    if told is None:
+        assert mask_of(chunk) is mask
+    else:
+        with pytest.raises(WrongAnswerError, match=told):
+            mask_of(chunk)
 
 
 def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(tmp_path):

@@ -19,12 +19,13 @@ class WrongAnswerError(ValueError):
 
 def mask_of(chunk: Chunk) -> SamplingMask:
     """The sets of a chunk's tokens, checked."""
-    mask, tokens = chunk.sampling_mask, chunk.tokens.tolist()
-    if mask is None or len(mask) != len(tokens):
-        raise WrongAnswerError(f"{0 if mask is None else len(mask)} sampling masks of {len(tokens)} tokens")
-    for at, token in enumerate(tokens):
-        if token not in mask.part(at, at + 1).ids:
-            raise WrongAnswerError(f"token {token} is not among those that could be sampled")
+    mask, count = chunk.sampling_mask, len(chunk.tokens)
+    if mask is None or len(mask) != count:
+        raise WrongAnswerError(f"{0 if mask is None else len(mask)} sampling masks of {count} tokens")
+    try:
+        mask.check(chunk.tokens)
+    except ValueError as error:
+        raise WrongAnswerError(str(error)) from error
     return mask
 
 
