@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from proxima.data import Completion, Group, Prompt
@@ -119,16 +120,17 @@ class GroupGenerator:
         scoring: list[asyncio.Task[None]] = []
         done = 0
         try:
-            async for completion in self.engine.generate(requests):
-                completion.check_version(self.newest)
-                samples = generated[completion.prompt_uid]
-                samples[completion.sample] = completion
-                if len(samples) == self.spec.size:
-                    listener.generated(completion.prompt_uid)
-                    group = tuple(samples[i] for i in range(self.spec.size))
-                    scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group, arrivals)))
-                done += 1
-                listener.completed(done, len(requests))
+            async with aclosing(self.engine.generate(requests)) as stream:  # type: ignore[type-var]
+                async for completion in stream:
+                    completion.check_version(self.newest)
+                    samples = generated[completion.prompt_uid]
+                    samples[completion.sample] = completion
+                    if len(samples) == self.spec.size:
+                        listener.generated(completion.prompt_uid)
+                        group = tuple(samples[i] for i in range(self.spec.size))
+                        scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group, arrivals)))
+                    done += 1
+                    listener.completed(done, len(requests))
             self._completed_at = self.now()
             if lost := [uid for uid, samples in generated.items() if len(samples) < self.spec.size]:
                 raise RuntimeError(f"the engine ended without all completions of prompts {lost}")
@@ -153,9 +155,10 @@ class GroupGenerator:
         Raises:
             RuntimeError: the engine ended without some of them; any exception of the engine.
         """
-        async for completion in self.engine.generate(self.spec.requests(prompt)):
-            completion.check_version(self.newest)
-            received[completion.sample] = completion
+        async with aclosing(self.engine.generate(self.spec.requests(prompt))) as stream:  # type: ignore[type-var]
+            async for completion in stream:
+                completion.check_version(self.newest)
+                received[completion.sample] = completion
         if len(received) < self.spec.size:
             raise RuntimeError(f"the engine ended without all completions of prompt {prompt.uid}")
         return tuple(received[i] for i in range(self.spec.size))

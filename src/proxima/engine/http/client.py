@@ -5,7 +5,7 @@ import ipaddress
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -164,7 +164,8 @@ class ServerClient:
             async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
                 if response.status_code >= 300:
                     self.check_status(path, response.status_code, (await response.aread()).decode(errors="replace"))
-                yield response.aiter_lines()
+                async with aclosing(response.aiter_lines()) as lines:  # type: ignore[type-var]
+                    yield lines
         except httpx.HTTPError as error:
             raise self.failed(path, error, idle_seconds or self.seconds) from error
 

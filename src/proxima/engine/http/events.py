@@ -1,7 +1,7 @@
 """Server-sent events: how servers stream JSON."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from proxima.engine.http.client import ServerError
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 async def stream_events(
     client: "ServerClient", path: str, body: Any, *, idle_seconds: float | None = None
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON objects of a streamed answer to a POST, up to its `[DONE]`. Closing it closes the connection.
 
     Raises:

@@ -8,6 +8,9 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+# Generators that a task leaves are closed by tasks of their own, which begin when it has ended: how often these are
+# waited for at the end, as generators may hold others, and how long.
+ROUNDS, SECONDS = 4, 5.0
 
 
 class OwnLoop:
@@ -56,6 +59,11 @@ class OwnLoop:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for _ in range(ROUNDS):
+                await asyncio.sleep(0)
+                if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                    await asyncio.wait(tasks, timeout=SECONDS)
+            await self._loop.shutdown_asyncgens()
 
 
 class Arrivals(Generic[T]):

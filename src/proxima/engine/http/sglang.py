@@ -20,6 +20,7 @@ import asyncio
 import math
 import operator
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,9 +79,10 @@ class SglangDialect:
             **salted(request.cache_salt),
         }
         reader = _StreamReader(client, request)
-        async for event in stream_events(client, GENERATE, body):
-            if (chunk := reader.chunk(event)) is not None:
-                yield chunk
+        async with aclosing(stream_events(client, GENERATE, body)) as events:
+            async for event in events:
+                if (chunk := reader.chunk(event)) is not None:
+                    yield chunk
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""

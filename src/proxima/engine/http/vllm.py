@@ -8,7 +8,7 @@ server has; `in_server/proxima_vllm_worker.py` is what runs inside one.
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,12 +58,13 @@ class VllmDialect:
             body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         else:
             body |= {"model": known.model, "prompt": list(map(int, request.tokens)), **fields}
-        async for event in stream_events(client, known.route, body):
-            for choice in event.get("choices") or ():
-                with as_expected(client, known.route):
-                    chunk = chunk_of(choice, event)
-                if chunk.finish_reason is not None or len(chunk.tokens):
-                    yield chunk
+        async with aclosing(stream_events(client, known.route, body)) as events:
+            async for event in events:
+                for choice in event.get("choices") or ():
+                    with as_expected(client, known.route):
+                        chunk = chunk_of(choice, event)
+                    if chunk.finish_reason is not None or len(chunk.tokens):
+                        yield chunk
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
