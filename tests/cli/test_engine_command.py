@@ -107,11 +107,11 @@ def test_probe_shows_what_a_server_can_do(proxima):
         rows = dict(line.split("  ", 1) for line in out.splitlines())
         _, told, _ = proxima("engine", "probe", server.url, "--kind", "sglang", "--json")
     found = {name: text.strip() for name, text in rows.items()}
-    assert found["server"] == "sglang 0.0.fake" and found["max length"] == "512"
+    assert found["server"] == "sglang 0.0.fake" and found["max length"] == "510"
     assert found["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
     assert found["pause modes"] == "abort, keep" and found["seeds"] == "no" and found["quantization"] == "none"
     facts = json.loads(told)
-    assert facts["weight_updates"] == ["disk"] and facts["interrupts"] == ["recompute"] and facts["max_length"] == 512
+    assert facts["weight_updates"] == ["disk"] and facts["interrupts"] == ["recompute"] and facts["max_length"] == 510
     assert facts["more"]["tokenizer"] == "tiny"
 
 

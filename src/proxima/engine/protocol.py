@@ -169,6 +169,7 @@ class Capabilities:
         log_probs: what the log-prob of a sampled token is of: `both` columns of a completion are always there;
             `processed`, the distribution really sampled; `untruncated`, that before truncation; `raw`, softmax(logits),
             without temperature and truncation.
+        max_length: tokens of prompt and completion together that it takes; None: what it was set up with.
     """
 
     weight_updates: frozenset[UpdateKind]
@@ -179,6 +180,7 @@ class Capabilities:
     sampling_mask: bool = False
     deterministic: bool = False
     log_probs: LogProbsOf = "both"
+    max_length: int | None = None
 
     def fills(self, sampling: Sampling) -> frozenset[LogProbName]:
         """The log-probs that completions of this sampling have. A column that the engine does not know is NaN."""

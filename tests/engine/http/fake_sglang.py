@@ -236,7 +236,7 @@ class FakeSglang(SmallHttpServer):
                 {"error": {"message": f"The input ({len(ids)} tokens) is longer than the context length"}}, 400
             )
         body = body | {"input_ids": ids}
-        sampling["max_new_tokens"] = min(sampling.get("max_new_tokens") or 128, max(room - len(ids), 0))
+        sampling["max_new_tokens"] = min(sampling.get("max_new_tokens") or 128, max(room - 1 - len(ids), 0))
         if body.get("stream"):
             return Answer(events=self.stream(body, sampling))
         last = None

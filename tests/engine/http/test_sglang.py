@@ -81,7 +81,7 @@ def test_what_a_server_can_do_is_found_by_asking(tiny):
     with fake(tiny) as server:
         facts = talk(server, facts_alone)
     assert facts.server == "sglang 0.0.fake" and facts.model == "tiny" and facts.dtype == "float32"
-    assert facts.max_length == 512 and facts.quantization is None
+    assert facts.max_length == 510 and facts.quantization is None
     assert facts.log_probs == "untruncated" and facts.token_ids and facts.scores
     assert facts.weight_updates == ("disk",) and facts.weight_version and facts.version_spans
     assert facts.pause_modes == {"abort", "keep"} and facts.interrupts == {"recompute"}

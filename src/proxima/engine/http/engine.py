@@ -116,7 +116,8 @@ class HttpEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
+        found = capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
+        return replace(found, max_length=self.rules.max_length)
 
     def check(self, needs: EngineNeeds) -> list[str]:
         """As `ServerSpec.check`, of servers that the engine has started."""

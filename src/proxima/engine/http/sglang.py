@@ -37,6 +37,7 @@ from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
     GENERATE,
     PAUSES,
+    SPARE,
     WAYS,
     find_facts,
     first_answer,
@@ -90,7 +91,7 @@ class SglangDialect:
         if facts.max_length is not None and len(whole) >= facts.max_length:
             raise UserError(
                 f"{client.url}: {len(whole)} tokens can't be scored at a maximum length of {facts.max_length}",
-                remedy=f"start the server with --context-length {len(whole) + 1} or more",
+                remedy=f"start the server with --context-length {len(whole) + 1 + SPARE} or more",
             )
         body = {"input_ids": whole, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
         answer = await client.post(GENERATE, body | {"logprob_start_len": max(len(prompt) - 1, 0)})

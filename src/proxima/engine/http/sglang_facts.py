@@ -9,7 +9,9 @@ from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import PauseMode
 
+
 GENERATE = "/generate"
+SPARE = 2  # tokens of the context length that no completion gets
 PROBE_TOKENS = tuple(10 + 7 * i % 41 for i in range(160))  # ids that every vocabulary has; several pages of a cache
 CERTAIN = 1e-3  # nats below 0 that still count as certain
 WAYS = {  # how weights get in: the call, and what proxima makes of it
@@ -220,11 +222,12 @@ async def _find_sampling_mask(client: ServerClient) -> bool:
 
 
 async def _max_length(client: ServerClient, told: Mapping[str, Any]) -> int | None:
+    """Of prompt and completion together: the server ends completions `SPARE` tokens before its context is full."""
     try:
-        return int((await client.get("/v1/models"))["data"][0]["max_model_len"])
+        return int((await client.get("/v1/models"))["data"][0]["max_model_len"]) - SPARE
     except (ServerError, KeyError, IndexError, TypeError, ValueError):
         length = told.get("context_length")
-        return length if isinstance(length, int) else None
+        return length - SPARE if isinstance(length, int) else None
 
 
 def _increments(told: Mapping[str, Any]) -> bool:

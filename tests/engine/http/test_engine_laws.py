@@ -1,0 +1,35 @@
+"""The laws of engines over `HttpEngine`, from a FAKE of SGLang; see `fake_sglang.py`."""
+
+import pytest
+
+from proxima.conformance import EngineUnderTest, tiny_model
+from proxima.conformance.engine_laws import ENGINE_LAWS
+from proxima.conformance.laws import check_law
+from proxima.engine.http.sglang import Sglang
+from proxima.engine.protocol import EngineSetup
+from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
+
+LAWS = {law.name: law for law in ENGINE_LAWS}
+OF_BOTH = ["trainer_log_probs", "temperature", "truncation", "greedy", "defaults", "lengths"]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("served")
+    tiny.model.save_pretrained(path)
+    tiny.tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("law", [*OF_BOTH, "versions"])
+def test_sglang(law, tiny, folder):
+    setup = EngineSetup(model_path=str(folder), tokenizer=tiny.tokenizer, load_weights=lambda: tiny)
+    with FakeSglang(tiny, FakeSglangOptions(context_length=512)) as server:
+        case = EngineUnderTest(Sglang(url=server.url), setup, lambda: tiny, dtype="float32", draws=150)
+        result = check_law(LAWS[law], case)
+    assert result.status == "passed", result
