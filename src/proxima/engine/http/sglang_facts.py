@@ -9,7 +9,6 @@ from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import PauseMode
 
-
 GENERATE = "/generate"
 SPARE = 2  # tokens of the context length that no completion gets
 PROBE_TOKENS = tuple(10 + 7 * i % 41 for i in range(160))  # ids that every vocabulary has; several pages of a cache
