@@ -145,6 +145,7 @@ def test_list_json(proxima):
         "selection",
         "reference_kl",
         "engine",
+        "reference_engine",
         "loss",
         "optimizer",
         "sets",

@@ -178,7 +178,7 @@ BAD_INPUT = [  # what is typed, where it is not the path of the line, and the re
     ("train.updates_per_step=3", None, "must divide prompts_per_step=8; a group is never split over two updates"),
     ("train.prompts_per_step=0", None, "must be >= 1"),
     ("reward=[]", None, "must name at least one; see `proxima list reward`"),
-    ("engine=vlm", "engine.kind", "no engine 'vlm'; known: local, local_process, or package.module:Class"),
+    ("engine=vlm", "engine.kind", "no engine 'vlm'; did you mean 'vllm'?"),
 ]
 
 

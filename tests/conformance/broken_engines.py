@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Broken(EngineSpec):
 class BrokenEngine:
     def __init__(self, engine, defect, tokenizer):
         self.engine, self.defect, self.tokenizer = engine, defect, tokenizer
-        self.capabilities = engine.capabilities
+        self.capabilities = dataclasses.replace(engine.capabilities, **getattr(defect, "claims", {}))
 
     def __getattr__(self, name):
         own = getattr(self.defect, name, None)
@@ -69,6 +69,12 @@ class OffByATwentieth:
         return dataclasses.replace(
             c, sampled_log_prob=c.sampled_log_prob - 0.05, untruncated_log_prob=c.untruncated_log_prob - 0.05
         )
+
+
+class WithoutMasks:
+    """Says that it gives the tokens that could be drawn, and does not."""
+
+    claims: ClassVar = {"sampling_mask": True}
 
 
 class RawLogProbs:

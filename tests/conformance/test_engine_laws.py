@@ -40,6 +40,7 @@ DEFECTS = [
     (broken.NanLogProb, "columns", "sampled_log_prob is not in (-inf, 0]"),
     (broken.OffByATwentieth, "log_probs", "log-probs are 0.05 nats off score()"),
     (broken.DependsOnTheQueue, "determinism", "differs with the queue reversed"),
+    (broken.WithoutMasks, "sampling_masks", "sampling is truncated, and there is no sampling mask"),
     (broken.OldVersion, "versions", "tokens carry versions {"),
     (broken.ForgetsInFlight, "in_flight", "nothing was ever in flight"),
     (broken.AbortsOthers, "abort", "ended completions of prompt"),
@@ -59,7 +60,8 @@ def test_a_defect_is_found(defect, law, told, loaded):
 
 @pytest.mark.parametrize("law", sorted(law.name for law in ENGINE_LAWS))
 def test_a_sound_engine_passes(law, loaded):
-    assert checked(law, Local(slots=16, dtype="float32"), loaded).status == "passed"
+    spec = Local(slots=16, dtype="float32", sampling_mask=law == "sampling_masks")
+    assert checked(law, spec, loaded).status == "passed"
 
 
 def test_without_a_model_there_is_nothing_to_compare_with(loaded):

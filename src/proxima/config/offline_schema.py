@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.schema import STALL, CheckpointConfig, ModelConfig, OptimizationConfig, RowsConfig
-from proxima.config.slots import Slot, require_at_least, require_plain_folder
+from proxima.config.slots import Slot, require_at_least, require_plain_folder, require_stall_seconds
 from proxima.data import PreferencePair, Trajectory, require
 from proxima.task.chat_rows import ChatReader
 from proxima.task.preference_rows import PairColumns, PreferenceReader
@@ -91,7 +91,7 @@ class OfflineRuntimeConfig:
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
-        require_at_least(self, 0, "stall_seconds", remedy="0 never warns")
+        require_stall_seconds(self)
         require_at_least(self, 0, "threads", remedy="0 uses all cores")
 
 

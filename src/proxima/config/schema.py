@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from proxima.config.algorithm_schema import AlgorithmConfig
-from proxima.config.slots import Presets, Slot, require_at_least, require_plain_folder
+from proxima.config.slots import Presets, Slot, require_at_least, require_plain_folder, require_stall_seconds
 from proxima.data import require
 from proxima.engine.protocol import Sampling
 from proxima.model.lora import Lora
@@ -225,8 +225,7 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
-        valid = 0 <= self.stall_seconds < math.inf
-        require(valid, "stall_seconds", self.stall_seconds, "must be >= 0 and finite", remedy="0 never warns")
+        require_stall_seconds(self)
         if self.max_concurrent_rollouts is not None:
             require_at_least(self, 1, "max_concurrent_rollouts", remedy="null generates between the updates")
         require_at_least(self, 0, "rollout_retries", remedy="0 ends the run at the first failure")

@@ -1,5 +1,6 @@
 """How a field of a config says that it holds a spec, and the bounds that several configs check."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,12 @@ def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") 
     for name in fields:
         value = getattr(config, name)
         require(value >= minimum, name, value, f"must be >= {minimum}", remedy=remedy)
+
+
+def require_stall_seconds(config: Any) -> None:
+    """Raise `FieldError` for a time that a run never stalls for, or that is none."""
+    value = config.stall_seconds
+    require(0 <= value < math.inf, "stall_seconds", value, "must be >= 0 and finite", remedy="0 never warns")
 
 
 def require_plain_folder(folder: str | None) -> None:

@@ -29,6 +29,7 @@ from proxima.engine.http.weight_probe import (
 )
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model import LoadedModel, load
+from proxima.model.load import load_tokenizer
 from proxima.model.lora import Lora, attach
 
 FACTS = ServerFacts(server="fake 1", model="fake", dtype="float32", scores=True, weight_updates=("best", "other"))
@@ -111,6 +112,25 @@ def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(loaded: LoadedM
         with pytest.raises(UserError, match="perturbed copy"):
             bring(sync, ModelServer(loaded, [name]), loaded.model)
         asyncio.run(sync.close())
+
+
+@pytest.mark.parametrize("stale", ["head", "embedding"])
+def test_rows_of_tokens_that_stay_behind_stand_out_from_bfloat16(stale: str, tiny_model: Callable[[str], Path]) -> None:
+    """A tied head that is packed once, as vLLM's on a CPU, keeps the rows of the start."""
+    module: Any = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu").model
+    tokens = probe_tokens(load_tokenizer(str(tiny_model("llama"))), 64, None)
+    with torch.no_grad():
+        module.model.embed_tokens.weight.mul_(8.0)  # a trained head is sharper than one of random weights
+    before = module.model.embed_tokens.weight.detach().bfloat16()
+    with perturbed(module, tokens):
+        expected = trainer_log_prob(module, tokens)
+        server = copy.deepcopy(module).bfloat16()
+        sound = np.abs(trainer_log_prob(server, tokens) - expected)
+        rows = server.model.embed_tokens.weight.detach().clone()
+        server.lm_head.weight = torch.nn.Parameter(before if stale == "head" else rows)
+        server.model.embed_tokens.weight = torch.nn.Parameter(rows if stale == "head" else before)
+        behind = np.abs(trainer_log_prob(server, tokens) - expected)
+    assert behind.mean() > 4 * sound.mean()
 
 
 def test_the_message_says_who_how_far_and_what_to_do(loaded: LoadedModel) -> None:

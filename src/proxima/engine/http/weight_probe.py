@@ -25,7 +25,7 @@ from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.dialect import ServerFacts
 from proxima.model.log_prob import token_log_prob
-from proxima.model.lora import weight_of
+from proxima.model.lora import base_layer, weight_of
 from proxima.model.policy import parts
 
 # Read by every model, in tokens of its own: prose, numbers, code, other scripts, so that many rows of the embedding and
@@ -40,6 +40,9 @@ herself what people did with so much light. One night she went to see. Therefore
 CONTEXT = 8  # tokens at the start that only condition the others
 MOVED = 2.0  # nats, root mean square: of the perturbed copy from the weights that it is made of
 SMALLEST, LARGEST = 1e-3, 1.0  # of what a tensor is moved, in units of its root mean square
+ROW_GAIN = (
+    0.25  # of each token's row in the embedding and the head, up or down: rounding grows less by it than log-probs
+)
 SHARP = 0.1  # standard error of a slope below which it is judged
 SLACK = 0.25  # of a slope, for what rounding of weights does to it
 TRIAL = 2.0  # of the bounds, for the perturbed copy
@@ -118,11 +121,22 @@ def perturbed(module: nn.Module, tokens: Ints) -> Iterator[None]:
             for number, (parameter, amount) in enumerate(zip(module.parameters(), amounts, strict=True)):
                 draws = torch.Generator().manual_seed(number)
                 parameter.add_(torch.randn(parameter.shape, generator=draws).mul_(amount).to(parameter))
+            for number, rows in enumerate(_token_rows(module)):
+                draws = torch.Generator().manual_seed(-1 - number)
+                gains = 1 + ROW_GAIN * (2 * torch.randint(0, 2, (len(rows), 1), generator=draws) - 1)
+                rows.mul_(gains.to(rows))
         yield
     finally:
         with torch.no_grad():
             for parameter, values in zip(module.parameters(), saved, strict=True):
                 parameter.copy_(values)
+
+
+def _token_rows(module: nn.Module) -> list[nn.Parameter]:
+    """The weights with a row for each token: of the input, and of the output where it is not tied to it."""
+    embedding = module.get_input_embeddings().weight  # type: ignore[operator]
+    head = base_layer(parts(module)[1]).weight
+    return [one for one in {id(w): w for w in (embedding, head)}.values() if isinstance(one, nn.Parameter)]
 
 
 def strengths(module: nn.Module, tokens: Ints) -> list[float]:
