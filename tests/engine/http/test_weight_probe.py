@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.http import weight_probe
+from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, ServerLoad, WeightHandover
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import Vllm
@@ -131,6 +132,43 @@ def test_rows_of_tokens_that_stay_behind_stand_out_from_bfloat16(stale: str, tin
         server.model.embed_tokens.weight = torch.nn.Parameter(rows if stale == "head" else before)
         behind = np.abs(trainer_log_prob(server, tokens) - expected)
     assert behind.mean() > 4 * sound.mean()
+
+
+@pytest.mark.parametrize("fails", ["probe", "score", "load", "loads"])
+def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, loaded: LoadedModel) -> None:
+    class Fails(ModelServer):
+        async def score(self, *given: Any) -> np.ndarray:
+            found = await super().score(*given)
+            if fails == "score":
+                raise ServerError(self.url, "/score", "status 500")
+            return found + 1.0 if fails == "probe" else found
+
+        async def load_weights(self, client: None, facts: ServerFacts, weights: WeightHandover) -> None:
+            before = sum(call.startswith("load ") for call in self.calls)
+            if before and (fails == "loads" or (fails == "load" and before == 1)):
+                self.calls.append("load fails")
+                raise ServerError(self.url, "/load", "status 500")
+            await super().load_weights(client, facts, weights)
+
+    server, sync = Fails(loaded), sync_of(loaded)
+    with pytest.raises((UserError, ServerError), match="perturbed copy" if fails == "probe" else "status 500"):
+        bring(sync, server, loaded.model)
+    if fails == "loads":
+        assert server.calls[-1] == "pause keep"  # it can't be mended, and samples nothing
+    else:
+        assert server.label == "v0" and server.calls[-1] == "resume"
+        for found, weight in zip(server.model.parameters(), loaded.model.parameters(), strict=True):
+            assert torch.equal(found, weight)
+    assert server.url not in sync._proven
+    asyncio.run(sync.close())
+
+
+def test_a_server_too_short_for_the_probe_gets_no_weights(loaded: LoadedModel) -> None:
+    server, sync = ModelServer(loaded, facts=replace(FACTS, max_length=64 + CONTEXT)), sync_of(loaded)
+    with pytest.raises(UserError, match="takes sequences of 72 tokens, too short for the 72 .*probe_tokens=63"):
+        bring(sync, server, loaded.model)
+    assert not server.calls
+    asyncio.run(sync.close())
 
 
 def test_the_message_says_who_how_far_and_what_to_do(loaded: LoadedModel) -> None:

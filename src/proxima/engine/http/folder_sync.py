@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,10 +11,12 @@ from torch import nn
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
+from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
+    CONTEXT,
     Bound,
     WeightProbe,
     bound_of,
@@ -95,17 +98,19 @@ class FolderSync:
         start, how = monotonic(), self._way(replica)
         self._dtypes.add(replica.facts.dtype)
         metrics = dict[str, float]()
-        if await self._is_new(replica):
-            if self._trial is None:
-                self._wants_trial = True  # with the next weights
-            else:
-                found = await self._load_and_score(replica, self._trial, update.version, how)
-                bound = bound_of(replica.facts, self.spec.probe_bound, trial=self._trial.rounding)
-                trial = self._probe.check(replica.url, "the perturbed copy", self._trial.expected, found, bound)
-                metrics |= {f"trial_{name.removeprefix('probe_')}": value for name, value in trial.items()}
-                self._proven.add(replica.url)
+        trial, tried = self._trial if await self._is_new(replica) else None, False
+        self._wants_trial |= trial is None and replica.url not in self._proven  # with the next weights
+        try:
+            if trial is not None:
+                tried = True
+                metrics |= await self._prove(replica, trial, update.version, how)
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
-        found = await self._load_and_score(replica, prepared, update.version, how)
+            await self._load_weights(replica, prepared, update.version, how)
+        except BaseException:
+            if tried:
+                await self._undo(replica, prepared, update.version, how)
+            raise
+        found = await self._score(replica)
         bound = bound_of(replica.facts, self.spec.probe_bound)
         metrics |= self._probe.check(replica.url, f"version {update.version}", prepared.expected, found, bound)
         metrics |= self._probe.check_movement(replica.url, update.version, prepared.expected, found)
@@ -136,6 +141,12 @@ class FolderSync:
                 f"{replica.url} gives no log-probs of given tokens, so nothing proves that it has new weights",
                 remedy="use a server that scores",
             )
+        longest, count = replica.facts.max_length, len(self._tokens)
+        if longest is not None and count >= longest:
+            raise UserError(
+                f"{replica.url} takes sequences of {longest} tokens, too short for the {count} of the probe",
+                remedy=f"set engine.probe_tokens={max(1, longest - 1 - CONTEXT)}, or let it take longer ones",
+            )
         return ways[0] if wanted == "auto" else wanted
 
     async def _is_new(self, replica: "Replica") -> bool:
@@ -149,7 +160,27 @@ class FolderSync:
             self._probe.forget(replica.url)
         return not ours
 
-    async def _load_and_score(self, replica: "Replica", weights: Prepared, version: int, how: str) -> Floats:
+    async def _prove(self, replica: "Replica", trial: Prepared, version: int, how: str) -> dict[str, float]:
+        """Load the perturbed copy, and see that the server computes with all of it."""
+        await self._load_weights(replica, trial, version, how)
+        found = await self._score(replica)
+        bound = bound_of(replica.facts, self.spec.probe_bound, trial=trial.rounding)
+        metrics = self._probe.check(replica.url, "the perturbed copy", trial.expected, found, bound)
+        self._proven.add(replica.url)
+        return {f"trial_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
+
+    async def _undo(self, replica: "Replica", prepared: Prepared, version: int, how: str) -> None:
+        """Leave no perturbed copy at a server that others may use: it gets the real weights, or stays paused."""
+        self._proven.discard(replica.url)
+        try:
+            await replica.dialect.pause(replica.client, replica.facts, "keep")
+            await self._load_weights(replica, prepared, version, how)
+        except (ServerError, UserError):
+            with suppress(ServerError, UserError):
+                await replica.dialect.pause(replica.client, replica.facts, "keep")
+
+    async def _load_weights(self, replica: "Replica", weights: Prepared, version: int, how: str) -> None:
+        """They are loaded, the prefixes of others forgotten, and the server samples: paused, it answers no probe."""
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         handover = WeightHandover(
             version=version, label=weights.label, folder=weights.folder, how=how, seconds=self.spec.weight_seconds
@@ -160,9 +191,11 @@ class FolderSync:
         salted = self.spec.prefix_salt and facts.cache_salt
         if not (self.spec.interrupt == "keep" and salted):  # what is kept holds on to its cache, which has another salt
             await dialect.forget_prefixes(client, facts, running=recomputes)
-        await dialect.resume(client, facts)  # a server that is paused answers no probe
+        await dialect.resume(client, facts)
+
+    async def _score(self, replica: "Replica") -> Floats:
         split = self._probe.context
-        return await dialect.score(client, facts, self._tokens[:split], self._tokens[split:])
+        return await replica.dialect.score(replica.client, replica.facts, self._tokens[:split], self._tokens[split:])
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """In the thread of the tensor work, between the updates of the trainer."""
