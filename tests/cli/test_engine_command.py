@@ -157,17 +157,18 @@ def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
     assert results["weights"]["detail"] == "it disturbs others: give --control"
 
 
-class Forgetful(FakeSglang):
-    """Draws at temperature 1 whatever was asked for, and says otherwise."""
+class Inverse(FakeSglang):
+    """Multiplies the logits by the temperature instead of dividing, and says otherwise. (One that draws at temperature
+    1 always is found by 1,000 draws of so wide a distribution in two runs of three only.)"""
 
     def probabilities(self, logits, sampling):
-        return super().probabilities(logits, sampling | {"temperature": 1.0})
+        return super().probabilities(logits, sampling | {"temperature": 1.0 / max(sampling["temperature"], 0.01)})
 
 
 @pytest.mark.slow
 def test_check_of_a_server_that_draws_at_another_temperature(proxima, served):
     tiny, folder = served
-    with Forgetful(tiny, FakeSglangOptions(context_length=256)) as server:
+    with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
         code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "1500")
     assert code == 1 and "FAILED   frequencies: temperature 1.5: chi-squared" in out
     assert "so the gradient is of another distribution than it says" in out and "FAILED   greedy: " in out

@@ -97,7 +97,7 @@ def requests(prompts: int = 3, samples: int = 2, **sampling: Any) -> list[Reques
 async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Completion]:
     """All completions, in the order of the requests."""
     found = {completion.key: completion async for completion in engine.generate(wanted)}
-    keys = [(request.prompt.uid, request.sample, request.turn) for request in wanted]
+    keys = [request.key for request in wanted]
     require_that(set(found) == set(keys), f"completions {sorted(found)}, requested {sorted(keys)}")
     return [found[key] for key in keys]
 

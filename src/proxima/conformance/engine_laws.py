@@ -112,7 +112,7 @@ async def in_flight(engine: Engine) -> None:
     wanted = requests(4, 4, max_tokens=40)
     made: dict[tuple[int, int, int], Completion] = {}
     seen: dict[tuple[int, int, int], InFlight] = {}
-    asked = {(request.prompt.uid, request.sample, request.turn): request for request in wanted}
+    asked = {request.key: request for request in wanted}
 
     async def collect() -> None:
         async for completion in engine.generate(wanted):

@@ -317,5 +317,5 @@ def _fed(request: ScoreRequest) -> int:
 async def collect(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """All completions in the order of the requests."""
     completions = {c.key: c async for c in engine.generate(requests)}
-    keys = [(r.prompt.uid, r.sample, r.turn) for r in requests]
+    keys = [r.key for r in requests]
     return [completions[key] for key in keys if key in completions]

@@ -74,6 +74,11 @@ class Request:
     seed: int = 0
     turn: int = 0
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Prompt uid, sample and turn: the `key` of its completion."""
+        return self.prompt.uid, self.sample, self.turn
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreRequest(Columns):

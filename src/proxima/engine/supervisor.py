@@ -43,7 +43,7 @@ class EngineCall:
     def __post_init__(self) -> None:
         if self.method == "generate":
             for request in self.arguments[0]:
-                self.owed.setdefault((request.prompt.uid, request.sample, request.turn), []).append(request)
+                self.owed.setdefault(request.key, []).append(request)
 
     def reply(self, kind: str, value: Any) -> None:
         """One more for the caller."""
@@ -112,7 +112,7 @@ class Supervisor:
         found = []
         for call in list(self._callers.values()):
             came = [value for kind, value in tuple(call.arrived) if kind == "item"]
-            asked = {(one.prompt.uid, one.sample, one.turn): one for one in call.arguments[0]} if came else {}
+            asked = {one.key: one for one in call.arguments[0]} if came else {}
             found += [(completion, asked[completion.key]) for completion in came]
         return found
 

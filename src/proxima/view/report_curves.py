@@ -123,6 +123,14 @@ EXAMPLE_CURVES = (
     ),
     *(curves for curves in CURVES if curves.title in ("Gradient norm", "Learning rate", "Speed")),
 )
+
+
+def age_curves(explanation: str) -> Curves:
+    """The chart of the ages of groups, in policy versions."""
+    ages = {"age/mean": "mean", "age/max": "oldest"}
+    return Curves("Age", ages, lambda v: fixed(v, 2), explanation, smooth=False)
+
+
 # For steps that used other prompts than they generated.
 REFILL = (
     Curves(
@@ -136,13 +144,7 @@ REFILL = (
     Curves(
         "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
     ),
-    Curves(
-        "Age",
-        {"age/mean": "mean", "age/max": "oldest"},
-        lambda v: fixed(v, 2),
-        "policy versions since the groups were generated; 0 means in this step",
-        smooth=False,
-    ),
+    age_curves("policy versions since the groups were generated; 0 means in this step"),
 )
 KEPT = Curves(
     "Completions",

@@ -4,8 +4,18 @@ from collections.abc import Sequence
 
 from proxima.runtime.observer import Record
 from proxima.runtime.step_metrics import idle_shares
-from proxima.view.formatting import count, fixed, percent
-from proxima.view.report_curves import COLORS, Bars, Card, Curves, bar_card, in_percent, line_card, phase_cards
+from proxima.view.formatting import count, percent
+from proxima.view.report_curves import (
+    COLORS,
+    Bars,
+    Card,
+    Curves,
+    age_curves,
+    bar_card,
+    in_percent,
+    line_card,
+    phase_cards,
+)
 
 LAG = "lag/"
 QUEUE = Curves(
@@ -15,13 +25,7 @@ QUEUE = Curves(
     "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
     smooth=False,
 )
-AGE = Curves(
-    "Age",
-    {"age/mean": "mean", "age/max": "oldest"},
-    lambda v: fixed(v, 2),
-    "policy versions by which the oldest token of a group is behind, when its step takes it",
-    smooth=False,
-)
+AGE = age_curves("policy versions by which the oldest token of a group is behind, when its step takes it")
 IDLE = Curves(
     "Idle",
     {"idle/trainer": "trainer", "idle/engine": "engine"},

@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import Dialect, ServerFacts
 
-#: letters, digits, spaces and signs that tokenizers cut differently
+#: letters, digits, spaces and symbols that tokenizers split differently
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )

@@ -13,6 +13,7 @@ from proxima.engine.protocol import Interrupt, PauseMode, Sampling
 if TYPE_CHECKING:
     from proxima.engine.http.client import ServerClient
 
+ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # as servers call them
 LogProbMode = Literal["processed", "untruncated", "raw"]
 
 

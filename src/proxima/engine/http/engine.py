@@ -15,7 +15,7 @@ from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.own_loop import Arrivals, OwnLoop
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.replica_keeper import ReplicaKeeper, nobody_left
+from proxima.engine.http.replica_keeper import ReplicaKeeper, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import capabilities_of, check_facts
 from proxima.engine.http.server_settings import ServerSettings
@@ -85,7 +85,7 @@ class HttpEngine:
             else:
                 raise facts
         if first is None:
-            raise nobody_left(replicas)
+            raise no_replica_left(replicas)
         agreement = Agreement(facts=first, tokenizer=rules.tokenizer)
         for replica in replicas:
             if replica.in_service:

@@ -97,7 +97,7 @@ class GenerationJob:
     Args:
         request: what is asked.
         rules: what an answer can be.
-        deliver: gets the completion, or what ended the hope for one, once.
+        deliver: gets the completion, or the error in its place, once.
 
     Raises:
         UserError: a prompt that leaves no room for one token, or a setting that the servers report no log-probs of.
@@ -135,7 +135,7 @@ class GenerationJob:
     @property
     def key(self) -> tuple[int, int, int]:
         """Prompt uid, sample and turn."""
-        return self.request.prompt.uid, self.request.sample, self.request.turn
+        return self.request.key
 
     @property
     def length(self) -> int:
@@ -312,7 +312,7 @@ class GenerationJob:
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits for it."""
+        """A caller is waiting for it."""
         return self._deliver is not None
 
     def _completion(self, reason: FinishReason) -> Completion:

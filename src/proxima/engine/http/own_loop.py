@@ -41,7 +41,7 @@ class OwnLoop:
             work.close()
             raise RuntimeError("the engine is closed") from None
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Run `last`, cancel what else runs, and end the thread. May be called twice."""
         self.closed = True
         if not self._loop.is_running():
@@ -51,9 +51,10 @@ class OwnLoop:
         self._thread.join()
         self._loop.close()
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
         try:
-            await last()
+            if last is not None:
+                await last()
         finally:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:

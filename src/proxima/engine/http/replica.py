@@ -253,7 +253,7 @@ class Replica:
         await _all_over(calls)
 
     def drop(self) -> None:
-        """End what runs without a word to the server; what came counts."""
+        """End what runs without telling the server; the tokens received so far count."""
         for call in self.running.values():
             call.end("interrupted")
 

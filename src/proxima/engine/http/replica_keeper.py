@@ -243,7 +243,7 @@ class ReplicaKeeper:
         self._away_since = now if self._away_since is None else self._away_since
         failure = self.failure()
         if failure is None and now - self._away_since >= pool.spec.away_seconds:
-            failure = nobody_left(pool.replicas)
+            failure = no_replica_left(pool.replicas)
         if failure is not None:
             pool.give_up(failure)
 
@@ -254,7 +254,7 @@ class ReplicaKeeper:
         await asyncio.gather(*self._tasks, *self._returning.values(), return_exceptions=True)
 
 
-def nobody_left(replicas: Sequence[Replica]) -> UserError:
+def no_replica_left(replicas: Sequence[Replica]) -> UserError:
     """No replica works."""
     reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"

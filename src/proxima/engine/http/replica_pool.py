@@ -149,7 +149,7 @@ class ReplicaPool:
             job.finish(job.reason)
         elif job.failures > self.spec.retries:
             uid, sample, _ = job.key
-            job.fail(in_vain(f"prompt {uid}, sample {sample}", job.failures, replica, error))
+            job.fail(gave_up(f"prompt {uid}, sample {sample}", job.failures, replica, error))
         else:
             self.counts["retried"] += 1
             self.router.add(job, first=True)
@@ -205,7 +205,7 @@ class ReplicaPool:
             finally:
                 self.dispatch()
         assert error is not None
-        raise in_vain("scoring", self.spec.retries + 1, replica, error)
+        raise gave_up("scoring", self.spec.retries + 1, replica, error)
 
     async def _room(self, tried: set[object]) -> Replica:
         """The least loaded replica with room, one that has not been tried if there is one."""
@@ -309,7 +309,7 @@ def reason_of(error: ServerError | WrongAnswerError | Exception) -> str:
     return error.reason if isinstance(error, ServerError) else str(error)
 
 
-def in_vain(what: str, times: int, replica: Replica, error: Exception) -> UserError:
+def gave_up(what: str, times: int, replica: Replica, error: Exception) -> UserError:
     """A call failed again and again."""
     counted = "once" if times == 1 else f"{times} times in a row"
     return UserError(

@@ -29,10 +29,7 @@ def check_servers_of(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
     try:
         return loop.call(_ask(spec, needs))
     finally:
-        loop.close(_nothing)
-
-
-async def _nothing() -> None: ...
+        loop.close()
 
 
 async def _ask(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:

@@ -28,10 +28,9 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
-from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
-from proxima.engine.http.dialect import Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
 from proxima.engine.http.events import stream_events
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
@@ -48,7 +47,6 @@ from proxima.engine.http.sglang_facts import (
 from proxima.engine.protocol import PauseMode
 
 END_OF_ID = "."  # no id of ours holds it, so none begins another
-ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class SglangDialect:

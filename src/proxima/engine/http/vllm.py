@@ -16,10 +16,9 @@ import numpy as np
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
-from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
-from proxima.engine.http.dialect import Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
 from proxima.engine.http.events import stream_events
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
@@ -30,7 +29,6 @@ BUCKET = 1 << 28  # bytes of weights in one call
 WAIT_SECONDS = 24 * 3600.0  # of a pause that finishes what runs: those who wait for its completions have deadlines
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
 COLDEST = 0.01  # vLLM samples at this temperature when it is asked for a lower one, above 0
-ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class VllmDialect:

@@ -17,12 +17,7 @@ LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 def convert(o: Options) -> Draft:
     """A recipe from a GRPOConfig."""
     d = Draft()
-    common.model(d, o, "model_name_or_path", "model")
-    d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")
-    if o.given("bf16"):
-        d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
-    common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
-    adapter(d, o)
+    model(d, o)
     longest = o.whole("max_completion_length", default=512)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
@@ -97,6 +92,16 @@ def rows_of_update(o: Options) -> tuple[int, str]:
     counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
     origin = f"from {counts}" if processes else f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
     return device * gather * (processes or 1), origin
+
+
+def model(d: Draft, o: Options) -> None:
+    """The model of the trainers that generate, its dtypes and its adapter."""
+    common.model(d, o, "model_name_or_path", "model")
+    d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")
+    if o.given("bf16"):
+        d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
+    common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
+    adapter(d, o)
 
 
 def adapter(d: Draft, o: Options) -> None:

@@ -3,7 +3,7 @@
 from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
-from proxima.peers.convert.trl import adamw, adapter, clip_and_save, rows_of_update, warmups
+from proxima.peers.convert.trl import adamw, clip_and_save, model, rows_of_update, warmups
 
 DISTILLATION, TEACHER = "algorithm.distillation", "teacher_model_name_or_path"
 OF_SFT = (
@@ -15,12 +15,7 @@ OF_SFT = (
 def convert_gkd(o: Options) -> Draft:
     """A recipe from the options of `GKDConfig`, with the defaults of 1.16."""
     d = Draft()
-    common.model(d, o, "model_name_or_path", "model")
-    d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")
-    if o.given("bf16"):
-        d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
-    common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
-    adapter(d, o)
+    model(d, o)
     d.put("model.max_length", *o.sourced("max_length", default=1024))
     split = str(o.get("dataset_train_split", default="train"))
     common.task(d, o, "dataset_name", split=split, messages="messages")
