@@ -21,6 +21,7 @@ CLAIMS = (
     "math_reward",
     "bookkeeping",
     "replica_faults",
+    "vllm_throughput",
     "kills",
     "nan_campaign",
     "decode_vs_hf",

@@ -37,6 +37,7 @@ class SmallHttpServer:
     def __init__(self):
         self.loop = asyncio.new_event_loop()
         self.calls: list[Call] = []
+        self.connections = 0  # ever
         self._connections: set[asyncio.Task] = set()
 
     def __enter__(self):
@@ -70,6 +71,7 @@ class SmallHttpServer:
     async def _connected(self, reader, writer):
         task = asyncio.current_task()
         self._connections.add(task)
+        self.connections += 1
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._one(reader, writer):
                 pass

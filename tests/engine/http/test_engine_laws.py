@@ -1,11 +1,15 @@
-"""The laws of engines over `HttpEngine`, from a FAKE of SGLang; see `fake_sglang.py`."""
+"""`HttpEngine` over a FAKE of SGLang (see `fake_sglang.py`): the laws of engines, and connections."""
+
+import asyncio
 
 import pytest
 
 from proxima.conformance import EngineUnderTest, tiny_model
+from proxima.conformance.engine_case import requests
 from proxima.conformance.engine_laws import ENGINE_LAWS
 from proxima.conformance.laws import check_law
 from proxima.engine.http.sglang import Sglang
+from proxima.engine.local import collect
 from proxima.engine.protocol import EngineSetup
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 
@@ -33,3 +37,15 @@ def test_sglang(law, tiny, folder):
         case = EngineUnderTest(Sglang(url=server.url), setup, lambda: tiny, dtype="float32", draws=150)
         result = check_law(LAWS[law], case)
     assert result.status == "passed", result
+
+
+def test_completions_take_turns_on_a_connection(tiny, folder):
+    setup = EngineSetup(model_path=str(folder), tokenizer=tiny.tokenizer, load_weights=lambda: tiny)
+    with FakeSglang(tiny, FakeSglangOptions(context_length=512)) as server:
+        engine = Sglang(url=server.url, max_running=2, health_seconds=1000).build(setup)
+        try:
+            before = server.connections
+            given = asyncio.run(collect(engine, requests(4, 5, max_tokens=4)))
+            assert len(given) == 20 and server.connections - before < 10
+        finally:
+            engine.close()

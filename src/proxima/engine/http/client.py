@@ -14,7 +14,8 @@ import httpx
 
 from proxima.data import FieldError, UserError, require
 
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+# Servers close a connection that has been idle for five seconds, and a call may be lost that is sent in that moment.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 
 
 class ServerError(OSError):

@@ -13,19 +13,22 @@ if TYPE_CHECKING:
 async def stream_events(
     client: "ServerClient", path: str, body: Any, *, idle_seconds: float | None = None
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of a streamed answer to a POST, up to its `[DONE]`. Closing it closes the connection.
+    """The JSON objects of a streamed answer to a POST, up to its `[DONE]`. Read to its end, its connection serves
+    another call; closing it before that closes the connection.
 
     Raises:
         ServerError: as `ServerClient.lines`; an event that is no JSON object; an error that the server sent as an
             event; an answer that stops before its end.
     """
+    done = False
     async with client.lines(path, body, idle_seconds=idle_seconds) as lines:
         async for line in lines:
-            if not line.startswith("data:"):
+            if done or not line.startswith("data:"):
                 continue  # blank lines between events, comments, and fields that no server of ours uses
             data = line[5:].strip()
             if data == "[DONE]":
-                return
+                done = True
+                continue
             try:
                 event = json.loads(data)
             except ValueError as error:
@@ -36,4 +39,5 @@ async def stream_events(
                 told = failure.get("message", failure) if isinstance(failure, dict) else failure
                 raise ServerError(client.url, path, f"ended with an error: {' '.join(str(told).split())[:200]}")
             yield event
-    raise ServerError(client.url, path, "the stream broke off")
+    if not done:
+        raise ServerError(client.url, path, "the stream broke off")

@@ -1,7 +1,7 @@
 """One server, and what runs on it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,13 +13,14 @@ from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
 from proxima.engine.http.client import Address, ServerClient, ServerError
-from proxima.engine.http.dialect import Dialect, ServerFacts, ServerLoad
+from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode
 
 Ending = Literal["interrupted", "aborted"]
 ABORT_SECONDS = 5.0  # in which a server that aborted a completion gives its last tokens
+READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all come
 HEALTHY = 32  # completions after which a replica that had been ejected counts as healthy
 FIRST_LIMIT, HIGHEST_LIMIT = 64, 4096  # completions at once, where the limit adapts
 
@@ -161,19 +162,14 @@ class Replica:
         call = self.running[job] = RunningCall(job, name, asyncio.timeout(idle))
         stream = self.dialect.stream(self.client, self.facts, request)
         try:
-            async with call.timeout, aclosing(stream) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    call.answered = True
-                    self.received += len(chunk.tokens)
-                    reason = job.append(chunk, self._labels_of(job))
-                    if reason == "abort":
-                        break
-                    if reason is not None:
-                        job.reason = reason
-                        job.keep()
-                        return None
-                    if len(chunk.tokens) and not self.held and call.ending is None:
-                        call.limit(idle)
+            async with aclosing(stream) as chunks:  # type: ignore[type-var]
+                async with call.timeout:
+                    last = await self._read(call, chunks)
+                self._over(call)
+                if last is not None and last.finish_reason is not None:
+                    await _read_out(chunks)
+            if last is not None:
+                return None
             if call.ending is None:
                 raise ServerError(self.url, "", "the completion broke off")
             return call.ending
@@ -186,8 +182,28 @@ class Replica:
         except (ValueError, OverflowError) as error:
             raise WrongAnswerError(str(error)) from error
         finally:
-            del self.running[job]
-            call.over.set()
+            self._over(call)
+
+    async def _read(self, call: RunningCall, chunks: AsyncIterator[Chunk]) -> Chunk | None:
+        """Take what comes; returns the chunk with which the completion ended, None if it has not."""
+        job = call.job
+        async for chunk in chunks:
+            call.answered = True
+            self.received += len(chunk.tokens)
+            reason = job.append(chunk, self._labels_of(job))
+            if reason == "abort":
+                break
+            if reason is not None:
+                job.reason = reason
+                job.keep()
+                return chunk
+            if len(chunk.tokens) and not self.held and call.ending is None:
+                call.limit(self.spec.idle_seconds)
+        return None
+
+    def _over(self, call: RunningCall) -> None:
+        self.running.pop(call.job, None)
+        call.over.set()
 
     async def score(self, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits).
@@ -285,6 +301,14 @@ class Replica:
             self.limit = max(1, min(self.limit, len(self.running)) - load.waiting)
         elif queued and self.assigned >= self.limit:
             self.limit = min(2 * self.limit, HIGHEST_LIMIT)
+
+
+async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
+    """Read the rest of an answer that is complete, so that its connection serves another call."""
+    with suppress(ServerError, ValueError, TimeoutError):
+        async with asyncio.timeout(READ_OUT_SECONDS):
+            async for _ in chunks:
+                pass
 
 
 async def _all_over(calls: Sequence[RunningCall]) -> None:
