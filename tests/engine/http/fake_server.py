@@ -205,12 +205,12 @@ class FakeServer:
             await asyncio.sleep(self.slow)
             while request.ended is None and (self.paused or (self.stop_after is not None and at >= self.stop_after)):
                 await asyncio.sleep(0.001)
-            if fault in ("hang", "break") and at == 1:
+            if request.ended is None and not (at == 1 and fault in ("hang", "break")):
+                self._one_token(request, uniforms.random())
+            if fault in ("hang", "break") and (at == 1 or request.ended is not None):  # the first token may be the last
                 if fault == "break":
                     return
                 await asyncio.Event().wait()
-            if request.ended is None:
-                self._one_token(request, uniforms.random())
             message = {"tokens": request.tokens[at:], "log_probs": request.log_prob[at:], "finish": request.ended}
             if prompt is not None:
                 message["prompt"], prompt = prompt, None
