@@ -17,7 +17,7 @@ LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 def convert(o: Options) -> Draft:
     """A recipe from a GRPOConfig."""
     d = Draft()
-    model(d, o)
+    adapted_model(d, o)
     longest = o.whole("max_completion_length", default=512)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
@@ -94,7 +94,7 @@ def rows_of_update(o: Options) -> tuple[int, str]:
     return device * gather * (processes or 1), origin
 
 
-def model(d: Draft, o: Options) -> None:
+def adapted_model(d: Draft, o: Options) -> None:
     """The model of the trainers that generate, its dtypes and its adapter."""
     common.model(d, o, "model_name_or_path", "model")
     d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")

@@ -3,7 +3,7 @@
 from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
-from proxima.peers.convert.trl import adamw, clip_and_save, model, rows_of_update, warmups
+from proxima.peers.convert.trl import adamw, adapted_model, clip_and_save, rows_of_update, warmups
 
 DISTILLATION, TEACHER = "algorithm.distillation", "teacher_model_name_or_path"
 OF_SFT = (
@@ -15,7 +15,7 @@ OF_SFT = (
 def convert_gkd(o: Options) -> Draft:
     """A recipe from the options of `GKDConfig`, with the defaults of 1.16."""
     d = Draft()
-    model(d, o)
+    adapted_model(d, o)
     d.put("model.max_length", *o.sourced("max_length", default=1024))
     split = str(o.get("dataset_train_split", default="train"))
     common.task(d, o, "dataset_name", split=split, messages="messages")
