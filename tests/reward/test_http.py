@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.reward import Http, Number, http
+from tests.ports import kept_port
 from tests.reward.make import completion, completions, prompt, runner
 from tests.reward.server import lengths, scorer
 
@@ -25,9 +26,7 @@ def quick(url, **fields):
 
 def nobody() -> str:
     """An address where nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}/score"
+    return f"http://127.0.0.1:{kept_port()}/score"
 
 
 def test_ten_completions_in_one_request_with_all_that_a_scorer_may_need():

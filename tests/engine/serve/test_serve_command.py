@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from proxima.cli.main import main
 from tests.engine.serve.programs import alive, ask, fake_program, pids
+from tests.ports import kept_port
 
 RECIPE = """\
 model: {{path: {model}, max_length: 64}}
@@ -26,11 +26,6 @@ def recipe(tmp_path, monkeypatch, tiny_model):
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(RECIPE.format(model=tiny_model("llama")))
     return "tiny.yaml"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 @pytest.mark.slow
@@ -64,7 +59,7 @@ def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_pat
 
 
 def test_a_url_of_this_machine_says_where_to_serve(recipe, tmp_path, monkeypatch, capsys):
-    port = free_port()
+    port = kept_port()
     monkeypatch.setenv("PATH", f"{Path(fake_program(tmp_path)).parent}:{os.environ['PATH']}")
     monkeypatch.setattr("proxima.engine.serve.Servers.wait", ended_by_ctrl_c)
     assert main(["engine", "serve", recipe, "engine=vllm", f"engine.url=http://127.0.0.1:{port}"]) == 0

@@ -12,7 +12,8 @@ from contextlib import suppress
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.serve import Serve, check_serve, start_servers
+from proxima.engine.serve import Serve, check_serve, is_free, start_servers
+from proxima.engine.serve.server_process import ServerProcess
 from tests.engine.serve.programs import LONG, alive, ask, fake_program, pids, until
 
 
@@ -73,6 +74,21 @@ def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
             ask(url, "/health")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
+def test_a_port_that_was_chosen_is_kept_between_two_starts(begin):
+    servers = begin()
+    (url,), (one,) = servers.urls, servers.started
+    first, port = one.process, int(url.rpartition(":")[2])
+    with pytest.raises((OSError, urllib.error.URLError)):
+        ask(url, "/die")
+    until(lambda: first.code is not None)  # it is started again after a second
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    until(lambda: one.process is not first and one.ready.is_set())
+    servers.close()
+    assert is_free(port)
+
+
 def test_no_key_where_none_is_wanted(begin):
     servers = begin(key="")
     assert servers.token == "" and ask(servers.urls[0], "/v1/models")["data"]
@@ -84,6 +100,7 @@ def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, s
     servers = begin("--child", str(tmp_path / "pids"), *(["--stubborn"] if stubborn else []))
     server, child = pids(tmp_path / "pids")
     assert alive(server) and alive(child)
+    monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", LONG)  # of the guardian's end; its own is set
     servers.close()
     assert not alive(server) and not alive(child)
 
@@ -156,7 +173,14 @@ def test_a_server_that_dies_while_it_loads_ends_the_start_with_its_last_error(be
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_never_answers_is_ended_after_a_time(begin):
+def test_a_server_that_never_answers_is_ended_after_a_time(begin, monkeypatch):
+    answers = ServerProcess.answers
+
+    def once_it_has_said_something(process):
+        until(lambda: "Loading the weights" in process.output())
+        return answers(process)
+
+    monkeypatch.setattr(ServerProcess, "answers", once_it_has_said_something)
     with pytest.raises(
         UserError, match="has not answered for 0.5 s; its log ends with: Loading the weights from somew"
     ):

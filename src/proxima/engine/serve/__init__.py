@@ -10,6 +10,7 @@ To add a server: a function beside `vllm_launch`, a line in `LAUNCHES`, and what
 
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -76,6 +77,7 @@ def start_servers(
     place = os.path.expanduser(model)
     scratch = None if log else tempfile.TemporaryDirectory(prefix="proxima-server-")
     log = log or Path(scratch.name if scratch else "") / "engine.log"
+    held = ExitStack()
     made = [
         LAUNCHES[kind](
             serve,
@@ -85,7 +87,7 @@ def start_servers(
             quantization=quantization,
             sampling_mask=sampling_mask,
         )
-        for port in ports_for(serve)
+        for port in ports_for(serve, held)
     ]
     for one in made:
         report(f"$ {one.by_hand}")
@@ -97,19 +99,28 @@ def start_servers(
         restarts=serve.restarts,
         report=report,
         scratch=scratch,
+        held=held,
     )
     return servers.start()
 
 
-def ports_for(serve: Serve) -> list[int]:
-    """A port for each server: those that are asked for, or free ones."""
+def ports_for(serve: Serve, held: ExitStack) -> list[int]:
+    """A port for each server: those that are asked for, or free ones.
+
+    Args:
+        held: gets what keeps free ones from all others, also between two starts of a server: sockets that listen to
+            nothing, beside which Linux lets a server listen that asks for the port by its number.
+    """
     if serve.port:
         return list(range(serve.port, serve.port + serve.replicas))
-    with ExitStack() as stack:  # all are held until the last is found
-        sockets = [stack.enter_context(socket.socket()) for _ in range(serve.replicas)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    sockets = [held.enter_context(socket.socket()) for _ in range(serve.replicas)]
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", 0))
+    found = [one.getsockname()[1] for one in sockets]
+    if sys.platform != "linux":  # elsewhere they would keep the servers away too
+        held.close()
+    return found
 
 
 def is_free(port: int) -> bool:

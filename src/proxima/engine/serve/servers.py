@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,16 +69,18 @@ class Servers:
         start_seconds: that a server may take until it answers.
         restarts: deaths in a row after which a server is given up.
         report: takes lines of progress.
+        held: closed at the end; see `ports_for`.
     """
 
     def __init__(
         self, launches: Sequence[Launch], *, log: Path, key: str | None = None, start_seconds: float = 900.0,
         restarts: int = 3, report: Report = to_stderr, scratch: "tempfile.TemporaryDirectory[str] | None" = None,
+        held: ExitStack | None = None,
     ) -> None:  # fmt: skip
         self.token = secrets.token_urlsafe(24) if key is None else key
         self.start_seconds, self.restarts, self.report = start_seconds, restarts, report
         self.failure: UserError | None = None
-        self._scratch = scratch
+        self._scratch, self._held = scratch, held
         logs = [log if i == 0 else log.with_name(f"{log.stem}.{i}{log.suffix}") for i in range(len(launches))]
         self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
         self._closing = threading.Event()
@@ -139,6 +142,8 @@ class Servers:
                 thread.join()
         if self._scratch is not None:
             self._scratch.cleanup()
+        if self._held is not None:
+            self._held.close()
 
     def _tell(self, seconds: float) -> None:
         for one in self.started:
