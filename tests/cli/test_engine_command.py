@@ -1,7 +1,6 @@
 """`proxima engine`, as a user types it."""
 
 import json
-import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -9,6 +8,7 @@ import pytest
 
 from proxima.conformance import tiny_model
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
+from tests.ports import kept_port
 
 
 class Page(BaseHTTPRequestHandler):
@@ -57,12 +57,6 @@ def web():
         server.server_close()
 
 
-def free_address():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{one.getsockname()[1]}"
-
-
 @pytest.mark.parametrize("action", ["probe", "check"])
 @pytest.mark.parametrize(
     ("url", "told"),
@@ -80,7 +74,7 @@ def test_an_address_that_cannot_be_meant(proxima, action, url, told):
 
 @pytest.mark.parametrize("action", ["probe", "check"])
 def test_no_server(proxima, action):
-    url = free_address()
+    url = f"http://127.0.0.1:{kept_port()}"
     code, out, err = proxima("engine", action, url)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert err == f"error: {url}: can't be reached; start it, or check the address\n"
@@ -137,7 +131,8 @@ def served(tmp_path):
 
 def test_check_of_a_sound_server(proxima, served):
     tiny, folder = served
-    with FakeSglang(tiny, FakeSglangOptions(pace=0.001, context_length=256)) as server:
+    options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-end-", "proxima-check-pause-"))
+    with FakeSglang(tiny, options) as server:
         code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "600")
     assert code == 0, out
     lines = out.splitlines()
@@ -149,7 +144,10 @@ def test_check_of_a_sound_server(proxima, served):
 @pytest.mark.slow
 def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
     tiny, _ = served
-    with FakeSglang(tiny, FakeSglangOptions(return_original_logprob=True, pace=0.001, context_length=256)) as server:
+    options = FakeSglangOptions(
+        return_original_logprob=True, pace=0.001, context_length=256, holds=("proxima-check-end-",)
+    )
+    with FakeSglang(tiny, options) as server:
         code, out, _ = proxima("engine", "check", server.url, "--json")
     results = {one["law"]: one for one in json.loads(out)["results"]}
     assert code == 0 and results["columns"]["status"] == "passed"

@@ -133,8 +133,11 @@ def checked(server, law, tiny, folder):
     return check_law(LAWS[law], ServerUnderTest(bare, tiny.tokenizer, folder))
 
 
+HELD = ("proxima-check-end-", "proxima-check-pause-")  # they run until what the law does has come
+
+
 def options():
-    return FakeSglangOptions(enable_deterministic_inference=True, pace=0.003, context_length=256)
+    return FakeSglangOptions(enable_deterministic_inference=True, pace=0.003, context_length=256, holds=HELD)
 
 
 def test_every_law_has_a_defect():

@@ -20,6 +20,7 @@ import numpy as np
 
 from proxima.engine.http.own_loop import OwnLoop
 from tests.engine.http.fake_model import STOP, VOCABULARY, draw, log_probs, sequence_log_probs, states, truncated
+from tests.ports import kept_socket
 
 FACTS: dict[str, Any] = {
     "model": "formula",
@@ -59,7 +60,7 @@ class FakeServer:
         weights: the model's only weight.
         facts: what differs from FACTS.
         rates: of faults.
-        seed: of their draws.
+        seed: of their draws, each of which belongs to a request.
         slow: seconds a token.
 
     `stop_after`: completions stop sampling after so many tokens, until it is None. `ignores_weights`: answers that new
@@ -85,8 +86,11 @@ class FakeServer:
         self.ignores_weights = self.forgetful = False
         self.failing: set[str] = set()  # paths that answer with status 500
         self.waiting = 0
-        self.instance, self.port = 0, 0
-        self.draws = random.Random(seed)
+        self.begun = 0  # requests that came as far as sampling
+        self.instance = 0
+        self.seed, self.asked = seed, Counter[str]()
+        self.place = kept_socket()  # also while the server is away
+        self.port = self.place.getsockname()[1]
         self._boot()
         loop.call(self._listen())
 
@@ -103,7 +107,6 @@ class FakeServer:
 
     async def _listen(self) -> None:
         self.server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**24)
-        self.port = self.server.sockets[0].getsockname()[1]
 
     # ---- what happens to servers -------------------------------------------------------------------------------------
 
@@ -164,7 +167,7 @@ class FakeServer:
 
     async def _generate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.bodies.append(body)
-        fault = self._fault()
+        fault = self._fault(body)
         if fault in ("error", "overload"):
             _respond(writer, 500 if fault == "error" else 429, {"error": "on purpose"})
             await writer.drain()
@@ -180,10 +183,12 @@ class FakeServer:
             leaving.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
 
-    def _fault(self) -> str | None:
+    def _fault(self, body: dict[str, Any]) -> str | None:
         if self.script:
             return self.script.popleft()
-        at = self.draws.random()
+        name = "-".join(body["id"].split("-")[1:4])  # an id begins with the engine's and ends with the attempt's
+        self.asked[name] += 1
+        at = random.Random(f"{self.seed} {name} {self.asked[name]}").random()  # whoever comes first
         for fault, rate in self.rates.items():
             if (at := at - rate) < 0:
                 return fault
@@ -198,6 +203,7 @@ class FakeServer:
             await asyncio.sleep(0.001)
         request = FakeRequest(body, fault, self._kv(body))
         self.running[body["id"]] = request
+        self.begun += 1
         uniforms = np.random.default_rng(body["seed"])
         prompt: list[int] | None = body["tokens"]
         while True:

@@ -6,6 +6,7 @@ hold on to the cache (and end the server when they are part of a weight update),
 """
 
 import asyncio
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class FakeSglangOptions:
     api_key: str | None = None
     seed: int = 0
     pace: float = 0.0  # seconds that a token takes; 0: as fast as it can
+    holds: tuple = ()  # beginnings of ids: after 8 tokens these wait for a pause or an abort that comes after them
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Running:
     sampling: dict
     versions: list  # of the weights, one a token
     kv: int  # version of the weights that its KV is of
+    draws: np.random.Generator
+    controls: int  # calls that had come before it
     tokens: list = field(default_factory=list)
     pairs: list = field(default_factory=list)
     mask: list = field(default_factory=list)
@@ -71,6 +75,7 @@ class FakeSglang(SmallHttpServer):
         self.paused, self.stale, self.died = False, 0, False
         self.random = np.random.default_rng(self.options.seed)
         self._logits: dict[tuple, torch.Tensor] = {}
+        self.controls = 0  # calls that pause or abort
 
     # calls
 
@@ -79,6 +84,7 @@ class FakeSglang(SmallHttpServer):
             return Answer(drop=True)
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
             return Answer({"error": "Unauthorized"}, 401)
+        self.controls += call.path in ("/pause_generation", "/abort_request")
         table = self.get_calls() if call.method == "GET" else self.post_calls()
         if call.path not in table:
             there = call.path in self.get_calls() | self.post_calls()
@@ -271,7 +277,7 @@ class FakeSglang(SmallHttpServer):
         rid = body.get("rid") or f"none-{self.random.integers(1 << 60)}"
         while self.paused:  # a new request waits outside
             await asyncio.sleep(0.001)
-        one = Running(body, sampling, [], self.weights)
+        one = Running(body, sampling, [], self.weights, self.draws_of(rid, body), self.controls)
         salt = (body.get("cache_salt"), body.get("extra_key")) if self.options.salts else None
         one.kv, cached = self.read_prefix(salt, tuple(body["input_ids"]))
         self.running[rid] = one
@@ -282,6 +288,9 @@ class FakeSglang(SmallHttpServer):
                     await asyncio.sleep(0.001)
                 if one.aborted:
                     continue
+                if self.is_held(rid, one):
+                    await asyncio.sleep(0.001)
+                    continue
                 self.step(one)
                 if len(one.tokens) % interval == 0 and self.ending(one) is None:
                     yield self.output(rid, one, None, cached)
@@ -290,6 +299,14 @@ class FakeSglang(SmallHttpServer):
             yield self.output(rid, one, ending, cached)
         finally:
             self.running.pop(rid, None)
+
+    def draws_of(self, rid, body):
+        """They belong to the request, not to who comes first; an id begins with what differs between engines."""
+        number = zlib.crc32(rid.rpartition("-")[2].encode())
+        return np.random.default_rng([self.options.seed, number, *body["input_ids"]])
+
+    def is_held(self, rid, one):
+        return rid.startswith(self.options.holds) and len(one.tokens) >= 8 and self.controls == one.controls
 
     def read_prefix(self, salt, ids):
         best = 0
@@ -349,7 +366,7 @@ class FakeSglang(SmallHttpServer):
         seed = one.sampling.get("sampling_seed")
         if self.options.enable_deterministic_inference and seed is not None:
             return np.random.default_rng([seed % (1 << 63), len(one.tokens)]).random()
-        return self.random.random()
+        return one.draws.random()
 
     def draw(self, logits, one):
         p = self.probabilities(logits, one.sampling)

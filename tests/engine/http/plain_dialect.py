@@ -162,6 +162,7 @@ def fakes(count: int = 1, **settings) -> Iterator[list[FakeServer]]:
         async def last() -> None:
             for server in servers:
                 server.server.close()
+                server.place.close()
 
         loop.close(last)
 

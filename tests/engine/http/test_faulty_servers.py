@@ -13,6 +13,7 @@ from tests.engine.http.fake_model import STOP
 from tests.engine.http.plain_dialect import engine_over, expected, fakes, requests, update
 
 WEIGHTS = {0: 0.5, 1: 0.8, 2: 1.3}
+LONG = 120.0  # seconds after which something must have happened
 FAULTS = ("error", "overload", "hang", "break", "short", "nan", "other", "impossible", "spill")
 
 
@@ -31,7 +32,7 @@ def held(server, tokens):
     return bool(server.running) and all(len(one.tokens) == tokens for one in list(server.running.values()))
 
 
-async def until(condition, seconds=30.0):
+async def until(condition, seconds=LONG):
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.002)
@@ -41,8 +42,8 @@ async def until(condition, seconds=30.0):
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, count, tmp_path):
     asked = requests(4, 3)
-    idle = 0.3 if fault == "hang" else 20.0
-    with fakes(count) as servers, engine_over(servers, tmp_path, idle_seconds=idle) as engine:
+    quick = {"idle_seconds": 0.3, "retries": 50} if fault == "hang" else {}  # others may seem to hang, again and again
+    with fakes(count) as servers, engine_over(servers, tmp_path, **quick) as engine:
         clean = asyncio.run(collect(engine, asked))
         for server in servers:
             server.script += [None, fault]
@@ -51,7 +52,7 @@ def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, count, tmp
     check(asked, given)
     assert given == clean  # the draws belong to the request
     assert counts["retried"] >= count
-    assert counts["retried"] == count or fault == "hang"  # on a busy machine others may seem to hang
+    assert counts["retried"] == count or fault == "hang"
     assert counts["lost"] == (count if fault in ("short", "nan", "other", "impossible", "spill") else 0)
 
 
@@ -59,8 +60,8 @@ def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, count, tmp
 def test_the_tokens_of_a_broken_completion_are_kept(fault, tmp_path):
     """A server whose completions differ each time: beginning again would prefer short completions."""
     asked = requests(1, 1, first=3, max_tokens=6)
-    facts = {"batch_invariant": False}
-    with fakes(1, facts=facts) as servers, engine_over(servers, tmp_path, idle_seconds=0.3) as engine:
+    facts, idle = {"batch_invariant": False}, 2.0 if fault == "hang" else 20.0
+    with fakes(1, facts=facts) as servers, engine_over(servers, tmp_path, idle_seconds=idle) as engine:
         servers[0].script += [fault]
         given = asyncio.run(collect(engine, asked))
         assert not engine.capabilities.deterministic
@@ -111,7 +112,7 @@ def test_failing_hanging_dying_and_coming_back(invariant, tmp_path):
 
     with (
         fakes(4, rates=rates, facts=facts, slow=0.001) as servers,
-        engine_over(servers, tmp_path, idle_seconds=0.5, max_running=8, retries=6) as engine,
+        engine_over(servers, tmp_path, idle_seconds=0.5, max_running=8, retries=50) as engine,
     ):
         given, again, health = asyncio.run(go(engine, servers))
     check(asked, given)
@@ -201,7 +202,7 @@ def test_the_only_server_dies_and_comes_back(tmp_path):
         await engine.publish(update(1, WEIGHTS[1]))
         server.stop_after = 2
         task = asyncio.create_task(collect(engine, asked))
-        await until(lambda: server.calls["/generate"] == len(asked) and held(server, 2))
+        await until(lambda: server.begun == len(asked) and held(server, 2))
         server.die()
         server.stop_after = None
         await until(lambda: engine._pool.counts["ejected"] == 1)
@@ -274,7 +275,7 @@ def test_a_caller_that_leaves_ends_its_completions_at_the_server(tmp_path):
         server.stop_after = 2
         stream = engine.generate(requests(2, 2))
         task = asyncio.ensure_future(anext(stream))
-        await until(lambda: server.calls["/generate"] == 4 and held(server, 2))
+        await until(lambda: server.begun == 4 and held(server, 2))
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

@@ -195,7 +195,7 @@ def test_an_abort_ends_its_request_alone(tiny):
         await dialect.abort(client, facts, ["a10"])
         return first, await tasks["a10"]
 
-    with fake(tiny, pace=0.003) as server:
+    with fake(tiny, pace=0.003, holds=("a",)) as server:
         first, second = talk(server, use)
     assert first[-1].finish_reason == second[-1].finish_reason == "abort"
     assert 0 < len(tokens_of(first)) < 300
@@ -245,7 +245,7 @@ def test_new_weights_while_requests_run(tiny, other):
         await dialect.resume(client, facts)
         return await task
 
-    with fake(tiny, pace=0.003) as server:
+    with fake(tiny, pace=0.003, holds=("a",)) as server:
         chunks = talk(server, use)
         assert server.stale == 0 and not server.died
         loading = next(call.body for call in server.calls if call.path == "/update_weights_from_disk")
@@ -265,7 +265,7 @@ def test_a_pause_that_aborts_returns_when_nothing_runs(tiny):
         await dialect.resume(client, facts)
         return load, await task
 
-    with fake(tiny, pace=0.003) as server:
+    with fake(tiny, pace=0.003, holds=("a",)) as server:
         load, chunks = talk(server, use)
         assert [call.body for call in server.calls if call.path == "/pause_generation"] == [{"mode": "abort"}]
     assert (load.running, load.waiting) == (0, 0) and chunks[-1].finish_reason == "abort"
@@ -288,7 +288,7 @@ def test_a_flush_that_fails_is_an_error(tiny):
         await task
         await dialect.forget_prefixes(client, facts, running=False)
 
-    with fake(tiny, pace=0.003) as server:
+    with fake(tiny, pace=0.003, holds=("a",)) as server:
         talk(server, use)
         assert not server.prefixes
 

@@ -313,10 +313,11 @@ def test_an_adapter_is_proven_merged(tiny_model: Callable[[str], Path]) -> None:
     base = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     server = ModelServer(base)
     attach(base.model, Lora(rank=2), seed=0)
+    draws = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in base.model.named_parameters():
             if "lora_" in name:
-                weight.normal_(std=0.1)
+                weight.normal_(std=0.1, generator=draws)
     sync = sync_of(base)
     assert bring(sync, server, base.model).metrics["probe_max"] < 1e-4
     asyncio.run(sync.close())
