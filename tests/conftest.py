@@ -3,7 +3,9 @@
 import gc
 import json
 import os
+import random
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,16 @@ def pytest_collection_finish() -> None:
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so; Ctrl-C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """Draws that nobody has seeded are the same whichever tests ran before, and whichever process runs this one."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -134,7 +134,7 @@ def test_a_hook_that_pauses_or_resumes_is_refused_at_once(stage, method):
             await found.pause()
             await found.resume()
 
-    asyncio.run(asyncio.wait_for(go(), 20))
+    asyncio.run(asyncio.wait_for(go(), 120))
 
 
 def test_two_tasks_that_pause_take_turns():
@@ -165,7 +165,7 @@ def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
     asked = requests(2, 3, max_tokens=30)
 
     async def go():
-        found: Engine = Executor(engine(slots=8), hook_seconds=0.2)
+        found: Engine = Executor(engine(slots=8))
         scores, task = [], asyncio.ensure_future(collect(found, asked))
         await asyncio.sleep(0)
 
@@ -173,6 +173,7 @@ def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
             scores.append(await found.score([ScoreRequest(prompt_tokens=(1, 2), tokens=(3, 4))]))
 
         async def generate():
+            found.hook_seconds = 0.2  # of the next hook, which can't end
             await collect(found, asked)
 
         async def wait():
@@ -189,7 +190,7 @@ def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
         assert len(scores) == 1
         return await task
 
-    assert asyncio.run(asyncio.wait_for(go(), 60)) == run(engine(slots=8), asked)
+    assert asyncio.run(asyncio.wait_for(go(), 120)) == run(engine(slots=8), asked)
 
 
 def test_what_a_hook_started_may_pause_later():
