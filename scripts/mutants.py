@@ -1,13 +1,15 @@
 """Mutants of `proxima.core`: one sign flipped or one result a percent off, and what notices it.
 
-    nice python scripts/mutants.py [--only TEXT ...] [--workers 2] [--json-out FILE [--resume]]
+    nice python scripts/mutants.py [--only TEXT ...] [--stages STAGE ...] [--workers 2]
+                                   [--json-out FILE [--resume [STAGE ...]]]
 
 A mutant differs from the source in one place: + and -, < and >, <= and >= are exchanged, a minus sign goes, or what one
 `return` of a spec's `__call__` gives is multiplied by 1.01. It meets the golden records, then the laws of
 `proxima.conformance`, then `tests/core`, as far as they execute the line at all; the first failure catches it. Of a
 line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the functions of
 the file get its code; only a change outside of functions takes importing proxima anew. Examples of specs are not
-mutated: they are numbers that laws compare with. `--resume` keeps what FILE says was caught, and runs the others.
+mutated: they are numbers that laws compare with. `--resume` keeps what FILE says was caught, or was caught by these
+stages, and runs the others; with `--stages golden laws` what only a test would catch is missed.
 """
 
 import argparse
@@ -329,7 +331,8 @@ COVERED: Covered = {}
 def names_at(stage: str, mutant: Mutant) -> list[str]:
     """The checks that execute the mutant's statement; outside of functions, anything of its file."""
     first, last = mutant.lines if mutant.in_function else (0, 10**6)  # a constant: whatever runs its file
-    found = [names for (path, line), names in COVERED[stage].items() if path == mutant.path and first <= line <= last]
+    places = COVERED.get(stage, {}).items()
+    found = [names for (path, line), names in places if path == mutant.path and first <= line <= last]
     return list(dict.fromkeys(name for names in found for name in names))
 
 
@@ -374,9 +377,10 @@ def main() -> None:
     """Run the campaign, and print what nothing caught and the totals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="what may catch a mutant")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json-out", type=Path)
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", nargs="*", choices=STAGES, help="keep what FILE says these caught; none: any")
     chosen = parser.parse_args()
     from hypothesis import settings
 
@@ -391,13 +395,13 @@ def main() -> None:
             FUNCTIONS[place(function.__code__)].append(function)
     mutants = [m for file in sorted(CORE.rglob("*.py")) for m in mutants_of(file)]
     rows = []
-    if chosen.resume:
+    if chosen.resume is not None:
         names = {m.name for m in mutants}
         found = json.loads(chosen.json_out.read_text(encoding="utf-8"))["mutants"]
-        rows = [row for row in found if row["caught_by"] in STAGES and row["mutant"] in names]
+        rows = [row for row in found if row["caught_by"] in (chosen.resume or STAGES) and row["mutant"] in names]
     done = {row["mutant"] for row in rows}
     mutants = [m for m in mutants if m.name not in done and any(text in m.name for text in chosen.only)]
-    for stage, lines in parallel(coverage, STAGES, chosen.workers):
+    for stage, lines in parallel(coverage, chosen.stages, chosen.workers):
         if lines is None:
             raise SystemExit(f"error: {stage}: fails on the source as it is")
         COVERED[stage] = lines

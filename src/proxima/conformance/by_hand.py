@@ -7,18 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand_steps import STEPS
 from proxima.conformance.laws import Violation, require_close, require_that
-from proxima.core import TokenMean, policy_loss
-from proxima.core.advantage import TokenRewards
+from proxima.core import TokenMean, TokenSum, distillation_loss, health, merge_metrics, mismatch_metrics, policy_loss
 from proxima.core.loss import Loss, apply_corrections
-from proxima.data import Outcomes, PolicyBatch
+from proxima.core.metrics import Metrics
+from proxima.data import PolicyBatch
 from proxima.data.field_checks import check_names
 
 LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
-SLOTS = (*LOSS_SLOTS, "advantage", "distillation")
+SLOTS = (*LOSS_SLOTS, "distillation", "mismatch", *STEPS)
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-9}
 BOOLEAN = ("mask", "loss_mask", "sampled", "valid", "truncated")
-INTEGER = ("cu_seqlens", "group", "length", "loss_tokens", "policy_version", "token", "top_k")
+INTEGER = (
+    *("cu_seqlens", "group", "length", "loss_tokens", "policy_version", "token", "top_k"),
+    *("current_version", "identity", "chosen_length", "rejected_length"),
+)
+HEALTH = ("ok", "watch", "act")
 
 
 def as_tensor(value: Any) -> Tensor:
@@ -36,38 +41,54 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict
     """What our specs compute from the inputs of an example.
 
     Args:
-        specs: slot → spec: `advantage` or `distillation` alone, or one or more of `surrogate`, `correction`, `penalty`,
-            `aggregate`.
+        specs: slot → spec: one or more of `surrogate`, `correction`, `penalty`, `aggregate`, or one of the others
+            alone. Of `proximal` the name: `next`, `linear` or `loglinear`.
         inputs: fields of `PolicyBatch`: rows [B][T] with a `mask`, or packed with `loss_mask` and `cu_seqlens`. An
-            aggregation alone reads `loss` in place of `log_prob`. Of an advantage: fields of `Outcomes`, where `valid`,
-            `length` and `truncated` may be left out, or of `TokenRewards`.
+            aggregation alone reads `loss` in place of `log_prob`. Of an advantage or selection: fields of `Outcomes`,
+            where `valid`, `length` and `truncated` may be left out, or of `TokenRewards`; a selection has `advantage`
+            too. Of a preference: fields of `PreferencePairs`. Of `reward_kl` and `proximal`: the arguments of the
+            call, packed.
 
     Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (of an aggregation alone `grad_loss`), `keep`
-        and `metrics.…`; `token_loss` of the surrogate; `weight` and `keep` of the correction; `penalty`; `advantage`;
-        `divergence`, `grad_log_prob` and `grad_bucket_log_prob`, of the sum of the divergences, of the distillation.
+        and `metrics.…`; `token_loss` of the surrogate, and of `cppo` its `spent` Z and `allowed` c; `weight`, `keep`
+        and `metrics.…` of the correction; `penalty`, and `grad_entropy` where it reads the entropy.
+        Distillation: `divergence`, `grad_log_prob` and `grad_bucket_log_prob`, of the sum of the divergences, and
+        `metrics.…`. Mismatch: `metrics.…`, merged from those of every second sequence and of the others; `exceeded`,
+        `rejects` [S], and `health.<metric>`, 0 ok, 1 watch, 2 act. All other slots: see `by_hand_steps`.
         Values of tokens have the layout of the inputs, with 0 at padding.
     Raises: NoFieldError naming an input that doesn't exist or is missing.
     """
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
-    if "advantage" in specs:
-        return {"advantage": _advantage(specs["advantage"], tensors)}
+    for slot, numbers in STEPS.items():
+        if slot in specs:
+            return {name: value.detach() for name, value in numbers(specs[slot], tensors).items()}
     if "distillation" in specs:
         return _distillation(specs["distillation"], tensors)
+    if "mismatch" in specs:
+        return _mismatch(specs["mismatch"], tensors)
     leaf_name = "loss" if set(specs) == {"aggregate"} else "log_prob"
     leaf = tensors.pop(leaf_name).requires_grad_()
+    entropy = tensors.get("entropy")
+    if entropy is not None and "penalty" in specs:
+        entropy.requires_grad_()
     b = _batch(leaf, tensors)
-    loss, tokens = _loss(specs, b)
-    found: dict[str, Tensor] = {}
+    loss, tokens, metrics = _loss(specs, b)
+    found = _metrics(metrics)
     if loss is not None:
         found |= {"loss": loss.value, "numerator": loss.numerator, "denominator": loss.denominator}
-        found |= {f"metrics.{name}": as_tensor(metric.value) for name, metric in loss.metrics.items()}
-        found[f"grad_{leaf_name}"] = torch.autograd.grad(loss.value, leaf)[0]
+        leaves = {leaf_name: leaf} | ({"entropy": entropy} if entropy is not None and entropy.requires_grad else {})
+        slopes = torch.autograd.grad(loss.value, list(leaves.values()), allow_unused=True)
+        found |= {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
     laid_out = {name: _in_rows(b, value, leaf) if "mask" in tensors else value for name, value in tokens.items()}
     return {name: value.detach() for name, value in (found | laid_out).items()}
 
 
-def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[str, Tensor]]:
-    """The loss, None for a correction alone, and the [N] values on the way to it."""
+def _metrics(metrics: Metrics) -> dict[str, Tensor]:
+    return {f"metrics.{name}": as_tensor(metric.value) for name, metric in metrics.items()}
+
+
+def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[str, Tensor], Metrics]:
+    """The loss, None for a correction alone, the [N] values on the way to it, and the metrics."""
     tokens: dict[str, Tensor] = {}
     if "correction" in specs:
         corrected = apply_corrections(b, [specs["correction"]])
@@ -77,14 +98,26 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[s
         tokens["penalty"] = specs["penalty"](b)
     aggregate = specs.get("aggregate", TokenMean())
     if "surrogate" in specs:
-        correction, penalty = specs.get("correction"), specs.get("penalty")
-        loss = policy_loss(b, surrogate=specs["surrogate"], aggregate=aggregate, correction=correction, penalty=penalty)
-        return loss, tokens | {"token_loss": specs["surrogate"](b).loss, "keep": loss.keep.double()}
+        correction, penalty, surrogate = specs.get("correction"), specs.get("penalty"), specs["surrogate"]
+        loss = policy_loss(b, surrogate=surrogate, aggregate=aggregate, correction=correction, penalty=penalty)
+        tokens |= {"token_loss": surrogate(b).loss, "keep": loss.keep.double()}
+        if hasattr(surrogate, "threshold") and callable(surrogate.threshold):
+            tokens["spent"], tokens["allowed"] = surrogate.threshold(b)
+        return loss, tokens, loss.metrics
     if "correction" in specs:
-        return None, tokens
+        return None, tokens, corrected.metrics
     values = tokens.get("penalty", torch.where(b.loss_mask, b.log_prob, 0.0))
     denominator = aggregate.denominator(b.loss_mask, b.cu_seqlens)
-    return Loss(aggregate(values, b), denominator, {}), tokens
+    return Loss(aggregate(values, b), denominator, {}), tokens, {}
+
+
+def _mismatch(guard: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    b = _batch(tensors.pop("log_prob"), tensors)
+    merged = merge_metrics([mismatch_metrics(b.take(range(first, b.sequences, 2))) for first in (0, 1)])
+    values = {name: metric.value for name, metric in merged.items()}
+    judged = {f"health.{v.metric}": as_tensor(HEALTH.index(v.level)) for v in health(values, guard)}
+    verdict = {"exceeded": as_tensor(guard.exceeded(values) is not None), "rejects": guard.rejects(b).double()}
+    return _metrics(merged) | judged | verdict
 
 
 def _distillation(spec: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -94,18 +127,8 @@ def _distillation(spec: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     value = spec(b)
     gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
     found = {f"grad_{name}": x for name, x in zip(names, gradients, strict=True) if x is not None}
+    found |= _metrics(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
     return {"divergence": _in_rows(b, value, leaves["log_prob"]) if "mask" in tensors else value.detach()} | found
-
-
-def _advantage(spec: Any, tensors: dict[str, Tensor]) -> Tensor:
-    if spec.per_token:
-        check_names(TokenRewards, tensors, "inputs")
-        value: Tensor = spec(TokenRewards(**tensors))
-        return value
-    check_names(Outcomes, {"valid", "length", "truncated", *tensors}, "inputs")
-    more: dict[str, Any] = tensors
-    value = spec(replace(Outcomes.of(more.pop("reward"), more.pop("group")), **more))
-    return value
 
 
 def _typed(name: str, value: Any) -> Tensor:

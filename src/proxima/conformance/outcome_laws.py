@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ def outcomes_cases(repeats: int = 6) -> Iterator[OutcomesCase]:
             group = [mix(key, i, 1) % 4 for i in range(size)]
             valid = [int(repeat == 0 or mix(key, i, 2) % 4 > 0) for i in range(size)]
             yield OutcomesCase(make_outcomes(reward, group, valid), key)
+    # Three times 0.1, divided by 3, is not 0.1: nothing that is computed from a mean finds this group uniform.
+    yield OutcomesCase(make_outcomes([0.1, 0.1, 0.1, 1.0, 0.1, 0.3], [0, 0, 0, 0, 1, 1], [1, 1, 1, 0, 1, 1]), 0)
 
 
 def smaller_outcomes(case: OutcomesCase) -> Iterator[OutcomesCase]:
@@ -133,10 +136,31 @@ def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
     require_that(bool((value[~rewards.loss_mask] == 0).all()), "a token outside the loss has an advantage")
 
 
+def token_advantage_order(spec: Any, case: tuple[list[int], int]) -> None:
+    """The order of the sequences is irrelevant."""
+    rewards = token_rewards(*case)
+    order = permutation(len(case[0]), case[1])
+    bounds = [slice(*pair) for pair in pairwise(rewards.cu_seqlens.tolist())]
+    lengths = [case[0][i] for i in order]
+    columns = {
+        name: torch.cat([value[:0], *(value[bounds[i]] for i in order)])
+        for name in ("reward", "loss_mask", "value", "score_variance")
+        if (value := getattr(rewards, name)) is not None
+    }
+    assert rewards.group is not None
+    edges = torch.tensor([0, *accumulate(lengths)])
+    shuffled = TokenRewards(**columns, cu_seqlens=edges, group=rewards.group[torch.tensor(order).long()])
+    value = spec(rewards)
+    expected = torch.cat([value[:0], *(value[bounds[i]] for i in order)])
+    require_close(spec(shuffled), expected, "advantages with the sequences in another order")
+
+
 TOKEN_CASES = [(lengths, key) for lengths in ([], [1], [3], [2, 4], [0, 5, 1, 3]) for key in range(4)]
 # fmt: off
 TOKEN_ADVANTAGE_LAWS = (
     Law("values", "tokens outside the loss teach", token_advantage_values, lambda: TOKEN_CASES,
+        show=lambda case: f"lengths {case[0]}"),
+    Law("order", "the result depends on the order of the completions", token_advantage_order, lambda: TOKEN_CASES,
         show=lambda case: f"lengths {case[0]}"),
 )
 # fmt: on
@@ -168,6 +192,20 @@ def selection_local(spec: Any, case: OutcomesCase) -> None:
         require_that(same, f"group {int(label)} alone gives another selection; set local = False")
 
 
+def prompts_factor(spec: Any, case: tuple[int, int]) -> None:
+    """As many times more prompts as the selection asks for leave no more completions than a step without it has."""
+    groups, size = case
+    factor = spec.prompts_factor(size)
+    require_that(isinstance(factor, int) and factor >= 1, f"prompts_factor({size}) is {factor}, expected an int >= 1")
+    label = torch.arange(factor * groups).repeat_interleave(size)
+    place = torch.arange(len(label)) % size
+    reward = torch.where(place % 2 == 0, place + 1.0, -1.5 - place).double()  # neither ties nor equal magnitudes
+    o = make_outcomes(reward.tolist(), label.tolist(), [1] * len(label))
+    kept = int(select([spec], o, reward)[0].sum())
+    most = groups * size
+    require_that(kept <= most, f"{factor} times {groups} groups of {size} leave {kept} completions, more than {most}")
+
+
 # fmt: off
 SELECTION_LAWS = (
     _outcomes_law("values", "completions disappear without a reason", selection_values),
@@ -177,5 +215,7 @@ SELECTION_LAWS = (
         selection_local,
         applies=lambda spec: None if spec.local else "local is False",
     ),
+    Law("prompts_factor", "an update needs more memory than was planned for", prompts_factor,
+        lambda: [(1, 4), (2, 3), (3, 8), (4, 6)], show=lambda case: "{} groups of {}".format(*case)),
 )
 # fmt: on

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, batch_cases, make_batch, show_batch, smaller_batches, with_new_leaf
-from proxima.conformance.laws import Law, Violation, require_close, require_that
-from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, merge_metrics, policy_loss, precompute
+from proxima.conformance.laws import Law, require_close, require_that
+from proxima.conformance.needs import needs_law, require_needs
+from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, gradient_weight, merge_metrics, policy_loss, precompute
+from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
 
-Outcome = Callable[[Any, PolicyBatch], tuple[Tensor, ...]]  # (spec, batch) → what the spec decides
 STEP = 1e-6  # of the central differences, nats
-NOT_NEEDED = ("sampled", "group", "selected", "weight", "host_counts")  # optional, but no spec can demand them
-OPTIONAL_FIELDS = tuple(f.name for f in fields(PolicyBatch) if f.default is None and f.name not in NOT_NEEDED)
 
 
 def loss_and_gradient(b: PolicyBatch, spec: Any, aggregate: Any, **more: Any) -> tuple[Loss, Tensor]:
@@ -100,10 +99,15 @@ def require_exact_split(
     totals = (numerator, whole.numerator)
     gradient, expected = (torch.autograd.grad(total, b.log_prob, retain_graph=True)[0] for total in totals)
     require_close(gradient, expected, "gradient, summed over micro-batches")
-    together = merge_metrics([part.metrics for part in parts]) | ready.metrics
-    different = sorted(together.keys() ^ whole.metrics.keys())
+    require_merged([*(part.metrics for part in parts), ready.metrics], whole.metrics)
+
+
+def require_merged(parts: list[Metrics], whole: Metrics) -> None:
+    """Raise `Violation` unless the metrics of micro-batches merge into those of the whole batch."""
+    together = merge_metrics(parts)
+    different = sorted(together.keys() ^ whole.keys())
     require_that(not different, f"metrics depend on the batch: {', '.join(different)}; emit every key every time")
-    for name, metric in whole.metrics.items():
+    for name, metric in whole.items():
         ours, theirs = (torch.tensor(x.value, dtype=torch.float64) for x in (together[name], metric))
         if not (bool(ours.isnan()) and bool(theirs.isnan())):
             require_close(ours, theirs, f"metric {name}, merged over micro-batches")
@@ -173,6 +177,27 @@ def on_policy(spec: Any, case: BatchCase) -> None:
     require_close(gradient, -advantage, "gradient at ratio 1", 1e-7, 1e-9)
 
 
+def curve(spec: Any, case: BatchCase) -> None:
+    """`gradient_weight` of tokens on their own is their gradient in `policy_loss`, divided by -A."""
+    b = case.batch
+    drawn = b.loss_mask & (b.masked("advantage") != 0)
+    names = ("log_prob", "behavior_log_prob", "advantage")
+    token, behavior, advantage = (b.masked(name).detach()[drawn] for name in names)
+    if not len(token):
+        return
+    columns = {"log_prob": token, "behavior_log_prob": behavior, "proximal_log_prob": behavior}
+    rows = {name: value[:, None] for name, value in columns.items()}
+    alone = PolicyBatch.from_padded(torch.ones(len(token), 1), **rows, advantage=advantage)
+    _, gradient = loss_and_gradient(with_new_leaf(alone), spec, TokenSum())
+    weight = gradient_weight(spec, token, behavior, advantage)
+    require_close(-advantage * weight, gradient, "gradient by `gradient_weight`, of each token on its own")
+
+
+def two_policies(spec: Any) -> str | None:
+    more = sorted(set(spec.needs) - {"advantage", "behavior_log_prob", "log_prob", "proximal_log_prob"})
+    return f"it reads {', '.join(more)}" if more else None
+
+
 def _present(values: Tensor | None) -> Tensor:
     assert values is not None
     return values
@@ -216,62 +241,6 @@ def declared_needs(spec: Any, case: BatchCase) -> None:
 def _token_loss(spec: Any, b: PolicyBatch) -> tuple[Tensor, Tensor]:
     token = spec(b)
     return token.loss.detach(), token.keep
-
-
-def needs_are_read(spec: Any, outcome: Outcome) -> None:
-    """Every tensor in `needs` changes the outcome of some batch."""
-    unread = set(spec.needs) - {"log_prob"}
-    long = make_batch([200, 300])
-    for b in (*(case.batch for case in batch_cases()), with_new_leaf(long, advantage=3 * _present(long.advantage))):
-        plain = outcome(spec, b) if unread else ()
-        unread -= {name for name in unread if not _same(plain, outcome(spec, _with_other(b, name)))}
-    require_that(
-        not unread, f"needs declares {', '.join(sorted(unread))}, which changes no result; remove it from needs"
-    )
-
-
-def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
-    """The batch with other values of a field: those of other tokens, or other ids."""
-    value = getattr(b, name).flip(0)
-    return replace(b, **{name: value if value.is_floating_point() else value + 1})
-
-
-def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return all(
-        torch.equal(a.double().nan_to_num(0.123), b.double().nan_to_num(0.123)) for a, b in zip(one, other, strict=True)
-    )
-
-
-def require_needs(spec: Any, b: PolicyBatch, run: Any, outcome: Outcome) -> None:
-    """Raise `Violation` unless `run(batch)` works with exactly `spec.needs` and names each of them that is missing, and
-    the tensors that are not in it leave the outcome as it is."""
-    unknown = sorted(set(spec.needs) - {"log_prob", *OPTIONAL_FIELDS})
-    require_that(not unknown, f"needs names no field of PolicyBatch: {', '.join(unknown)}")
-    others = set(OPTIONAL_FIELDS) - set(spec.needs)
-    try:
-        run(_without(b, others))
-    except Exception as error:
-        names = ", ".join(sorted(spec.needs)) or "log_prob"
-        raise Violation(f"with only {names} in the batch it raised {error}; add what it reads to needs") from None
-    plain = outcome(spec, b)
-    read = [name for name in sorted(others) if not _same(plain, outcome(spec, _without(b, {name})))]
-    require_that(not read, f"without {', '.join(read)} the result is another one; add what it reads to needs")
-    for name in sorted(set(spec.needs) - {"log_prob"}):
-        try:
-            run(_without(b, {*others, name}))
-        except ValueError as error:
-            require_that(f"`{name}`" in str(error), f"without {name} it raised {error}; the message must name it")
-        else:
-            raise Violation(f"it runs without {name}, which needs declares; remove it from needs")
-
-
-def _without(b: PolicyBatch, names: set[str]) -> PolicyBatch:
-    """The batch without these fields; the proximal policy does not default to behavior."""
-    changes: dict[str, Any] = dict.fromkeys(names)
-    bare = replace(b, **changes)
-    for name in names:
-        object.__setattr__(bare, name, None)
-    return bare
 
 
 def extreme_batch(gap: float, pattern: str, dtype: torch.dtype) -> PolicyBatch:
@@ -325,11 +294,6 @@ def declared(name: str) -> Callable[[Any], str | None]:
     return lambda spec: None if getattr(spec, name) else f"the spec does not declare {name}"
 
 
-def needs_law(outcome: Outcome) -> Law:
-    check = lambda spec, _: needs_are_read(spec, outcome)  # noqa: E731
-    return Law("needs_are_read", "a run computes a tensor that nobody reads", check, lambda: (None,), show=lambda _: "")
-
-
 def batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more: Any) -> Law:
     def cases() -> Any:
         return (case for case in batch_cases() if case.batch.sequences >= least)
@@ -373,6 +337,7 @@ SURROGATE_LAWS = (
     ),
     needs_law(_token_loss),
     extreme_law(finite_surrogate),
+    batch_law("curve", "its plot shows another gradient than the one that trains", curve, applies=two_policies),
     batch_law("int32_edges", "batches of another framework crash", int32_edges),
     batch_law("pure", "a resumed run differs", pure),
 )

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, with_new_leaf
 from proxima.conformance.laws import require_close, require_that
+from proxima.conformance.needs import needs_law, require_needs
 from proxima.conformance.surrogate_laws import (
     batch_law,
     carrier,
     extreme_law,
     loss_and_gradient,
-    needs_law,
     require_exact_split,
-    require_needs,
+    require_merged,
 )
 from proxima.core import AGGREGATES, PpoClip, TokenMean, TokenSum, policy_loss
 from proxima.core.loss import check_needs
@@ -45,6 +45,22 @@ def correction_composition(spec: Any, case: BatchCase) -> None:
         require_exact_split(b, case.owners(), PpoClip(), aggregate(), spec)
         again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), PpoClip(), aggregate(), correction=spec)
         require_close(again.value, loss.value, "loss with the sequences in another order")
+
+
+def correction_metrics(spec: Any, case: BatchCase) -> None:
+    """The metrics of micro-batches, empty ones among them, merge into those of the whole batch."""
+    b = case.batch
+    parts = [[i for i, owner in enumerate(case.owners()) if owner == part] for part in range(3)]
+    require_merged([spec(b.take(rows)).metrics for rows in parts], spec(b).metrics)
+
+
+def equal_policies(spec: Any, case: BatchCase) -> None:
+    """Where all policies are the one that sampled, every loss token is kept with weight 1."""
+    b = case.batch
+    names = ("log_prob", "proximal_log_prob", "next_log_prob")
+    result = spec(with_new_leaf(b, **dict.fromkeys(names, b.masked("behavior_log_prob"))))
+    require_that(torch.equal(result.keep, b.loss_mask), "it rejects tokens of the policy that sampled them")
+    require_close(result.weight[b.loss_mask], torch.ones_like(result.weight[b.loss_mask]), "weight at ratio 1")
 
 
 def correction_needs(spec: Any, case: BatchCase) -> None:
@@ -82,6 +98,19 @@ def finite_penalty(spec: Any, b: PolicyBatch) -> None:
 CORRECTION_LAWS = (
     batch_law("shape", "weights reach the wrong tokens", correction_shape),
     batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition),
+    batch_law(
+        "metrics",
+        "a metric depends on the memory of the machine",
+        correction_metrics,
+        applies=lambda spec: "it sees the whole batch" if spec.whole_batch else None,
+    ),
+    batch_law(
+        "equal_policies",
+        "data that needs no correction is changed",
+        equal_policies,
+        exemptible=True,
+        applies=lambda spec: None if "behavior_log_prob" in spec.needs else "it compares with no behavior policy",
+    ),
     batch_law("needs", "a run fails late", correction_needs, least=1),
     needs_law(term_outcome),
     extreme_law(finite_correction),
@@ -102,12 +131,26 @@ def penalty_law(spec: Any, case: BatchCase) -> None:
     require_that(bool(gradient.isfinite().all()), "the gradient is not finite")
 
 
+def zero_at_reference(spec: Any, case: BatchCase) -> None:
+    """A policy equal to its reference pays nothing."""
+    b = case.batch
+    value = spec(with_new_leaf(b, log_prob=b.masked("reference_log_prob")))
+    require_close(value, torch.zeros_like(value), "penalty of the reference policy itself")
+
+
 def _leaf(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.detach().clone().requires_grad_()
 
 
 PENALTY_LAWS = (
     batch_law("added", "the penalty leaks out of the loss", penalty_law),
+    batch_law(
+        "zero_at_reference",
+        "the policy is pushed away from its reference",
+        zero_at_reference,
+        exemptible=True,
+        applies=lambda spec: None if "reference_log_prob" in spec.needs else "it compares with no reference",
+    ),
     batch_law("needs", "a run fails late", correction_needs, least=1),
     needs_law(term_outcome),
     extreme_law(finite_penalty),

@@ -1,9 +1,9 @@
 """Selection: which completions the update uses. Each spec sees only what the specs before it kept."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -122,6 +122,10 @@ class Prune(Selection):
     allocate: bool = False
     needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
     reason: ClassVar[str] = "pruned"
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "allocate": {"allocate": True},
+        "batch": {"rate": 0.75, "scope": "batch", "allocate": True},
+    }
 
     def __post_init__(self) -> None:
         require(0 <= self.rate < 1, "rate", self.rate, "must be in [0, 1)")

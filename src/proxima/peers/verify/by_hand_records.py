@@ -2,18 +2,20 @@
 
     {"name": …, "source": "by hand", "surrogate": {"kind": "topr", "upper": 1.0}, "inputs": …, "expected": …}
 
-Slots: surrogate, correction, penalty, aggregate, advantage, distillation. What inputs and expected numbers may be
-called is in `proxima.conformance.by_hand`."""
+Slots: surrogate, correction, penalty, aggregate, advantage, distillation, selection, preference, reward_kl, proximal,
+mismatch. What inputs and expected numbers may be called is in `proxima.conformance.by_hand`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from proxima.config import resolve
 from proxima.config.problems import suggestion
 from proxima.config.slots import Slot
 from proxima.config.tree import Source, node_of
 from proxima.conformance.by_hand import SLOTS, TOLERANCE, numbers_by_hand
+from proxima.core.correction import MismatchGuard
+from proxima.core.reward_kl import RewardKl
 from proxima.data import UserError
 from proxima.peers.verify.record import Attempt, NoReading, Record
 from proxima.peers.verify.verdict import uncovered
@@ -29,6 +31,11 @@ class SpecsByHand:
     aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
     distillation: Annotated[Any, Slot("proxima.core.distillation:DISTILLATIONS")] = None
+    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS")] = None
+    preference: Annotated[Any, Slot("proxima.core.preference:PREFERENCES")] = None
+    reward_kl: RewardKl | None = None
+    proximal: Literal["next", "linear", "loglinear"] | None = None
+    mismatch: MismatchGuard | None = None
 
 
 def by_hand(record: Record) -> Iterator[Attempt]:

@@ -1,0 +1,135 @@
+"""Each law of corrections, penalties, advantages and selections finds a spec that breaks it, and says what is wrong."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from proxima.conformance import check_law, laws_of, surrogate_laws
+from proxima.conformance.batches import batch_cases
+from proxima.core import Correction, PolicyBatch, PpoClip, Selection, SumCount, gradient_weight
+from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
+from proxima.core.loss import Corrected, Penalty
+from proxima.data import Outcomes
+
+
+def found(slot: str, spec: Any, name: str) -> str:
+    """What the law finds, with its counterexample; empty where it holds."""
+    (law,) = (law for law in laws_of(slot, spec) if law.name == name)
+    return check_law(law, spec).detail
+
+
+@dataclass(frozen=True)
+class Biased(Correction):
+    """Weight 1 - bias for everybody; its metric is a number of the whole call where `mean` says so."""
+
+    bias: float = 0.0
+    metric: Literal["sum", "mean"] = "sum"
+    rejected: Literal["count"] = "count"
+
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        weight = torch.where(b.loss_mask, (b.masked("proximal_log_prob") - b.masked("behavior_log_prob")).exp(), 0.0)
+        count = b.loss_mask.sum(dtype=torch.float64)
+        share = SumCount(count, torch.ones_like(count)) if self.metric == "mean" else SumCount(count, count)
+        return Corrected(weight.detach() * (1 - self.bias), b.loss_mask, {"correction/seen": share})
+
+
+@pytest.mark.parametrize(
+    ("spec", "law", "told"),
+    [
+        (Biased(bias=0.01), "equal_policies", "weight at ratio 1 at 0: 0.99, expected 1; counterexample: lengths [1]"),
+        (Biased(metric="mean"), "metrics", "metric correction/seen, merged over micro-batches"),
+    ],
+)
+def test_corrections(spec: Any, law: str, told: str) -> None:
+    assert found("correction", Biased(), law) == ""
+    assert told in found("correction", spec, law)
+
+
+@dataclass(frozen=True)
+class Offset(Penalty):
+    """(log π - log π_ref + offset)² at loss tokens."""
+
+    offset: float = 0.0
+    needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
+
+    def __call__(self, b: PolicyBatch) -> Tensor:
+        gap = b.masked("log_prob") - b.masked("reference_log_prob") + self.offset
+        return torch.where(b.loss_mask, gap.square(), 0.0)
+
+
+def test_penalties() -> None:
+    assert found("penalty", Offset(), "zero_at_reference") == ""
+    assert "penalty of the reference policy itself at 0: 0.01, expected 0" in found(
+        "penalty", Offset(offset=0.1), "zero_at_reference"
+    )
+
+
+@dataclass(frozen=True)
+class ByStd(GroupAdvantage):
+    """(r - mean) / std; 0 where the standard deviation is 0, which 0.1, 0.1, 0.1 does not have."""
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        out = torch.zeros_like(outcomes.reward)
+        for label in outcomes.group.unique():
+            members = (outcomes.group == label) & outcomes.valid
+            if int(members.sum()) > 1:
+                reward = outcomes.reward[members]
+                gap = reward - reward.sum() / len(reward)
+                std = gap.square().mean().sqrt()
+                out[members] = gap / std if float(std) else gap
+        return out
+
+
+def test_a_group_of_equal_rewards_is_not_found_by_its_standard_deviation() -> None:
+    assert "a group with equal rewards has an advantage; counterexample: reward [0.1, 0.1, 0.1" in found(
+        "advantage", ByStd(), "uniform_group"
+    )
+
+
+@dataclass(frozen=True)
+class Ranked(TokenAdvantage):
+    """The reward, and for each token of the first sequence a bonus."""
+
+    bonus: float = 0.0
+
+    def __call__(self, rewards: TokenRewards) -> Tensor:
+        out = torch.where(rewards.loss_mask, rewards.reward, 0.0)
+        first = torch.arange(len(out)) < rewards.cu_seqlens[min(1, len(rewards.cu_seqlens) - 1)]
+        return out + torch.where(rewards.loss_mask & first, self.bonus, 0.0)
+
+
+def test_token_advantages() -> None:
+    assert found("advantage", Ranked(), "order") == ""
+    assert "advantages with the sequences in another order" in found("advantage", Ranked(bonus=1.0), "order")
+
+
+@dataclass(frozen=True)
+class Half(Selection):
+    """Every second completion of a group, for `factor` times as many prompts."""
+
+    factor: int = 2
+    reason: ClassVar[str] = "odd"
+
+    def prompts_factor(self, size: int) -> int:
+        return self.factor
+
+    def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
+        return torch.arange(len(outcomes)) % 2 == 0
+
+
+def test_selections() -> None:
+    assert found("selection", Half(), "prompts_factor") == ""
+    told = found("selection", Half(factor=3), "prompts_factor")
+    assert "3 times 1 groups of 4 leave 6 completions, more than 4; counterexample: 1 groups of 4" in told
+    assert "prompts_factor(4) is 0, expected an int >= 1" in found("selection", Half(factor=0), "prompts_factor")
+
+
+def test_the_plotted_gradient_is_the_one_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("surrogate", PpoClip(), "curve") == ""
+    monkeypatch.setattr(surrogate_laws, "gradient_weight", lambda *given: 1.01 * gradient_weight(*given))
+    assert "gradient by `gradient_weight`" in found("surrogate", PpoClip(), "curve")
+    drawn = sum(bool((case.batch.loss_mask & (case.batch.masked("advantage") != 0)).any()) for case in batch_cases())
+    assert drawn > 10
