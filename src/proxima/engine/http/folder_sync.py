@@ -1,12 +1,13 @@
 """Weights to servers by a folder that all of them read, each proved by a probe."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import nn
 
 from proxima.data import UserError
@@ -14,12 +15,13 @@ from proxima.data.columns import Floats
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
+from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
     CONTEXT,
     Bound,
     WeightProbe,
     bound_of,
+    handed_log_prob,
     perturbed,
     probe_tokens,
     rounding,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from proxima.engine.http.replica import Replica
 
 T = TypeVar("T")
+FIRST_DTYPES = ("float32", "bfloat16")  # that servers may have, before any has said it
 
 
 class Prepared:
@@ -42,10 +45,20 @@ class Prepared:
         folder: where they are.
         expected: [T] log-probs of the probe's tokens.
         rounding: how far bfloat16 moves these; None: nobody asked.
+        exact: [T] of the weights as a server of each dtype gets them, computed in float32.
     """
 
-    def __init__(self, label: str, folder: Path, expected: Floats, rounding: Bound | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        folder: Path,
+        expected: Floats,
+        *,
+        rounding: Bound | None = None,
+        exact: Mapping[str, Floats] | None = None,
+    ) -> None:
         self.label, self.folder, self.expected, self.rounding = label, folder, expected, rounding
+        self.exact = exact or {}
         self.bytes = folder_bytes(folder)
 
 
@@ -113,7 +126,9 @@ class FolderSync:
         found = await self._score(replica)
         bound = bound_of(replica.facts, self.spec.probe_bound)
         metrics |= self._probe.check(replica.url, f"version {update.version}", prepared.expected, found, bound)
-        metrics |= self._probe.check_movement(replica.url, update.version, prepared.expected, found)
+        if (exact := prepared.exact.get(replica.facts.dtype or "")) is not None:
+            judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
+            metrics |= self._probe.check_movement(replica.url, update.version, exact, found, judged=judged)
         metrics["bytes"] = float(prepared.bytes)
         return SyncReport(
             url=replica.url, version=update.version, how=how, seconds=monotonic() - start, metrics=metrics
@@ -219,11 +234,23 @@ class FolderSync:
         if len(self._dtypes) == 1:  # that of the servers, once they have said it
             self._folders.write_as(*self._dtypes)
         folder = self._folders.write(module, self.setup.tokenizer, label)
-        return Prepared(label, folder, trainer_log_prob(module, self._tokens))
+        expected = trainer_log_prob(module, self._tokens)
+        return Prepared(label, folder, expected, exact=self._exact(module, expected))
+
+    def _exact(self, module: nn.Module, expected: Floats) -> dict[str, Floats]:
+        """By dtype, of the servers once they have said it."""
+        ours = {parameter.dtype for parameter in module.parameters()}
+        return {
+            name: expected
+            if ours == {torch.float32} == {DTYPES[name]}
+            else handed_log_prob(module, self._tokens, DTYPES[name])
+            for name in self._dtypes or FIRST_DTYPES
+            if name in DTYPES
+        }
 
     def _write_trial(self, module: nn.Module, label: str) -> Prepared:
         self._trial_folders = self._new_folders()
         with perturbed(module, self._tokens):
             folder = self._trial_folders.write(module, self.setup.tokenizer, label)
             expected = trainer_log_prob(module, self._tokens)
-            return Prepared(label, folder, expected, rounding(module, self._tokens, expected))
+            return Prepared(label, folder, expected, rounding=rounding(module, self._tokens, expected))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.handed_weights import as_handed, handed
 from proxima.model.log_prob import token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.policy import parts
@@ -43,8 +44,13 @@ SMALLEST, LARGEST = 1e-3, 1.0  # of what a tensor is moved, in units of its root
 ROW_GAIN = (
     0.25  # of each token's row in the embedding and the head, up or down: rounding grows less by it than log-probs
 )
-SHARP = 0.1  # standard error of a slope below which it is judged
-SLACK = 0.25  # of a slope, for what rounding of weights does to it
+CERTAIN = 5.4  # standard errors: 2 exp(-CERTAIN^2 / 2) = 1e-6, in a run of 1,000 syncs 1e-3
+ALIKE = 1.25  # times as far, because the rounding of one token is a little like that of the next: 1.0 to 1.2 was seen
+SLACK = 0.1  # of a slope, for what else is not noise
+WIDEST = (
+    2 / 3
+)  # limit of a slope up to which it is judged: further from 1 than that is a server that stays where it was
+STILL = 0.1  # least residual, in units of what rounding does to a log-prob: outputs may not move at all for a while
 TRIAL = 2.0  # of the bounds, for the perturbed copy
 ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # of `rounding`: how far a server that rounds may be
 
@@ -79,19 +85,35 @@ def trainer_log_prob(module: nn.Module, tokens: Ints) -> Floats:
         NotFiniteError: the module computes NaN or infinity.
     """
     with torch.no_grad():
-        values: Floats = _log_prob(module, tokens).float().cpu().numpy()
+        return _finite(_log_prob(module, tokens))
+
+
+def handed_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype) -> Floats:
+    """The same of the weights as a server of this dtype gets them, computed in float32; see `handed_weights`.
+
+    Raises:
+        NotFiniteError: the weights give NaN or infinity there.
+    """
+    with torch.no_grad(), as_handed(parts(module)[0], dtype):
+        return _finite(_log_prob(module, tokens, dtype))
+
+
+def _finite(log_prob: Tensor) -> Floats:
+    values: Floats = log_prob.float().cpu().numpy()
     if not np.isfinite(values).all():
         raise NotFiniteError("the trainer's model gives log-probs that are not finite")
     return values
 
 
-def _log_prob(module: nn.Module, tokens: Ints) -> Tensor:
+def _log_prob(module: nn.Module, tokens: Ints, handed_as: torch.dtype | None = None) -> Tensor:
     backbone, head = parts(module)
-    weight = weight_of(head)
+    weight, bias = weight_of(head), head.bias
+    if handed_as is not None:
+        weight, bias = handed(weight, handed_as), None if bias is None else handed(bias, handed_as)
     ids = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
     with _plain(module), torch.autocast(weight.device.type, enabled=False):
         hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0, CONTEXT - 1 : -1]
-        return token_log_prob(hidden, weight.to(hidden.dtype), ids[CONTEXT:], bias=head.bias).log_prob
+        return token_log_prob(hidden, weight.to(hidden.dtype), ids[CONTEXT:], bias=bias).log_prob
 
 
 @contextmanager
@@ -212,38 +234,56 @@ class WeightProbe:
             )
         return {"probe_mean": mean, "probe_max": largest, "bound_mean": bound.mean, "bound_max": bound.largest}
 
-    def check_movement(self, url: str, version: int, expected: Floats, found: Floats) -> dict[str, float]:
-        """How far a replica's log-probs moved since an earlier version, in units of how far they should have.
+    def check_movement(
+        self, url: str, version: int, exact: Floats, found: Floats, *, judged: bool = True
+    ) -> dict[str, float]:
+        """How far a replica's log-probs moved since an earlier version, in units of how far they should have: m and s.
 
-        slope = <found movement, expected movement> / |expected movement|^2, with standard error
-        sd(residual) / |expected movement|. The earlier version is the last one that was judged: movements below the
-        noise add up until they are above it.
+            slope = sum_t sign(s_t) m_t / sum_t |s_t|
+            error = sqrt(sum_t r_t^2) / sum_t |s_t|,    r_t = m_t - slope s_t
 
-        Returns: `slope`, where it could be told from 0.
+        The noise of a token, rounding, has any size, but either sign alike, so whatever the sizes
+
+            P(|slope - 1| > z error) <= 2 exp(-z^2 / 2)        (Hoeffding, of signs)
+
+        Least squares would give most weight to the tokens that move most, which also have most noise. `CERTAIN` is z,
+        larger by sqrt(T / (T - z^2)) as r is what is left after the slope has been fitted to T tokens. The earlier
+        version is the last one that was judged: movements below the noise add up until they are above it.
+
+        Args:
+            exact: [T] what the weights that the server was handed give, without rounding of activations.
+            found: [T] what it gives.
+            judged: a slope that is not 1 is an error.
+
+        Returns: `slope`, `slope_error` and `slope_limit`, where it could be told from 0.
 
         Raises:
             UserError: it is not 1 within its error.
         """
         if url not in self._before:
-            self._before[url] = (expected, found)
+            self._before[url] = (exact, found)
             return {}
-        should = (expected - self._before[url][0]).astype(np.float64)
+        should = (exact - self._before[url][0]).astype(np.float64)
         moved = (found - self._before[url][1]).astype(np.float64)
-        length = float(np.sqrt(should @ should))
-        if length == 0.0:
+        distance, count = float(np.abs(should).sum()), np.count_nonzero(should)
+        if count <= CERTAIN**2:
             return {}
-        slope = float(moved @ should) / length**2
-        error = float(np.std(moved - should)) / length
-        if error > SHARP:
+        slope = float(np.sign(should) @ moved) / distance
+        rounds = (found.astype(np.float64) - exact)[should != 0]
+        residual = (moved - slope * should)[should != 0]
+        error = max(float(residual @ residual), STILL * float(rounds @ rounds)) ** 0.5 / distance
+        limit = SLACK + ALIKE * CERTAIN * (count / (count - CERTAIN**2)) ** 0.5 * error
+        if limit > WIDEST:
             return {}
-        self._before[url] = (expected, found)
-        if abs(slope - 1) > SLACK + 5 * error:
+        self._before[url] = (exact, found)
+        if judged and abs(slope - 1) > limit:
             raise UserError(
-                f"{url} does not follow the updates: its log-probs moved {slope:.2f} times as far as the trainer's"
-                f" up to version {version} (standard error {error:.2f})",
+                f"{url} does not follow the updates: its log-probs moved {slope:.2f} times as far as they should have"
+                f" up to version {version} (standard error {error:.2f}; {1 - limit:.2f} to {1 + limit:.2f} are to be"
+                " expected)",
                 remedy="it computes with a part of earlier weights: restart it, and see docs/engines.md",
             )
-        return {"slope": slope}
+        return {"slope": slope, "slope_error": error, "slope_limit": limit}
 
 
 def bound_of(facts: ServerFacts, mean: float | None, *, trial: Bound | None = None) -> Bound:

@@ -1,0 +1,81 @@
+"""What weights give once they are rounded to a server's dtype, computed in float32: a server's log-probs without the
+rounding of its activations.
+
+Small updates are smaller than the rounding of bfloat16, so the weights at a server move by less than the trainer's, or
+not at all. Whether a server follows is therefore judged by what it was handed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.model.lora import base_layer, is_adapted, weight_of
+
+
+@contextmanager
+def as_handed(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Within it the parts of a model compute in float32, with weights rounded to `dtype`, those with an adapter merged.
+    They are replaced a layer at a time, so that one layer more is in memory; afterwards all are as before, to the bit.
+    """
+    swaps = [_Swap(unit, dtype, whole) for unit, whole in _units(module)]
+    hooks: list[Any] = []
+    for swap in swaps:
+        hooks.append(swap.unit.register_forward_pre_hook(lambda *_, swap=swap: swap.enter()))
+        hooks.append(swap.unit.register_forward_hook(lambda *_, swap=swap: swap.leave()))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for swap in swaps:
+            swap.leave()
+
+
+def handed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight as a server of this dtype gets it, in float32; what is no floating-point number stays."""
+    return weight.detach().to(dtype).float() if weight.is_floating_point() else weight
+
+
+def _units(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """The layers of a stack and the modules beside it, each with whether what is below it belongs to it."""
+    stacked = any(isinstance(one, nn.ModuleList) for one in module.modules())
+    if isinstance(module, nn.ModuleList):
+        for child in module:
+            yield child, True
+        return
+    yield module, not stacked
+    if stacked:
+        for child in module.children():
+            yield from _units(child)
+
+
+class _Swap:
+    """The weights of one unit, replaced while it computes."""
+
+    def __init__(self, unit: nn.Module, dtype: torch.dtype, whole: bool) -> None:
+        self.unit, self.dtype, self.whole = unit, dtype, whole
+        self._saved: list[tuple[nn.Parameter, Tensor]] = []
+        self._adapted: list[Any] = []
+
+    def enter(self) -> None:
+        if self._saved:
+            return
+        below = list(self.unit.modules()) if self.whole else [self.unit]
+        adapted = [one for one in below if is_adapted(one)]
+        merged = {id(base_layer(one).weight): handed(weight_of(one), self.dtype) for one in adapted}
+        for layer in adapted:
+            layer.enable_adapters(False)  # type: ignore[operator]
+        self._adapted = adapted
+        for parameter in self.unit.parameters(recurse=self.whole):
+            self._saved.append((parameter, parameter.data))
+            parameter.data = merged.get(id(parameter), handed(parameter.data, self.dtype))
+
+    def leave(self) -> None:
+        for parameter, values in self._saved:
+            parameter.data = values
+        for layer in self._adapted:
+            layer.enable_adapters(True)
+        self._saved, self._adapted = [], []
