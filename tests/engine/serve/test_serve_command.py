@@ -94,6 +94,24 @@ def test_what_can_not_be_served_is_one_line(recipe, capsys, words, line):
     assert out == "" and err.startswith(line) and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("models/missing", "does not exist"),
+        ("/nowhere/at/all", "does not exist"),
+        (".", "is a folder without config.json"),
+        ("nobody-at-all/no-such-model", "can't be "),
+    ],
+)
+def test_a_model_that_does_not_exist_starts_nothing(recipe, tmp_path, capsys, monkeypatch, model, reason):
+    monkeypatch.setattr("proxima.engine.serve.Servers.start", lambda _: pytest.fail("a server was started"))
+    engine = f"engine={{kind: vllm, serve: {{executable: {fake_program(tmp_path)}}}}}"
+    assert main(["engine", "serve", recipe, engine, f"model.path={model}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: model.path={model} (command line): {reason}")
+    assert err.count("\n") == 1 and not (tmp_path / "runs").exists()
+
+
 def test_a_server_that_dies_while_it_loads_is_one_line(recipe, tmp_path, capsys):
     program = fake_program(tmp_path)
     engine = f'engine={{kind: vllm, serve: {{executable: {program}, arguments: [--die, "ValueError: no room"]}}}}'
