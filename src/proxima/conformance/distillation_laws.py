@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.conformance.batches import BatchCase
 from proxima.conformance.laws import Law, require_close, require_that
-from proxima.conformance.needs import needs_law, require_needs
+from proxima.conformance.needs_law import needs_law, require_needs
 from proxima.conformance.surrogate_laws import STEP, batch_law, extreme_law
 from proxima.core import TokenSum
 from proxima.core.distillation import buckets, distillation_loss

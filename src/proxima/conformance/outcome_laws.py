@@ -192,7 +192,7 @@ def selection_local(spec: Any, case: OutcomesCase) -> None:
         require_that(same, f"group {int(label)} alone gives another selection; set local = False")
 
 
-def prompts_factor(spec: Any, case: tuple[int, int]) -> None:
+def factor_of_prompts(spec: Any, case: tuple[int, int]) -> None:
     """As many times more prompts as the selection asks for leave no more completions than a step without it has."""
     groups, size = case
     factor = spec.prompts_factor(size)
@@ -215,7 +215,7 @@ SELECTION_LAWS = (
         selection_local,
         applies=lambda spec: None if spec.local else "local is False",
     ),
-    Law("prompts_factor", "an update needs more memory than was planned for", prompts_factor,
+    Law("prompts_factor", "an update needs more memory than was planned for", factor_of_prompts,
         lambda: [(1, 4), (2, 3), (3, 8), (4, 6)], show=lambda case: "{} groups of {}".format(*case)),
 )
 # fmt: on

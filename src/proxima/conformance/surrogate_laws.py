@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, batch_cases, make_batch, show_batch, smaller_batches, with_new_leaf
 from proxima.conformance.laws import Law, require_close, require_that
-from proxima.conformance.needs import needs_law, require_needs
+from proxima.conformance.needs_law import needs_law, require_needs
 from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, gradient_weight, merge_metrics, policy_loss, precompute
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
@@ -177,7 +177,7 @@ def on_policy(spec: Any, case: BatchCase) -> None:
     require_close(gradient, -advantage, "gradient at ratio 1", 1e-7, 1e-9)
 
 
-def curve(spec: Any, case: BatchCase) -> None:
+def plot_gradient(spec: Any, case: BatchCase) -> None:
     """`gradient_weight` of tokens on their own is their gradient in `policy_loss`, divided by -A."""
     b = case.batch
     drawn = b.loss_mask & (b.masked("advantage") != 0)
@@ -337,7 +337,7 @@ SURROGATE_LAWS = (
     ),
     needs_law(_token_loss),
     extreme_law(finite_surrogate),
-    batch_law("curve", "its plot shows another gradient than the one that trains", curve, applies=two_policies),
+    batch_law("curve", "its plot shows another gradient than trains", plot_gradient, applies=two_policies),
     batch_law("int32_edges", "batches of another framework crash", int32_edges),
     batch_law("pure", "a resumed run differs", pure),
 )

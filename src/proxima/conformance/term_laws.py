@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, with_new_leaf
 from proxima.conformance.laws import require_close, require_that
-from proxima.conformance.needs import needs_law, require_needs
+from proxima.conformance.needs_law import needs_law, require_needs
 from proxima.conformance.surrogate_laws import (
     batch_law,
     carrier,
