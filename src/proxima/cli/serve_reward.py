@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(reason, remedy="choose another --port") from None
     with server:
         place = f"http://{arguments.host}:{server.server_address[1]}/score"
-        print(f"{arguments.model} on {place}  Ctrl-C ends it", flush=True)
         try:
+            print(f"{arguments.model} on {place}  Ctrl-C ends it", flush=True)
             server.serve_forever()
         except KeyboardInterrupt:
             return 0

@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
                 report=lambda line: print(line, flush=True),
             )
     with servers:
-        print(f"log      {servers.started[0].log}")
-        print(f"train    {how_to_train(arguments, config.engine, servers.urls, servers.token)}")
-        print("Ctrl-C ends it", flush=True)
         try:
+            print(f"log      {servers.started[0].log}")
+            print(f"train    {how_to_train(arguments, config.engine, servers.urls, servers.token)}")
+            print("Ctrl-C ends it", flush=True)
             raise servers.wait()
         except KeyboardInterrupt:
             print("ending the server", flush=True)
