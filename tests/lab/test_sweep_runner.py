@@ -21,7 +21,7 @@ from proxima.lab.sweep_runner import read_progress, run_sweep, train_command
 from proxima.view.sweep_progress import SweepLines, most_relevant, outcome_table, tally, time_left
 from tests.manual_clock import ManualClock
 
-# A run: `behaviour` says how it ends. It appends to `times` when it begins and ends.
+# A run: `behaviour` says how it ends, or that it waits for another one. It appends to `times` when it begins and ends.
 PROGRAM = """
 import json, os, pathlib, signal, sys, time
 folder, times, behaviour, steps = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
@@ -36,6 +36,9 @@ def stop(number, frame):
     sys.exit(130)
 signal.signal(signal.SIGINT, signal.SIG_IGN if behaviour == "stubborn" else stop)
 log("begin")
+deadline = time.monotonic() + 120  # beyond which nobody else comes
+while behaviour == "meets" and times.read_text().count("begin") < 2 and time.monotonic() < deadline:
+    time.sleep(0.01)
 (folder / "threads").write_text(os.environ.get("OMP_NUM_THREADS", "none"))
 records = [{"kind": "eval", "step": 0, "time": 0, "accuracy": 0.1}]
 for s in range(1, steps + 1):
@@ -197,7 +200,7 @@ def test_all_are_run_and_the_second_time_none(lab):
 
 def test_two_side_by_side_with_their_threads(lab, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    made = lab(jobs=2, threads=4, a="done", b="done", c="done")
+    made = lab(jobs=2, threads=4, a="meets", b="meets", c="done")
     made.run()
     assert most_at_once(made.times) == 2
     assert (made.folder / "a" / "seed-1" / "threads").read_text() == "4"

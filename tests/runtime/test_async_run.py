@@ -205,12 +205,14 @@ def engine_killer(killed):
 
     def on(event, *facts):
         if event == "step" and facts[0]["step"] % 2 == 0 and len(killed) < 3:
-            for pid in children():
+            for pid in list(children()):
                 if b"proxima.engine.served_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
 
     def children():
-        return [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+        for file in Path("/proc/self/task").glob("*/children"):
+            with suppress(OSError):  # a thread that has ended since
+                yield from map(int, file.read_text().split())
 
     return on
