@@ -120,7 +120,7 @@ def test_a_paused_engine_hands_over_what_has_ended():
         await found.pause()
         await found.abort(0)
         await found.publish(WeightUpdate(version=1, module=loaded("llama").model))
-        return await asyncio.wait_for(task, 60)  # it is never resumed
+        return await asyncio.wait_for(task, 120)  # it is never resumed
 
     made = asyncio.run(go())
     assert sorted(c.finish_reason == "abort" for c in made) == [False] * 4 + [True] * 4

@@ -502,7 +502,7 @@ def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests(
         await anext(leaving)
         await leaving.aclose()
         await steps(found, 1)
-        return asked, await asyncio.wait_for(other, 30)
+        return asked, await asyncio.wait_for(other, 120)
 
     asked, given = asyncio.run(go())
     assert sorted(given, key=lambda c: c.sample) == run(engine(slots=16), asked)
