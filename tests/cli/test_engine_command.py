@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from proxima.conformance import tiny_model
+from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.ports import kept_port
 
@@ -123,10 +124,7 @@ def test_a_server_with_a_key(proxima, monkeypatch):
 def served(tmp_path):
     """A tiny model, its folder, and a fake server that has it."""
     tiny = tiny_model()
-    folder = tmp_path / "tiny"
-    tiny.model.save_pretrained(folder)
-    tiny.tokenizer.save_pretrained(folder)
-    return tiny, folder
+    return tiny, saved(tiny, tmp_path / "tiny")
 
 
 def test_check_of_a_sound_server(proxima, served):

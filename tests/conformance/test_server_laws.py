@@ -14,6 +14,7 @@ from proxima.conformance.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnd
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.protocol import EngineSetup
+from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.engine.http.small_http import Answer
 
@@ -28,9 +29,7 @@ def tiny():
 @pytest.fixture(scope="module")
 def folder(tiny, tmp_path_factory):
     """The weights that the fake serves."""
-    path = tmp_path_factory.mktemp("same")
-    tiny.model.save_pretrained(path)
-    return path
+    return saved(tiny, tmp_path_factory.mktemp("same"))
 
 
 class NoLogProbs(FakeSglang):

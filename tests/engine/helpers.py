@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from proxima.data import Completion, Prompt, Trajectory
 from proxima.engine.general_decoder import RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
-from proxima.model import Policy
+from proxima.model import LoadedModel, Policy
 from tests.model.rows import ids, loaded
 
 
@@ -31,6 +32,13 @@ def engine(
         found.scheduler.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
         found.scheduler.cache = found.scheduler.decoder.new_cache(found.scheduler.slots)
     return found
+
+
+def saved(loaded: LoadedModel, folder: Path) -> Path:
+    """A model and its tokenizer as files, for a server or a command that reads a folder."""
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
 
 
 def prompt(uid: int, length: int = 5) -> Prompt:

@@ -11,6 +11,7 @@ from proxima.conformance.laws import check_law
 from proxima.engine.http.sglang import Sglang
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineSetup
+from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 
 LAWS = {law.name: law for law in ENGINE_LAWS}
@@ -24,10 +25,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def folder(tiny, tmp_path_factory):
-    path = tmp_path_factory.mktemp("served")
-    tiny.model.save_pretrained(path)
-    tiny.tokenizer.save_pretrained(path)
-    return path
+    return saved(tiny, tmp_path_factory.mktemp("served"))
 
 
 @pytest.mark.parametrize("law", [*OF_BOTH, "versions"])

@@ -41,15 +41,11 @@ herself what people did with so much light. One night she went to see. Therefore
 CONTEXT = 8  # tokens at the start that only condition the others
 MOVED = 2.0  # nats, root mean square: of the perturbed copy from the weights that it is made of
 SMALLEST, LARGEST = 1e-3, 1.0  # of what a tensor is moved, in units of its root mean square
-ROW_GAIN = (
-    0.25  # of each token's row in the embedding and the head, up or down: rounding grows less by it than log-probs
-)
+ROW_GAIN = 0.25  # of a token's row in embedding and head, up or down: it moves log-probs more than their rounding
 CERTAIN = 5.4  # standard errors: 2 exp(-CERTAIN^2 / 2) = 1e-6, in a run of 1,000 syncs 1e-3
 ALIKE = 1.25  # times as far, because the rounding of one token is a little like that of the next: 1.0 to 1.2 was seen
 SLACK = 0.1  # of a slope, for what else is not noise
-WIDEST = (
-    2 / 3
-)  # limit of a slope up to which it is judged: further from 1 than that is a server that stays where it was
+WIDEST = 2 / 3  # limit of a slope up to which it is judged; beyond it is a server that stays where it was
 STILL = 0.1  # least residual, in units of what rounding does to a log-prob: outputs may not move at all for a while
 TRIAL = 2.0  # of the bounds, for the perturbed copy
 ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # of `rounding`: how far a server that rounds may be
