@@ -64,6 +64,7 @@ class JobSegment:
     Args:
         marks: (tokens before it, version): the weights that the replica had, as far as it was told to change them.
         spans: what the server says of that at the end: (version, start, end).
+        proven: once it had a token, the server said that it has the weights which it was given.
     """
 
     marks: list[tuple[int, int]]
@@ -71,6 +72,7 @@ class JobSegment:
     log_prob: list[float] = field(default_factory=list)
     spans: list[tuple[int, int, int]] | None = None
     masks: list[SamplingMask] = field(default_factory=list)
+    proven: bool = False
 
     def cut(self, length: int) -> None:
         """Drop the tokens from there on."""
@@ -271,6 +273,21 @@ class GenerationJob:
         """Nothing of the attempt counts. Returns how many tokens that is."""
         segment, self.current = self.current, None
         return 0 if segment is None else len(segment.tokens)
+
+    def since(self, first: int) -> list[JobSegment]:
+        """The segments from there on."""
+        return self._segments[first:]
+
+    def unproven(self, since: int) -> bool:
+        """Whether there are tokens, from segment `since` on, of which nobody but us says which weights sampled them."""
+        return any(one.tokens and one.spans is None and not one.proven for one in self._segments[since:])
+
+    def forget(self, since: int) -> int:
+        """Drop the segments from there on, and an end that they had. Returns how many tokens that is."""
+        lost = sum(len(one.tokens) for one in self._segments[since:])
+        del self.kept[since:]
+        self.current = self.reason = None
+        return lost
 
     def _reason_so_far(self) -> FinishReason | None:
         tokens, stop = self.tokens, self.request.sampling.stop

@@ -12,10 +12,12 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
-from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.client import Address, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad
-from proxima.engine.http.generation_job import GenerationJob
+from proxima.engine.http.generation_job import GenerationJob, JobSegment
+from proxima.engine.http.refusal import RefusedError, ReplicaClient
 from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.weights_check import WeightsCheck
 from proxima.engine.protocol import PauseMode
 
 Ending = Literal["interrupted", "aborted"]
@@ -71,15 +73,18 @@ class Replica:
 
     def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, spec: ServerSettings, tag: str) -> None:
         self.url, self.dialect, self.facts, self.spec, self.tag = address.url, dialect, facts, spec, tag
-        self.client = ServerClient(address, seconds=spec.call_seconds)
+        self.client = ReplicaClient(address, seconds=spec.call_seconds)
+        self.weights_check = WeightsCheck(lambda: self.dialect.load(self.client, self.facts), self.url)
         self.version = 0
         self.label: str | None = None
         self.proven: str | None = None  # label of the weights that it is known to compute with
         self.instance: str | None = None
         self.in_service, self.suspect, self.paused, self.held = True, False, False, False
         self.reason = ""  # why it is not in service
+        self.refuses = False  # that is our key
         self.limit = spec.max_running or FIRST_LIMIT
         self.running: dict[GenerationJob, RunningCall] = {}
+        self.attempts: dict[GenerationJob, int] = {}  # and segments that each had before
         self.assigned = self.scoring = 0  # completions and scores that it has been given
         self.streak = 0  # failures since the last completion
         self._failed_at = 0.0  # when the last failure that counts was noticed
@@ -288,6 +293,42 @@ class Replica:
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
+    def problem(self, load: ServerLoad, label: str | None) -> str | None:
+        """What the server says of itself that it should not; None: nothing.
+
+        Args:
+            label: of the weights that it should have; None: they are changing.
+        """
+        if load.model is not None and load.model != self.facts.model:
+            return f"it serves {load.model} now, not {self.facts.model}"
+        if load.instance is not None and self.instance is not None and load.instance != self.instance:
+            return "it was started again"
+        if label is not None and self.facts.weight_version and load.weight_version != label:
+            return f"it has weights {load.weight_version!r}, not {label!r}"
+        return None
+
+    @property
+    def begun(self) -> list[JobSegment]:
+        """What came of attempts here that are not over, where that is a token or more."""
+        return [one for job, since in self.attempts.items() for one in job.since(since) if one.tokens]
+
+    async def doubt(self, label: str | None, seconds: float) -> str | None:
+        """Why what it has sampled or scored as of weights `label` may be of others; None: it is not.
+
+        Args:
+            seconds: that it may take to say what it has.
+        """
+        if not self.facts.weight_version:  # then it takes no weights either
+            return None
+        begun = self.begun
+        try:
+            problem = self.problem(await self.weights_check.ask(seconds), label)
+        except (ServerError, RefusedError) as error:
+            return f"nobody knows which weights it had: {error.reason}"
+        if problem is None:
+            prove(begun)
+        return problem
+
     def adapt(self, load: ServerLoad, queued: bool) -> None:
         """Set how many completions run here at once: fewer when the server has a queue, more when it has none and there
         are more to run.
@@ -309,6 +350,12 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
         async with asyncio.timeout(READ_OUT_SECONDS):
             async for _ in chunks:
                 pass
+
+
+def prove(segments: Sequence[JobSegment]) -> None:
+    """The server that runs these has the weights that it should have."""
+    for segment in segments:
+        segment.proven = True
 
 
 async def _all_over(calls: Sequence[RunningCall]) -> None:

@@ -9,7 +9,8 @@ from proxima.data import UserError
 from proxima.engine.http.agreement import Agreement
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerLoad
-from proxima.engine.http.replica import Replica
+from proxima.engine.http.refusal import RefusedError
+from proxima.engine.http.replica import Replica, prove
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.weight_sync import SyncReport, WeightSync
 from proxima.engine.protocol import WeightUpdate
@@ -84,6 +85,7 @@ class ReplicaKeeper:
                 if pool.spec.interrupt == "finish":
                     await pool.drain()
                 await pool.still()
+                await pool.each(pool.serving, self._confirm)
                 self._newest, self.version, self.reports = label, update.version, []
                 await self._bring_to(pool.serving)
             except BaseException:
@@ -102,6 +104,15 @@ class ReplicaKeeper:
             pool.loading = False
             pool.dispatch()
 
+    async def _confirm(self, replica: Replica) -> None:
+        """What it holds, and goes on with under new weights, was sampled by those that it was given.
+
+        Raises:
+            ServerError: perhaps not.
+        """
+        if (problem := await replica.doubt(replica.label, self.pool.spec.call_seconds)) is not None:
+            raise ServerError(replica.url, "", problem)
+
     async def _bring_to(self, replicas: Sequence[Replica]) -> None:
         async def bring(replica: Replica) -> None:
             self.reports.append(await self._bring(replica))
@@ -114,14 +125,16 @@ class ReplicaKeeper:
     async def _guarded(self, work: Callable[[Replica], "asyncio.Future[None] | object"], replica: Replica) -> None:
         try:
             await work(replica)  # type: ignore[misc]
-        except ServerError as error:
-            self.pool.eject(replica, f"new weights: {error.reason}")
+        except (ServerError, RefusedError) as error:
+            self.pool.eject(replica, f"new weights: {error.reason}", refuses=isinstance(error, RefusedError))
+            self._soon[replica].set()
         except UserError as error:
             self.pool.eject(replica, f"new weights: {error}")
             raise
 
     async def _bring(self, replica: Replica) -> SyncReport:
         assert self._newest is not None
+        await replica.weights_check.over()
         replica.set_version(self.version, self._newest)  # first: what it holds goes on while the weights are proved
         replica.proven = None
         report = await self.sync.bring(replica)
@@ -154,36 +167,24 @@ class ReplicaKeeper:
             self._look_whether_any_is_left()
 
     async def _check(self, replica: Replica) -> None:
-        pool, epoch, received = self.pool, self._epoch, replica.received
+        pool, epoch, received, begun = self.pool, self._epoch, replica.received, replica.begun
         try:
             async with asyncio.timeout(pool.spec.call_seconds):
                 load = await replica.dialect.load(replica.client, replica.facts)
         except (ServerError, TimeoutError, UserError) as error:
             if replica.received == received:  # else it is only slow
                 reason = error.reason if isinstance(error, ServerError | UserError) else "no answer to a health check"
-                pool.eject(replica, reason)
+                pool.eject(replica, reason, refuses=isinstance(error, RefusedError))
             return
         settled = epoch == self._epoch and not pool.loading
-        if problem := self._problem(replica, load, settled):
+        if problem := replica.problem(load, replica.label if settled else None):
             pool.eject(replica, problem)
             return
+        if settled:
+            prove(begun)
         replica.suspect = False
         replica.adapt(load, len(pool.router) > 0)
         pool.dispatch()
-
-    def _problem(self, replica: Replica, load: ServerLoad, settled: bool) -> str | None:
-        """What a server says of itself that it should not; None: nothing.
-
-        Args:
-            settled: no weights changed while it was asked.
-        """
-        if load.model is not None and load.model != replica.facts.model:
-            return f"it serves {load.model} now, not {replica.facts.model}"
-        if load.instance is not None and replica.instance is not None and load.instance != replica.instance:
-            return "it was started again"
-        if settled and replica.facts.weight_version and load.weight_version != replica.label:
-            return f"it has weights {load.weight_version!r}, not {replica.label!r}"
-        return None
 
     async def _try_return(self, replica: Replica) -> None:
         task = self._returning[replica] = asyncio.create_task(self._return(replica))
@@ -198,6 +199,7 @@ class ReplicaKeeper:
             if not isinstance(error, ServerError | UserError | TimeoutError):
                 raise error
             replica.reason = error.reason if isinstance(error, ServerError | UserError) else "no answer"
+            replica.refuses = isinstance(error, RefusedError)
 
     async def _return(self, replica: Replica) -> None:
         """Put it back into service.
@@ -242,6 +244,8 @@ class ReplicaKeeper:
             return
         self._away_since = now if self._away_since is None else self._away_since
         failure = self.failure()
+        if failure is None and all(replica.refuses for replica in pool.replicas):
+            failure = no_replica_left(pool.replicas, "check token_env, and what the servers were started with")
         if failure is None and now - self._away_since >= pool.spec.away_seconds:
             failure = no_replica_left(pool.replicas)
         if failure is not None:
@@ -254,10 +258,8 @@ class ReplicaKeeper:
         await asyncio.gather(*self._tasks, *self._returning.values(), return_exceptions=True)
 
 
-def no_replica_left(replicas: Sequence[Replica]) -> UserError:
+def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again") -> UserError:
     """No replica works."""
     reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
-    return UserError(
-        f"engine: {whose} out of service: {reasons}", remedy="start it again, and resume the run (--resume)"
-    )
+    return UserError(f"engine: {whose} out of service: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")

@@ -7,18 +7,20 @@ from functools import partial
 from typing import Any
 
 from proxima.data import UserError
-from proxima.data.columns import Floats
+from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica import Replica
+from proxima.engine.http.refusal import RefusedError
+from proxima.engine.http.replica import Ending, Replica
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 OVERLOADED = (429, 503)
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
-EVENTS = 1000  # lines that are kept
+DOUBT_SECONDS = 5.0  # in which a server whose completion broke says which weights it had, for the tokens to be kept
+EVENTS = 1000  # the latest lines for the user, that are kept
 
 
 class ReplicaPool:
@@ -43,6 +45,7 @@ class ReplicaPool:
         self.finishing = False  # in a pause: what has begun goes on to its end
         self.counts = Counter[str]()
         self.events: deque[str] = deque(maxlen=EVENTS)
+        self.told = 0  # events ever
         self.changed = asyncio.Event()
         self.check_soon: Callable[[Replica], None] = lambda _: None
         self.repeatable = all(one.facts.seeds and one.facts.batch_invariant for one in replicas) and spec.seeded
@@ -57,6 +60,7 @@ class ReplicaPool:
     def tell(self, text: str) -> None:
         """A line for the user."""
         self.events.append(text)
+        self.told += 1
 
     @property
     def jobs(self) -> list[GenerationJob]:
@@ -96,14 +100,21 @@ class ReplicaPool:
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
         begun = asyncio.get_running_loop().time()
         try:
-            ending = None if job.reason else await replica.run(job)
+            ending = None if job.reason else await self._run(job, replica)
             if job.reason and self._lacks_score(job, replica):
                 label = replica.label
-                scored = await replica.score(job.request.prompt.tokens, job.tokens)
+                scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
                 if replica.label == label:  # else it may be of the new weights
                     job.scored = scored
         except (ServerError, WrongAnswerError) as error:
             self._failed(job, replica, error, begun)
+        except RefusedError as error:
+            self._refused(replica, error)
+            self.counts["retried"] += 1
+            job.discard()
+            job.tried.add(replica)
+            if job.wanted:
+                self.router.add(job, first=True)
         except asyncio.CancelledError:
             job.discard()
             raise
@@ -111,6 +122,48 @@ class ReplicaPool:
             job.fail(error)
         else:
             self._ended(job, replica, aborted=ending == "aborted")
+
+    async def _run(self, job: GenerationJob, replica: Replica) -> Ending | None:
+        """`Replica.run`, of which nothing stays that other weights may have sampled: those of a server that was started
+        again, and does not say with each completion which weights it is of.
+
+        Raises:
+            ServerError, WrongAnswerError: as `Replica.run`, or the completion may be of other weights.
+        """
+        since, label, seconds = len(job.kept), replica.label, self.spec.call_seconds
+        broken: ServerError | None = None
+        ending: Ending | None = None
+        replica.attempts[job] = since
+        try:
+            ending = await replica.run(job)
+        except ServerError as error:
+            if self.repeatable:  # nothing of it is kept
+                raise
+            broken, seconds = error, min(seconds, DOUBT_SECONDS)
+        finally:
+            del replica.attempts[job]
+        problem = await replica.doubt(label, seconds) if job.unproven(since) else None
+        if problem is not None:
+            self.counts["tokens_lost"] += job.forget(since)
+            replica.suspect = True
+            self.check_soon(replica)
+            if broken is None and ending is None:
+                raise WrongAnswerError(problem)
+        if broken is not None:
+            raise broken
+        return ending
+
+    async def _score(self, replica: Replica, prompt: Ints, tokens: Ints) -> Floats:
+        """`Replica.score`, by the weights that the replica was given.
+
+        Raises:
+            ServerError, WrongAnswerError: as `Replica.score`, or they may be of other weights.
+        """
+        label = replica.label
+        found = await replica.score(prompt, tokens)
+        if (problem := await replica.doubt(label, self.spec.call_seconds)) is not None:
+            raise WrongAnswerError(problem)
+        return found
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
         """An attempt ended as it should: the completion has, or a pause or an abort ended it before."""
@@ -187,25 +240,27 @@ class ReplicaPool:
             UserError: no replica can.
         """
         error: Exception | None = None
-        tried = set[object]()
-        for _ in range(self.spec.retries + 1):
+        tried, failures = set[object](), 0
+        while failures <= self.spec.retries:
             replica = await self._room(tried)
             begun, label = asyncio.get_running_loop().time(), replica.label
             try:
-                found = await replica.score(request.prompt_tokens, request.tokens)
+                found = await self._score(replica, request.prompt_tokens, request.tokens)
                 if replica.label == label:
                     return found
-                error = ServerError(replica.url, "", "new weights came while it scored")
+                error, failures = ServerError(replica.url, "", "new weights came while it scored"), failures + 1
             except (ServerError, WrongAnswerError) as failed:
-                error = failed
+                error, failures = failed, failures + 1
                 tried.add(replica)
                 replica.failed(begun, asyncio.get_running_loop().time())
                 replica.suspect = True
                 self.check_soon(replica)
+            except RefusedError as refused:
+                self._refused(replica, refused)
             finally:
                 self.dispatch()
         assert error is not None
-        raise gave_up("scoring", self.spec.retries + 1, replica, error)
+        raise gave_up("scoring", failures, replica, error)
 
     async def _room(self, tried: set[object]) -> Replica:
         """The least loaded replica with room, one that has not been tried if there is one."""
@@ -217,11 +272,15 @@ class ReplicaPool:
 
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
-    def eject(self, replica: Replica, reason: str) -> None:
-        """Give it no more completions, and what it runs to others."""
+    def eject(self, replica: Replica, reason: str, *, refuses: bool = False) -> None:
+        """Give it no more completions, and what it runs to others.
+
+        Args:
+            refuses: it refuses our key.
+        """
         if not replica.in_service:
             return
-        replica.in_service, replica.reason = False, reason
+        replica.in_service, replica.reason, replica.refuses = False, reason, refuses
         self.counts["ejected"] += 1
         self.tell(f"engine: {replica.url} is out of service: {reason}")
         replica.relapses += 1
@@ -229,9 +288,15 @@ class ReplicaPool:
         self.router.leave(replica)
         self.dispatch()
 
+    def _refused(self, replica: Replica, error: RefusedError) -> None:
+        """Our key is of no use there; others may take theirs."""
+        self.eject(replica, error.reason, refuses=True)
+        self.check_soon(replica)  # it may have been the last
+
     def admit(self, replica: Replica) -> None:
         """It is back."""
         replica.in_service, replica.suspect, replica.streak, replica.reason = True, False, 0, ""
+        replica.refuses = False
         self.counts["returned"] += 1
         self.tell(f"engine: {replica.url} is back, with weights of version {replica.version}")
         self.dispatch()
@@ -298,6 +363,8 @@ class ReplicaPool:
         async def one(replica: Replica) -> None:
             try:
                 await work(replica)
+            except RefusedError as error:
+                self._refused(replica, error)
             except ServerError as error:
                 self.eject(replica, error.reason)
 
