@@ -1,7 +1,7 @@
 """What an engine tells of itself while a run goes on: how new weights arrived, which servers came and went."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,12 @@ RESUME = "repair the engine and resume (--resume)"
 
 
 class EngineWatch:
-    """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (lines
-    for the user) and `ended` (processes that were replaced).
+    """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (the
+    latest lines for the user; `told` counts all since the start, where some are dropped), `log` (where to look, if it
+    is not the engine's log in the run folder) and `ended` (processes that were replaced).
 
     Args:
-        log: name of the file with the engine's output, for messages.
+        log: name of the file with the output of an engine that the run has started, for messages.
 
     `metrics` are those of the present step.
     """
@@ -43,14 +44,15 @@ class EngineWatch:
         """Warnings about what has happened since the last call; an engine that costs time and no completion is told of
         all the same."""
         detail = (await engine.health()).detail
-        told = [*self._replaced(int(detail.get("ended", 0))), *self._events(detail.get("events") or ())]
+        events = detail.get("events") or ()
+        told = [*self._replaced(int(detail.get("ended", 0))), *self._events(events, detail.get("told", len(events)))]
         counts = _numbers(detail.get("replicas") or {})
         grown = {name: value - self._counts.get(name, 0) for name, value in counts.items()}
         self._counts = counts
         self.metrics |= {f"replicas/{k}": v if k in ("ready", "of") else grown[k] for k, v in counts.items()}
         if (lost := grown.get("lost", 0)) > 0:
             text = "1 answer of a server was" if lost == 1 else f"{lost:g} answers of servers were"
-            told.append(f"{text} no completion, and asked for again; see {self.log}")
+            told.append(f"{text} no completion, and asked for again; see {detail.get('log') or self.log}")
         return told
 
     def _replaced(self, ended: int) -> Iterator[str]:
@@ -62,9 +64,11 @@ class EngineWatch:
                 f"See {self.log}"
             )
 
-    def _events(self, events: Any) -> list[str]:
-        new, self._told = [str(one) for one in events[self._told :]], len(events)
-        return new
+    def _events(self, events: Sequence[Any], ever: int) -> Iterator[str]:
+        new, self._told = ever - self._told, ever
+        if new > len(events):
+            yield f"{new - len(events)} earlier lines about servers were dropped"
+        yield from map(str, events[max(0, len(events) - new) :])
 
 
 @contextmanager

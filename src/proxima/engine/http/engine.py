@@ -59,6 +59,7 @@ class HttpEngine:
         closed: Callable[[], object] = lambda: None,
     ) -> None:
         self.spec, self._sync, self._failure, self._closed = spec, sync, failure, closed
+        self._log = "the servers' own logs" if addresses is None else None  # None: in the run folder
         self._tag = secrets.token_hex(4)
         self._loop = OwnLoop("proxima-servers")
         self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
@@ -211,8 +212,8 @@ class HttpEngine:
         await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
 
     async def health(self) -> Health:
-        """`detail`: `replicas` (counts since the start), `servers` (one mapping each), `events` (lines for the user)
-        and `sync` (what the last `publish` found)."""
+        """`detail`: `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines for
+        the user, of `told` ever), `log` (where the servers write) and `sync` (what the last `publish` found)."""
 
         async def work() -> Health:
             pool, reports = self._pool, self._keeper.reports
@@ -235,6 +236,8 @@ class HttpEngine:
                     "replicas": counts,
                     "servers": [_described(replica) for replica in replicas],
                     "events": list(pool.events),
+                    "told": pool.told,
+                    "log": self._log,
                     "sync": sync,
                 },
             )

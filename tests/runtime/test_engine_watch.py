@@ -1,0 +1,57 @@
+"""What an engine tells of itself reaches the user once, however long the run is."""
+
+import asyncio
+from typing import Any
+
+from proxima.engine import Health
+from proxima.engine.http.replica_pool import EVENTS, ReplicaPool
+from proxima.runtime.engine_watch import EngineWatch
+from tests.engine.http.plain_dialect import Plain
+
+
+class Told:
+    """An engine of which only the health check is asked."""
+
+    def __init__(self, **detail: Any) -> None:
+        self.detail = detail
+
+    async def health(self) -> Health:
+        return Health(ok=True, version=0, detail=self.detail)
+
+
+def news(watch: EngineWatch, **detail: Any) -> list[str]:
+    return asyncio.run(watch.news(Told(**detail)))  # type: ignore[arg-type]
+
+
+def test_events_are_told_once_each_beyond_those_that_are_kept() -> None:
+    pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
+    found = list[str]()
+    for number in range(2 * EVENTS + 7):
+        pool.tell(f"event {number}")
+        if number % 10 == 0:
+            found += news(watch, events=list(pool.events), told=pool.told)
+    found += news(watch, events=list(pool.events), told=pool.told)
+    assert found == [f"event {number}" for number in range(2 * EVENTS + 7)]
+    assert news(watch, events=list(pool.events), told=pool.told) == []
+
+
+def test_events_that_nobody_asked_for_in_time_are_counted() -> None:
+    pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
+    for number in range(EVENTS + 3):
+        pool.tell(f"event {number}")
+    first, *others = news(watch, events=list(pool.events), told=pool.told)
+    assert first == "3 earlier lines about servers were dropped"
+    assert others == [f"event {number}" for number in range(3, EVENTS + 3)]
+
+
+def test_an_engine_that_keeps_all_its_events_needs_no_count() -> None:
+    watch = EngineWatch("engine.log")
+    assert news(watch, events=["a"]) == ["a"]
+    assert news(watch, events=["a", "b"]) == ["b"]
+
+
+def test_a_lost_answer_points_to_a_log_that_is_there() -> None:
+    (ours,) = news(EngineWatch("engine.log"), replicas={"lost": 1}, log=None)
+    assert ours.endswith("asked for again; see engine.log")
+    (theirs,) = news(EngineWatch("engine.log"), replicas={"lost": 2}, log="the servers' own logs")
+    assert theirs.startswith("2 answers") and theirs.endswith("see the servers' own logs")
