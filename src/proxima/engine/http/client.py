@@ -33,6 +33,10 @@ class ServerError(OSError):
         self.url, self.call, self.reason, self.status = url, call, reason, status
 
 
+class RefusedError(UserError):
+    """Status 401 or 403, the key: this server would refuse every other call too; others may take theirs."""
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a server is, and how it is spoken to.
@@ -183,10 +187,10 @@ class ServerClient:
 
         Raises:
             ServerError: not 2xx.
-            UserError: 401, 403: the next attempt would be refused too.
+            RefusedError: 401, 403.
         """
         if status in (401, 403):
-            raise UserError(
+            raise RefusedError(
                 f"{self.url}{path}: refused with status {status}: {_excerpt(text)}",
                 remedy="check token_env, and what the server was started with",
             )

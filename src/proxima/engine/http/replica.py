@@ -12,10 +12,9 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
-from proxima.engine.http.client import Address, ServerError
+from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
-from proxima.engine.http.refusal import RefusedError, ReplicaClient
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights_check import WeightsCheck
 from proxima.engine.protocol import PauseMode
@@ -73,7 +72,7 @@ class Replica:
 
     def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, spec: ServerSettings, tag: str) -> None:
         self.url, self.dialect, self.facts, self.spec, self.tag = address.url, dialect, facts, spec, tag
-        self.client = ReplicaClient(address, seconds=spec.call_seconds)
+        self.client = ServerClient(address, seconds=spec.call_seconds)
         self.weights_check = WeightsCheck(lambda: self.dialect.load(self.client, self.facts), self.url)
         self.version = 0
         self.label: str | None = None

@@ -7,9 +7,8 @@ from itertools import count
 
 from proxima.data import UserError
 from proxima.engine.http.agreement import Agreement
-from proxima.engine.http.client import ServerError
+from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerLoad
-from proxima.engine.http.refusal import RefusedError
 from proxima.engine.http.replica import Replica, prove
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.weight_sync import SyncReport, WeightSync

@@ -9,9 +9,8 @@ from typing import Any
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
-from proxima.engine.http.client import ServerError
+from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.refusal import RefusedError
 from proxima.engine.http.replica import Ending, Replica
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
 
-from proxima.engine.http.client import ServerError
+from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerLoad
-from proxima.engine.http.refusal import RefusedError
 
 
 class WeightsCheck:
