@@ -135,3 +135,21 @@ def test_a_torn_journal_is_one_line_and_a_restored_one_goes_on(tiny_model, tmp_p
     run.journal.write_bytes(whole)
     assert go(run.path, config, resume=True).status == "done"
     assert_whole(run.path)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_torn_rollouts_cost_their_step_at_most(step, tiny_model, tmp_path):
+    """Those of a step after the last checkpoint come again; without earlier ones a run goes on."""
+    config, run = tree(tiny_model("llama"), checkpoint__every=1), RunFolder(tmp_path / "run")
+    with pytest.raises(Died):
+        go(run.path, config, observer=die_at("step", lambda record, sample: record["step"] == 3))
+    assert checkpoints(run.checkpoints)[-1].step == 2
+    file = run.rollout_file(step)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    assert go(run.path, config, resume=True).status == "done"
+    if step == 1:
+        with pytest.raises(UserError, match=r"000001.parquet is no whole Parquet file .* its completions are lost"):
+            assert_whole(run.path)
+        file.write_bytes(whole)
+    assert_whole(run.path)

@@ -173,7 +173,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         table = pq.read_table(path, columns=wanted, partitioning=None)
     except pa.ArrowInvalid as error:
         raise UserError(
-            f"{path} is no whole Parquet file ({error}); delete it and resume: the step is run again"
+            f"{path} is no whole Parquet file ({error}); delete it to read the others. A resume generates it again if"
+            " its step is after the last checkpoint; else its completions are lost, which training does not need"
         ) from error
     if filled in table.column_names:
         whole = pc.coalesce(table[filled], table[sampled])
