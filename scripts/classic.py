@@ -91,7 +91,7 @@ def export(name: str) -> None:
 def evaluate(model: str | Path, name: str, words: list[str]) -> None:
     """The held-out questions: runs/classic/evals/NAME."""
     out = RUNS / "evals" / name
-    if not (REPOSITORY / out / "summary.json").exists():
+    if not (REPOSITORY / out / "result.json").exists():
         run([*PROXIMA, "eval", str(model), "classic/questions", *words, "--out", str(out), "--overwrite"])
 
 
@@ -108,12 +108,22 @@ def table() -> str:
     for name in ("sft", "reward", "ppo", "dpo"):
         summary = json.loads((REPOSITORY / RUNS / name / "summary.json").read_text())
         before, after = (summary["eval"][label] for label in ("before", "after"))
-        figures = [f"{x['value']:.3f} ({x['low']:.3f}-{x['high']:.3f})" for x in (before, after)]
+        figures = [interval(before), interval(after)]
         lines.append(
             f"| {name} | {after['metric']} | {figures[0]} | {figures[1]} | {summary['steps']} | "
             f"{summary['seconds'] / 60:.0f} |"
         )
+    lines += ["", "| held-out questions | right | form | n |", "|---|---|---|---|"]
+    for name in ("base", "sft", "ppo", "dpo"):
+        (found,) = json.loads((REPOSITORY / RUNS / "evals" / name / "result.json").read_text())["suites"].values()
+        right, form = (interval(found["estimates"][part]) for part in ("accuracy", "reward/part/form"))
+        lines.append(f"| {name} | {right} | {form} | {found['questions']} |")
     return "\n".join(lines)
+
+
+def interval(estimate: dict[str, float]) -> str:
+    """The figure, with its 95 % interval."""
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f}-{estimate['high']:.3f})"
 
 
 if __name__ == "__main__":
