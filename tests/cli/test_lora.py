@@ -70,6 +70,10 @@ def test_a_changed_or_missing_base_is_one_line(run, proxima, here):
             ["model.lora.path=adapter"],
             "model.lora.rank=16 (default): differs from 4, that of the adapter adapter; set it to that",
         ),
+        (
+            ["model.lora={path: adapter, rank: 4, init: gaussian}"],
+            "model.lora.init=gaussian (command line): draws a new adapter, and model.lora.path is one; set one",
+        ),
         (["model.path=adapter", ADAPTER], "is an adapter; write its base there, and the adapter as model.lora.path"),
     ],
 )

@@ -49,6 +49,8 @@ def test_a_resume_by_the_folder_alone(file, tmp_path, capsys):
     [
         ("train.epochs=2", "train.epochs=2"),
         ("sft.loss_on=prompt", "sft.loss_on=prompt"),
+        ("sft.completion=answer", "sft.completion=answer (command line): names no column: every row would have this"),
+        ("sft.completion={answer", "sft.completion={answer (command line): is not a template: expected '}'"),
         ("train.prompts_per_step=3", "'train' has no field 'prompts_per_step'"),
         ("train.examples_per_step=0", "train.examples_per_step=0 (command line): must be >= 1"),
         ("eval.samples=-1", "eval.samples=-1"),

@@ -394,6 +394,22 @@ def test_bfloat16_weights_that_would_not_change_are_a_warning(recipe):
     assert warnings(resolve(recipe(), ["train.optimizer.lr=1e-6"])) == []
 
 
+def test_only_what_is_trained_in_bfloat16_is_warned_about(recipe):
+    """An adapter is float32, and a critic of its own is not."""
+    words = ["model.dtype=bfloat16", "model.compute_dtype=bfloat16", "train.optimizer.lr=1e-6"]
+    lora, critic = "model.lora={rank: 4}", ["algorithm=ppo", "critic=model"]
+    own = ["critic.optimizer={kind: adamw, lr: 1e-6}", "train.optimizer.lr=1e-4"]
+
+    def about(*overrides):
+        found = [str(problem) for problem in warnings(resolve(recipe(), list(overrides)))]
+        return [line.partition("=")[0] for line in found if "2^-8" in line]
+
+    assert about(*words, lora) == []
+    assert about(*words, lora, *critic) == ["train.optimizer.lr"]
+    assert about(*words, *critic) == ["train.optimizer.lr"]
+    assert about(*words[:2], lora, *critic, *own) == ["critic.optimizer.lr"]
+
+
 def test_rounding_takes_the_updates_of_weights_above_the_bound():
     """The claim of the warning: at lr 1e-6, Adam leaves a bfloat16 weight of 0.02 as it is, and moves one of 0.0001."""
     for value, moves in ((0.02, False), (1e-4, True)):

@@ -1,5 +1,7 @@
 """The `critic` section: what it holds, what it takes from `train`, and what is refused."""
 
+import json
+
 import pytest
 
 from proxima.config import check, resolve
@@ -11,7 +13,8 @@ from proxima.train import AdamW
 
 
 def problems(recipe, *overrides):
-    return [str(problem) for problem in check(resolve(recipe(), ["algorithm=ppo", *overrides]))]
+    chosen = [] if any(word.startswith("algorithm=") for word in overrides) else ["algorithm=ppo"]
+    return [str(problem) for problem in check(resolve(recipe(), [*chosen, *overrides]))]
 
 
 def critic_of(recipe, *overrides):
@@ -66,12 +69,26 @@ def test_a_critic_trains_as_the_policy_unless_it_says_otherwise(recipe):
             ["critic={kind: model, value_warmup_steps: 5}", "train.steps=5"],
             "critic.value_warmup_steps=5 (command line): the policy would wait for all 5 steps of the run",
         ),
+        (
+            ["algorithm={preset: distill, distillation: {path: org/teacher}, advantage: gae}", "critic=model"],
+            "critic.kind=model (command line): foresees rewards, which are only measured; set critic=null",
+        ),
         (["critic={kind: model, path: nowhere/none/x}"], "critic.path=nowhere/none/x (command line): does not exist"),
     ],
 )
 def test_what_does_not_fit(overrides, start, recipe):
     (line,) = problems(recipe, *overrides)
     assert line.startswith(start)
+
+
+def test_the_spread_of_a_new_head_beside_a_head_that_exists(recipe, tmp_path):
+    for name, head in (("LlamaForSequenceClassification", True), ("LlamaForCausalLM", False)):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        found = problems(recipe, f"critic={{kind: model, path: {tmp_path}, head_std: 0.5}}")
+        assert (
+            found
+            == [f"critic.head_std=0.5 (command line): is for a new head, and {tmp_path} has one; set it to 0"] * head
+        )
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def test_the_loss_has_a_denominator_and_metrics_of_its_own():
         ("forward_kl", {"top_k_of": "both"}, "top_k_of='both' must be teacher or student"),
         ("js", {"beta": 0.0}, r"beta=0.0 must be in \(0, 1\); its limits are the kinds forward_kl \(0\)"),
         ("js", {"beta": 1.0}, "beta=1.0 must be in"),
+        ("js", {"top_k": 0, "top_k_of": "student"}, "top_k_of='student' must be teacher with top_k=0"),
     ],
 )
 def test_bad_fields_are_refused(kind, fields, message):

@@ -121,6 +121,8 @@ def test_alpha_divergence_has_its_limit() -> None:
     assert spec(divergence="alpha", alpha=1.0)(p).tolist() == reverse_kl.tolist()
     for alpha in (1 - 1e-9, 1 + 1e-9):
         assert spec(divergence="alpha", alpha=alpha)(p).tolist() == pytest.approx(reverse_kl.tolist(), rel=1e-6)
+    with pytest.raises(ValueError, match="alpha=0.3 has no part in divergence=js; set divergence=alpha"):
+        spec(divergence="js", alpha=0.3)
 
 
 def test_preference_metrics_are_implicit_rewards() -> None:
@@ -154,6 +156,8 @@ def test_kto_by_hand() -> None:
     assert Kto(beta=0.5, anchor="zero")(x, zero, good, kl=9.0).tolist() == pytest.approx(
         [1 - sigmoid(0.5), sigmoid(0.5)]
     )
+    with pytest.raises(ValueError, match="bad_weight=0.0 must be >= 0, and > 0 beside good_weight=0"):
+        Kto(good_weight=0.0, bad_weight=0.0)
 
 
 def test_value_loss_is_clipped_around_the_rollouts_estimate() -> None:

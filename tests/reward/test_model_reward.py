@@ -148,6 +148,10 @@ def test_what_can_not_score_is_refused_before_the_run(folder, tiny_model):
         exact(folder, max_tokens=1)
     with pytest.raises(FieldError, match="encode='ids' must be tokens or text"):
         exact(folder, encode="ids")
+    with pytest.raises(FieldError, match="device='tpu' is not a device of proxima; write auto, cpu, cuda or cuda:1"):
+        ModelReward(path=folder, device="tpu").check()
+    with pytest.raises(FieldError, match=r"device='cuda:99' this machine has \d+ CUDA .*; set device=cpu, or auto"):
+        ModelReward(path=folder, device="cuda:99").check()
 
 
 def test_the_model_runs_in_the_thread_of_the_tensor_work(folder, monkeypatch):

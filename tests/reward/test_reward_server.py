@@ -13,6 +13,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from proxima.cli.main import main
 from proxima.data import Prompt
 from proxima.model import load_scalar_model, save
 from proxima.reward import Http, ModelReward
@@ -113,3 +114,16 @@ def test_the_command(folder):
         one.send_signal(signal.SIGINT)
         assert one.wait(timeout=120) == 0
     assert status == 200 and isinstance(answer["scores"][0]["value"], float)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "99999"], "--port=99999 must be in [0, 65535]; 0 takes a free one"),
+        (["--device", "cuda:99"], "device='cuda:99' this machine has"),
+    ],
+)
+def test_a_port_or_a_device_that_can_not_be(words, said, folder, capsys):
+    assert main(["serve-reward", folder, *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1

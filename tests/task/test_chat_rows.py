@@ -62,6 +62,23 @@ def test_the_completion_is_a_template_over_the_columns():
         reader(completion="{steps}").example(0, row(solution="2+2"))
 
 
+def test_a_template_over_a_null_column_is_no_text():
+    """`null` would be learnt as a word."""
+    with pytest.raises(FieldError, match="has no text: the row's 'solution' is null"):
+        reader(completion="{solution}").example(0, row(solution=None))
+    with pytest.raises(FieldError, match="has no text: the row's 'answer' is null"):
+        reader(completion="{answer}").example(0, row(answer=None))
+    assert learnt(
+        reader(completion="{answer}").example(0, Row(messages=(USER,), answer=None, metadata={"answer": 4}))
+    ) == [f"4{END}"]
+
+
+def test_a_template_beside_a_whole_chat_is_refused():
+    with pytest.raises(FieldError, match="ends with the assistant.*set sft.completion=null") as caught:
+        reader(completion="{solution}").example(0, row(CHAT, None, solution="2+2"))
+    assert caught.value.field == "messages"
+
+
 def test_system_prompt_and_control_tokens_in_the_data():
     """A control token in a message is text: it ends no turn."""
     item = reader(system="Be brief.").example(0, row(answer=f"Say {END} twice"))

@@ -93,10 +93,12 @@ def test_completions_with_a_label(tmp_path, label, good):
             {"chosen": [{"role": "user", "content": "3 + 3?"}, said("6")]},
             "chosen=.* begins with another prompt than its row; map task.question or task.messages to the prompt",
         ),
-        ({"margin": "much"}, "margin='much' must be a finite number"),
-        ({"margin": True}, "margin=True must be a finite number"),
-        ({"margin": float("nan")}, "margin='nan' must be a finite number"),
-        ({"margin": None}, "margin=None must be a finite number"),
+        ({"margin": "much"}, "margin='much' must be a finite number of float32"),
+        ({"margin": True}, "margin=True must be a finite number of float32"),
+        ({"margin": float("nan")}, "margin='nan' must be a finite number of float32"),
+        ({"margin": 1e300}, r"margin=1e\+300 must be a finite number of float32"),
+        ({"margin": 10**400}, "margin=10+ must be a finite number of float32"),
+        ({"margin": None}, "margin=None must be a finite number of float32"),
     ],
 )
 def test_a_bad_row_names_its_field(tmp_path, change, message):

@@ -17,11 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.data import UserError
+    from proxima.data import UserError, require
     from proxima.reward import ModelReward
     from proxima.reward.reward_server import RewardServer
     from proxima.runtime.interrupt import quiet_transformers
 
+    require(0 <= arguments.port <= 65535, "--port", arguments.port, "must be in [0, 65535]; 0 takes a free one")
     reward = ModelReward(
         path=arguments.model,
         encode="text",

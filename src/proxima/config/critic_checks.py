@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from proxima.config.algorithm_checks import trains_on_rewards
 from proxima.config.critic_schema import ModelCritic
-from proxima.config.machine_checks import model_problem
+from proxima.config.machine_checks import has_score, model_problem
 from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.data import FieldError
@@ -15,6 +16,18 @@ def critic_model_exists(r: Resolved[Any]) -> Iterator[Problem]:
     critic = r.config.critic
     if isinstance(critic, ModelCritic) and critic.path is not None and (remedy := model_problem(critic.path)):
         yield r.problem("critic.path", remedy)
+
+
+def critic_is_read(r: Resolved[Any]) -> Iterator[Problem]:
+    """Values are for advantages, which a teacher alone does not have, and a head that exists is not drawn anew."""
+    critic = r.config.critic
+    if critic is None:
+        return
+    if not trains_on_rewards(r.config):
+        message = "foresees rewards, which are only measured; set critic=null, or name an algorithm.surrogate"
+        yield r.problem("critic.kind", message)
+    if isinstance(critic, ModelCritic) and critic.head_std and critic.path is not None and has_score(critic.path):
+        yield r.problem("critic.head_std", f"is for a new head, and {critic.path} has one; set it to 0")
 
 
 def critic_fits_the_step(r: Resolved[Any]) -> Iterator[Problem]:

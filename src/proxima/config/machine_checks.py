@@ -1,7 +1,6 @@
 """Checks of a config against this machine: model folder, data files, device, dtypes. Nothing is loaded."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from proxima.data import FieldError
 from proxima.model.adapter_files import base_of, check_start
 from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
-from proxima.model.load import check_path, export_remedy, is_run, load_shape, load_tokenizer
-from proxima.model.lora import missing_peft, target_layers
+from proxima.model.load import check_device, check_path, export_remedy, is_run, load_shape, load_tokenizer
+from proxima.model.lora import Lora, missing_peft, target_layers
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # what no hub name begins with
@@ -38,6 +37,8 @@ def adapters_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
         yield r.problem("model.lora", f"needs the package peft: {remedy}")
     elif (Path(model.path) / ADAPTER).is_file():
         yield r.problem("model.path", "is an adapter; write its base there, and the adapter as model.lora.path")
+    elif lora.path is not None and lora.init != Lora.init:
+        yield r.problem("model.lora.init", "draws a new adapter, and model.lora.path is one; set one of the two")
     else:
         try:
             if lora.path is not None:
@@ -47,6 +48,23 @@ def adapters_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
         except FieldError as error:
             if error.field.startswith("model.lora"):
                 yield r.problem(error.field, error.requirement)
+
+
+def reward_head_is_new(r: Resolved[Any]) -> Iterator[Problem]:
+    """A reward model that is trained further keeps its head."""
+    path, section = r.config.model.path, r.config.reward_model
+    if section.head_std != type(section).head_std and has_score(path):
+        message = f"is for a new head, and {path} has one, which is trained further; leave it out"
+        yield r.problem("reward_model.head_std", message)
+
+
+def has_score(path: str) -> bool:
+    """Whether a local folder is that of a scalar model; False for a name of the hub, which is not asked."""
+    try:
+        known = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+        return any("SequenceClassification" in name for name in known.get("architectures") or ())
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
 
 
 def reward_models_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
@@ -172,11 +190,7 @@ def dtypes_are_consistent(r: Resolved[Any]) -> Iterator[Problem]:
 
 def device_exists(r: Resolved[Any]) -> Iterator[Problem]:
     """The device is of a known kind and exists here."""
-    import torch
-
-    device, count = r.config.model.device, torch.cuda.device_count()
-    match = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", device)
-    if match is None:
-        yield r.problem("model.device", "is not a device of proxima; write auto, cpu, cuda or cuda:1")
-    elif device.startswith("cuda") and int(match[1] or 0) >= count:
-        yield r.problem("model.device", f"this machine has {count} CUDA devices; set model.device=cpu, or auto")
+    try:
+        check_device(r.config.model.device, "model.device")
+    except FieldError as error:
+        yield r.problem("model.device", error.requirement)

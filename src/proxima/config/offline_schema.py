@@ -12,7 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from proxima.config.schema import STALL, CheckpointConfig, ModelConfig, OptimizationConfig, RowsConfig
 from proxima.config.slots import Slot, require_at_least, require_plain_folder, require_stall_seconds
 from proxima.data import PreferencePair, Trajectory, require
+from proxima.data.columns import LARGEST
 from proxima.task.chat_rows import ChatReader
+from proxima.task.column_mapping import template_fields
 from proxima.task.preference_rows import PairColumns, PreferenceReader
 from proxima.task.protocol import Row
 
@@ -139,6 +141,12 @@ class SftSection:
         str | None, "template of the completion over the row's columns, as {solution}; null: the answer"
     ] = None
 
+    def __post_init__(self) -> None:
+        if self.completion is not None:
+            named = bool(template_fields(self.completion, "completion"))
+            bound, remedy = "names no column: every row would have this text", "put one in braces, as {solution}"
+            require(named, "completion", self.completion, bound, remedy=remedy)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig(OfflineConfig):
@@ -179,7 +187,7 @@ class RewardModelSection:
     head_std: Annotated[float, "standard deviation of a new head's weights; 0: zeros"] = 0.02
 
     def __post_init__(self) -> None:
-        require(math.isfinite(self.margin), "margin", self.margin, "must be finite")
+        require(abs(self.margin) <= LARGEST, "margin", self.margin, "must be finite in float32")
         require(0 <= self.center < math.inf, "center", self.center, "must be >= 0 and finite")
         require(0 <= self.head_std < math.inf, "head_std", self.head_std, "must be >= 0 and finite")
         double = self.margin_column is not None and self.margin != 0

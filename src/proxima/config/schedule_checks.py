@@ -92,21 +92,29 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
 
 
 def weights_resolve_an_update(r: Resolved[Any]) -> Iterator[Problem]:
-    """An update of Adam, about `lr` a weight, is not rounded away: bfloat16 resolves 2^-8 of a weight."""
+    """An update of Adam, about `lr` a weight, is not rounded away: bfloat16 resolves 2^-8 of a weight. An adapter is
+    float32; a critic's own weights are trained as a whole beside it."""
+    from proxima.config.critic_schema import ModelCritic
     from proxima.train.optimizer import AdamW
 
-    optimizer = r.config.train.optimizer
-    if r.config.model.dtype != "bfloat16" or not isinstance(optimizer, AdamW) or optimizer.lr == 0:
+    if r.config.model.dtype != "bfloat16":
         return
-    relative = optimizer.lr / TYPICAL_WEIGHT
-    if relative < BFLOAT16_STEP:
+    train, critic = r.config.train, r.get("critic")
+    trained = {} if r.config.model.lora is not None else {"train.optimizer.lr": train.optimizer}
+    if isinstance(critic, ModelCritic) and (critic.optimizer is not None or not trained):
+        path = "train" if critic.optimizer is None else "critic"
+        trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
+    for path, optimizer in trained.items():
+        relative = optimizer.lr / TYPICAL_WEIGHT if isinstance(optimizer, AdamW) else BFLOAT16_STEP
+        if not 0 < relative < BFLOAT16_STEP:
+            continue
         message = (
             f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and "
             f"model.dtype=bfloat16 resolves 2^-8 = {BFLOAT16_STEP:.2g}: weights above "
             f"{optimizer.lr / BFLOAT16_STEP:.1g} do not change; set "
             "model.dtype=float32 (model.compute_dtype=bfloat16 keeps the speed), or raise the learning rate"
         )
-        yield r.problem("train.optimizer.lr", message)
+        yield r.problem(path, message)
 
 
 def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:

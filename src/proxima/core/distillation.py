@@ -65,6 +65,8 @@ class _TeacherDivergence(Distillation):
     def __post_init__(self) -> None:
         require(self.top_k >= 0, "top_k", self.top_k, "must be >= 0; 0 estimates from the sampled token")
         check_choices(self)
+        bound = "must be teacher with top_k=0, which reads the sampled token alone"
+        require(self.top_k > 0 or self.top_k_of == "teacher", "top_k_of", self.top_k_of, bound)
         if self.top_k == 0:
             object.__setattr__(self, "needs", frozenset({"proximal_log_prob", "teacher_log_prob"}))
 

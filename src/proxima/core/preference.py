@@ -61,9 +61,8 @@ def completion_log_prob(
     if other_length is not None and alpha < 1:
         count = mask.long().cumsum(0)
         starts = torch.cat([count.new_zeros(1), count])[cu_seqlens[:-1].long()]
-        lengths = cu_seqlens.diff()
         shared = torch.minimum(segment_count(mask, cu_seqlens), other_length)
-        last = torch.repeat_interleave(starts + shared, lengths, output_size=len(mask))
+        last = torch.repeat_interleave(starts + shared, cu_seqlens.diff(), output_size=len(mask))
         chosen = chosen * either(count <= last, 1.0, alpha, chosen)
     return segment_sum(chosen, cu_seqlens)
 
@@ -102,8 +101,7 @@ class Pairwise:
 
     def __call__(self, p: PreferencePairs) -> Tensor:
         """[S] loss of each pair, with gradient."""
-        c, r = self.scores(p)
-        return self.loss(c, r)
+        return self.loss(*self.scores(p))
 
     def denominator(self, chosen_length: Tensor) -> Tensor:
         """[] float64: what the sum of the losses is divided by, pairs; adds up over the parts of a batch. The mean over
@@ -119,9 +117,8 @@ class Pairwise:
     def metrics(self, p: PreferencePairs) -> Metrics:
         """Implicit rewards β c and β r, for every loss (T18); a tie counts as wrong."""
         c, r = (self.beta * (x - y) for x, y in ((p.chosen, p.reference_chosen), (p.rejected, p.reference_rejected)))
-        every = torch.ones_like(c, dtype=torch.bool)
         named = {"rewards/chosen": c, "rewards/rejected": r, "rewards/margins": c - r, "rewards/accuracies": c > r}
-        return {name: SumCount.over(value, every) for name, value in named.items()}
+        return {name: SumCount.over(value, torch.ones_like(c, dtype=torch.bool)) for name, value in named.items()}
 
 
 @dataclass(frozen=True)
@@ -140,6 +137,8 @@ class _Divergence(Pairwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self)
+        read = self.divergence == "alpha" or self.alpha == _Divergence.alpha
+        require(read, "alpha", self.alpha, f"has no part in divergence={self.divergence}; set divergence=alpha")
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
         c, r = super().scores(p)
@@ -352,7 +351,7 @@ class Kto:
 
     Args:
         beta: larger values stay closer to the reference, > 0.
-        good_weight, bad_weight: of the losses of either kind, >= 0.
+        good_weight, bad_weight: of the losses of either kind, >= 0 and not both 0.
         anchor: what z is: `kl`, the formula above, or `zero`, z = 0, TRL's `apo_zero_unpaired`.
     Source: arXiv 2402.01306. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
     """
@@ -365,7 +364,8 @@ class Kto:
     def __post_init__(self) -> None:
         require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
         require(self.good_weight >= 0, "good_weight", self.good_weight, "must be >= 0")
-        require(self.bad_weight >= 0, "bad_weight", self.bad_weight, "must be >= 0")
+        bound = "must be >= 0, and > 0 beside good_weight=0"
+        require(self.bad_weight >= 0 < self.good_weight + self.bad_weight, "bad_weight", self.bad_weight, bound)
         check_choices(self)
 
     def __call__(self, log_prob: Tensor, reference_log_prob: Tensor, good: Tensor, kl: Tensor | float = 0.0) -> Tensor:

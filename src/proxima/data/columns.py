@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+LARGEST = float(np.finfo(np.float32).max)  # of a column of floats
 
 _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("float32"), Bools: np.dtype("bool")}
 

@@ -1,5 +1,6 @@
 """Loads a causal language model from a hub name, a folder, or a GGUF file."""
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, UserError, require
 from proxima.model.adapter_files import (
     BaseModel,
     base_in_memory,
@@ -76,6 +77,14 @@ def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
         ids = getattr(source, "eos_token_id", None)
         stop.extend(ids if isinstance(ids, list | tuple) else [ids])
     return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
+
+
+def check_device(device: str, field: str = "device") -> None:
+    """FieldError for a device of an unknown kind, or one that this machine lacks."""
+    match, count = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", device), torch.cuda.device_count()
+    require(match is not None, field, device, "is not a device of proxima; write auto, cpu, cuda or cuda:1")
+    there = match is None or not device.startswith("cuda") or int(match[1] or 0) < count
+    require(there, field, device, f"this machine has {count} CUDA devices", remedy=f"set {field}=cpu, or auto")
 
 
 def resolve_device(device: str) -> torch.device:

@@ -40,7 +40,8 @@ class ModelReward(ComputeReward):
         compute_dtype: of the matrix products, `float32` or `bfloat16`; the head is float32.
         device: auto, cpu, cuda, cuda:1.
     Returns: Score in units of the reward model; no `correct`.
-    Raises: FieldError before the run for a folder that is no reward model; in a run nothing.
+    Raises: FieldError before the run for a folder that is no reward model, or a device that is missing; in a run
+        nothing.
     Edge cases: an empty completion gets the score of its prompt. A score that is not finite, a completion that is too
         long, and in `text` one that the chat template refuses have no score. In `text`, a truncated completion
         (`length`) gets no end-of-turn token, and one whose first token the tokenizer joins with the prompt's last (both
@@ -69,8 +70,10 @@ class ModelReward(ComputeReward):
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
 
     def check(self) -> None:
+        from proxima.model.load import check_device
         from proxima.model.scalar_model import scalar_config, score_normalization
 
+        check_device(self.device)
         with renamed("model.path", "path"):
             config, _ = scalar_config(self.path, self.revision)
         known = not self.normalize or score_normalization(config) is not None

@@ -12,7 +12,7 @@ import numpy as np
 
 from proxima.data import FieldError, Message, OverLengthError, Trajectory, UserError, require
 from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
-from proxima.task.column_mapping import fill
+from proxima.task.column_mapping import fill, look_up, template_fields
 from proxima.task.prompts import with_system
 from proxima.task.protocol import Row
 
@@ -73,6 +73,10 @@ class ChatReader:
         messages = with_system(row.messages, self.system)
         if messages[-1]["role"] != "assistant":
             messages = (*messages, {"role": "assistant", "content": self._completion(row)})
+        elif self.completion is not None:
+            what = "ends with the assistant, and sft.completion would be one more turn of it"
+            remedy = "set sft.completion=null, or map task.messages to chats that end with the user"
+            raise FieldError("messages", _shown(messages[-1]["content"]), what, remedy=remedy)
         for message in messages:
             if message["role"] == "assistant":
                 name = "completion" if message is messages[-1] else "messages"
@@ -81,10 +85,16 @@ class ChatReader:
 
     def _completion(self, row: Row) -> str:
         if self.completion is not None:
+            columns = dict(row.metadata)
+            if row.answer is not None or "answer" not in columns:
+                columns["answer"] = row.answer
             try:
-                return fill(self.completion, {**row.metadata, "answer": row.answer})
+                for name in sorted(template_fields(self.completion, "completion")):
+                    found = look_up(columns, name) is not None
+                    require(found, "completion", self.completion, f"has no text: the row's {name!r} is null")
+                return fill(self.completion, columns)
             except KeyError as error:
-                known = ", ".join({**row.metadata, "answer": None})
+                known = ", ".join(columns)
                 what = f"names no column of the row: {error.args[0]!r}"
                 remedy = f"change sft.completion; columns: {known}"
                 raise FieldError("completion", self.completion, what, remedy=remedy) from None

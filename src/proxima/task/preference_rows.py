@@ -5,7 +5,6 @@ the messages before its last too, these are the prompt. A bad row raises `FieldE
 the caller adds the number of the row, and skips or refuses it.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from proxima.data import (
     UserError,
     require,
 )
+from proxima.data.columns import LARGEST
 from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
 from proxima.task.column_mapping import as_messages, look_up
 from proxima.task.prompts import with_system
@@ -142,8 +142,8 @@ def _column(row: Row, field: str, column: str) -> Any:
 
 
 def _number(margin: Any) -> float:
-    number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and math.isfinite(margin)
-    require(number, "margin", margin, "must be a finite number")
+    number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and abs(margin) <= LARGEST
+    require(number, "margin", margin, "must be a finite number of float32")
     return float(margin)
 
 

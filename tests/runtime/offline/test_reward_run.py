@@ -113,6 +113,7 @@ def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
         ({"data__over_length": "truncate"}, "would change which side is better; set skip or refuse"),
         ({"reward_model__center": -1.0}, "center=-1 .*must be >= 0 and finite"),
         ({"reward_model__margin": 1.0, "reward_model__margin_column": "lead"}, "must be 0 beside margin_column=lead"),
+        ({"reward_model__margin": 1e300}, "must be finite in float32"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, line, tree):
@@ -137,3 +138,10 @@ def test_from_python(tree, tmp_path):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
     found = load_scalar_model(str(checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model), device="cpu")
     assert found.model.score.weight.shape == (1, 32)
+
+
+def test_a_head_that_exists_is_not_drawn_anew(unbroken, tree):
+    trained = str(RunFolder(unbroken).checkpoint(4) / "model")
+    with pytest.raises(UserError, match=r"head_std=0.1 .*is for a new head, and .* has one, which is trained further"):
+        load_recipe(tree(model__path=trained), root=RewardModelConfig)
+    load_recipe(tree(model__path=trained, reward_model__head_std=0.02), root=RewardModelConfig)
