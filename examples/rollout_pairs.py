@@ -1,16 +1,20 @@
-"""Pairs for reward models and DPO from the rollouts of a run: a right against a wrong answer that the policy gave to
-one question in one step.
+"""Pairs for reward models and DPO from the rollouts of runs: a right against a wrong answer that a policy gave to the
+same question, in whichever step.
 
     python examples/rollout_pairs.py runs/quickstart data/own_pairs
+    python examples/rollout_pairs.py runs/one runs/other data/own_pairs
 
-Such pairs show a reward model what the policy really writes, unfinished and beside the point included; a policy that
-is trained with it finds fewer answers that it has never seen. Questions, not pairs, are split: a fifth of them is
-test.jsonl. A question has at most `PER_QUESTION` pairs of a step.
+Such pairs show a reward model what policies really write. Right answers are mostly of late steps and wrong ones of
+early steps, so what the untrained policy says is among them, unfinished and beside the point as it is: of the answers
+of one step alone it would hardly be, and a policy that trains with the reward model finds what nobody has called wrong.
+A question has at most `PER_QUESTION` pairs, of its most frequent answers first. Questions, not pairs, are split: a
+fifth of them is test.jsonl.
 """
 
 import json
 import sys
-from itertools import islice, product
+from collections import Counter
+from itertools import cycle, islice
 from pathlib import Path
 
 import proxima
@@ -19,15 +23,24 @@ from proxima.data.random import share_of
 HELD_OUT, PER_QUESTION = 0.2, 4
 
 
-def main(run, folder):
+def main(*folders):
+    *runs, folder = folders
+    answers = {}
+    for run in runs:
+        rows = proxima.load_run(run).rollouts(columns=["question", "text", "correct"])
+        for question, text, correct in rows[rows["text"].str.strip() != ""].itertuples(index=False):
+            if correct in (True, False):
+                answers.setdefault(question, {True: Counter(), False: Counter()})[bool(correct)][text] += 1
     split = {"train": [], "test": []}
-    rows = proxima.load_run(run).rollouts(columns=["step", "prompt_uid", "question", "text", "correct"])
-    for (_, _, question), group in rows.groupby(["step", "prompt_uid", "question"]):
-        group = group[group["text"].str.strip() != ""]
-        texts = [dict.fromkeys(group[group["correct"] == verdict]["text"]) for verdict in (True, False)]
-        part = "test" if share_of(question) < HELD_OUT else "train"
-        for chosen, rejected in islice(product(*texts), PER_QUESTION):
-            split[part].append({"question": question, "chosen": chosen, "rejected": rejected})
+    for question, texts in answers.items():
+        right, wrong = ([text for text, _ in texts[verdict].most_common()] for verdict in (True, False))
+        if right and wrong:
+            pairs = islice(zip(cycle(right), cycle(wrong), strict=False), PER_QUESTION)
+            part = "test" if share_of(question) < HELD_OUT else "train"
+            split[part] += [
+                {"question": question, "chosen": chosen, "rejected": rejected}
+                for chosen, rejected in dict.fromkeys(pairs)
+            ]
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, pairs in split.items():
         text = "".join(json.dumps(pair) + "\n" for pair in pairs)
@@ -37,6 +50,6 @@ def main(run, folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`examples/rollout_pairs.py`: pairs of one question and step, split by question."""
+"""`examples/rollout_pairs.py`: pairs of one question, of the frequent answers first, split by question."""
 
 import json
 import runpy
@@ -14,38 +14,43 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "rollout_pairs.py"
 
 @pytest.fixture
 def pairs(tmp_path, monkeypatch):
-    """The files that come of the rollouts of two steps: of each question a right, two wrong, and an empty answer."""
+    """The files that come of two runs: early all are wrong, mostly in one way, and later most are right."""
     pandas = pytest.importorskip("pandas")
-    answers = [(f"right {i}", True) for i in range(3)] + [("wrong", False), ("wrong", False), ("worse", False)]
-    rows = [
-        {"step": step, "prompt_uid": n, "question": f"q {n}", "text": f"{text} of {n} at {step}", "correct": correct}
-        for step in (1, 2)
-        for n in range(40)
-        for text, correct in answers
-    ]
-    rows += [{"step": 1, "prompt_uid": n, "question": f"q {n}", "text": " ", "correct": False} for n in range(40)]
-    rows += [{"step": 3, "prompt_uid": 99, "question": "all right", "text": "so", "correct": True}]
-    rows += [{"step": 3, "prompt_uid": 98, "question": "unknown", "text": text, "correct": None} for text in "ab"]
+    early = [("rare", False), *[("often", False)] * 5, ("other", False), (" ", False), ("unknown", None)]
+    late = [("right", True), ("right", True), ("fine", True), ("wrong", False)]
+    runs = {
+        f"run {run}": [
+            {"question": f"q {n}", "text": f"{text} {n}" if text.strip() else text, "correct": correct}
+            for n in range(60)
+            for text, correct in (early if n % 2 == run else late)
+        ]
+        + [{"question": "all right", "text": "so", "correct": True}]
+        for run in (0, 1)
+    }
 
     class Run:
-        def rollouts(self, columns):
-            return pandas.DataFrame(rows)[columns]
+        def __init__(self, folder):
+            self.rows = runs[folder]
 
-    monkeypatch.setattr(proxima, "load_run", lambda folder: Run(), raising=False)
-    runpy.run_path(str(SCRIPT))["main"]("a run", tmp_path)
+        def rollouts(self, columns):
+            return pandas.DataFrame(self.rows)[columns]
+
+    monkeypatch.setattr(proxima, "load_run", Run, raising=False)
+    runpy.run_path(str(SCRIPT))["main"]("run 0", "run 1", tmp_path)
     return {name: tmp_path / f"{name}.jsonl" for name in ("train", "test")}
 
 
-def test_pairs_are_of_one_question_and_step(pairs):
+def test_pairs_are_of_one_question_in_whichever_run(pairs):
     found = {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in pairs.items()}
     asked = {name: {pair["question"] for pair in rows} for name, rows in found.items()}
-    assert not asked["train"] & asked["test"] and len(asked["train"] | asked["test"]) == 40 and len(asked["test"]) > 3
-    for pair in found["train"] + found["test"]:
-        right, wrong = pair["chosen"].split(), pair["rejected"].split()
-        assert right[0] == "right" and wrong[0] in ("wrong", "worse")
-        assert right[-3:] == wrong[-3:] and f"q {right[-3]}" == pair["question"]
-    distinct = {tuple(pair.values()) for pair in found["train"]}
-    assert len(distinct) == len(found["train"]) == 8 * len(asked["train"])
+    assert not asked["train"] & asked["test"] and len(asked["train"] | asked["test"]) == 60 and len(asked["test"]) > 4
+    for name, rows in found.items():
+        for question in asked[name]:
+            number = question.removeprefix("q ")
+            of = [(p["chosen"], p["rejected"]) for p in rows if p["question"] == question]
+            assert of[0] == (f"right {number}", f"often {number}") and len(of) == len(set(of)) == 4
+            assert {right for right, _ in of} == {f"right {number}", f"fine {number}"}
+            assert {wrong for _, wrong in of} == {f"{word} {number}" for word in ("often", "rare", "other", "wrong")}
 
 
 def test_proxima_reward_reads_them(pairs):
