@@ -98,6 +98,8 @@ def evaluate(model: str | Path, name: str, words: list[str]) -> None:
 def run(command: list[str]) -> None:
     """Run a command, or end with its exit code."""
     code = subprocess.run(command, cwd=REPOSITORY).returncode
+    if code < 0:
+        sys.exit(f"error: ended by signal {-code}, 9 often for want of memory; the same command goes on there")
     if code:
         sys.exit(code)
 
