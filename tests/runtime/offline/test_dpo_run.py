@@ -178,6 +178,19 @@ def test_kto_without_another_prompt_is_refused(tree, tmp_path):
         go(tmp_path / "run", tree(preference__loss=["kto"], task__path=str(file)))
 
 
+def test_the_partner_of_a_row_is_the_next_in_the_data_however_long_the_run_is(tree, tmp_path):
+    """Two steps draw four of the ten rows; a longer run trains these with the same partners, most of which are drawn
+    later with this seed."""
+    changes = {"preference__loss": ["kto"], "train__schedule": "constant", "train__examples_per_step": 2}
+    changes |= {"eval__task": None, "eval__every": 0, "seed": 9}
+    go(tmp_path / "short", tree(**changes, train__steps=2))
+    go(tmp_path / "long", tree(**changes, train__steps=5))
+    short, long = (records(tmp_path / name, "train")[:2] for name in ("short", "long"))
+    assert [r["kl"] for r in short] == pytest.approx([r["kl"] for r in long], rel=1e-4, abs=1e-6)
+    assert [r["loss"] for r in short] == pytest.approx([r["loss"] for r in long], rel=1e-5)
+    assert abs(short[1]["kl"]) > 1e-4
+
+
 def test_a_cache_that_can_not_be_made_is_refused_before_the_reference_is_computed(tree, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="preference.cache='.*file/cache' can't be made: Not a directory; name"):
@@ -220,9 +233,10 @@ def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
         for a in range(50)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for budget in (2000, 400):
+    for budget, chunk in ((2000, 512), (400, 512), (400, 3)):
         changes = {"task__path": str(file), "eval__task__path": str(file), "train__tokens_per_micro_batch": budget}
-        folder = tmp_path / str(budget)
+        changes["model__log_prob_chunk"] = chunk
+        folder = tmp_path / f"{budget}-{chunk}"
         go(folder, tree(preference__loss=[loss], train__steps=1, eval__after=False, **changes))
         (before,) = (r for r in RunFolder(folder).read_metrics() if r["kind"] == "eval")
         assert before["accuracy"] == 0.5 and before["rewards/chosen"] == before["rewards/rejected"] == 0

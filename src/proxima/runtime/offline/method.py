@@ -20,7 +20,8 @@ MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be 
 class OfflineMethod(Generic[Config, Item]):
     """A way to train on a fixed data set. Subclass it. One object serves one run; what is called when:
 
-    1. Before weights are loaded, for each row of `task` and of `eval.task`:  `item(row, number)`; then `unmeasured`.
+    1. Before weights are loaded, for each row of `task` and of `eval.task`:  `item(row, number)`; then `joined` with
+       all items of `task`, and `unmeasured`.
     2. `load(None)`, or on a resume `load(folder of the checkpoint's model)`, then `model(loaded)`. Optimizer, schedule
        and micro-batches around that model are the loop's: a `TrainStack`.
     3. `prepare(items, progress)`, for the training items and for the held-out ones.
@@ -58,6 +59,15 @@ class OfflineMethod(Generic[Config, Item]):
             OverLengthError: it is too long; `data.over_length` decides about it.
         """
         raise NotImplementedError
+
+    def joined(self, items: list[Item]) -> list[Item]:
+        """The training items with what each takes from the others, however many of them the run comes to; by default
+        as they are.
+
+        Raises:
+            UserError: an item finds nothing that it needs.
+        """
+        return items
 
     def inputs(self) -> Mapping[str, str]:
         """SHA-256 of files that it reads beside model and rows, by what they are called in a message: a resume with

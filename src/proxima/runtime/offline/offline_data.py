@@ -62,7 +62,7 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
     tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
     opened = open_tasks(tasks, config.seed, may_skip=True)
     rows = opened["task"]
-    items = _items(config, method, rows, len(rows), "task", notes, observer)
+    items = method.joined(_items(config, method, rows, len(rows), "task", notes, observer))
     held_out, named, samples = list[Any](), {"task: its rows": rows}, list[Row]()
     if config.eval.task is not None:
         asked = opened["eval.task"]

@@ -16,6 +16,7 @@ from proxima.evaluate.intervals import Interval, Z
 from proxima.evaluate.pair_metrics import over_questions
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.files import model_files
+from proxima.model.load import resolve_device
 from proxima.runtime.build import load_model, make_policy
 from proxima.runtime.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.runtime.offline.reference_cache import ReferenceCache
@@ -59,6 +60,11 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
     def item(self, row: Row, number: int) -> Item:
         return self.config.item(number, row, self.tokenizer, self.context)
 
+    def joined(self, items: list[Item]) -> list[Item]:
+        """The mismatched completions of KTO, which only its loss reads."""
+        kto = self.section.kto
+        return items if kto is None or kto.anchor == "zero" else with_mismatched(items, self.context)
+
     def load(self, path: str | None) -> LoadedModel:
         self.begins = path is None
         return super().load(path)
@@ -80,17 +86,15 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         return f"all {len(held_out)} held-out completions are {kind}: an accuracy needs {other} ones too"
 
     def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
-        """The mismatched completions of KTO, which only its loss reads, and the log-probs of the reference."""
-        kto = self.section.kto
-        if kto is not None and kto.anchor == "kl" and items and not held_out:
-            items = with_mismatched(items, self.context)
+        """The log-probs of the reference."""
         if self.section.reference == "none" or not items:
             return items
         sides = [side for item in items for side in _sides(item)]
         model = self.config.model
         known = model_files(model.path, model.revision)
-        of_model = ("path", "dtype", "compute_dtype", "attention", "share_prompt")
+        of_model = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")
         settings = {name: str(getattr(model, name)) for name in of_model}
+        settings["device"] = resolve_device(model.device).type
         settings["tokens_per_micro_batch"] = str(self.config.train.tokens_per_micro_batch)
         lora = {} if model.lora is None else {"base of an adapter": "off"}
         cache = ReferenceCache(self.section.cache if known else None, known | settings | lora)
