@@ -90,15 +90,15 @@ class HttpEngine:
         agreement = Agreement(facts=first, tokenizer=rules.tokenizer)
         for replica in replicas:
             if replica.in_service:
-                if problem := await agreement.problem(dialect, replica.client, replica.facts):
-                    raise UserError(
-                        f"engine: {replica.url}: {problem}", remedy="start it like the others and the trainer"
-                    )
-                load = await dialect.load(replica.client, replica.facts)
-                replica.instance = load.instance
-                replica.set_version(0, load.weight_version)
+                await self._compare(replica, agreement)
             else:
                 replica.facts = first
+        serving = [replica for replica in replicas if replica.in_service]
+        if not serving:
+            raise no_replica_left(replicas, "look at the server's log, start it again")
+        for replica in replicas:
+            if not replica.in_service:
+                replica.set_version(0, serving[0].label)  # what it must have to return before new weights come
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
         longest = [facts.max_length for facts in found if isinstance(facts, ServerFacts) and facts.max_length]
@@ -114,6 +114,23 @@ class HttpEngine:
             if not replica.in_service:
                 self._pool.tell(f"engine: {replica.url} is out of service: {replica.reason}")
         self._keeper = ReplicaKeeper(self._pool, self._sync, agreement, tag=self._tag, failure=self._failure)
+
+    async def _compare(self, replica: Replica, agreement: Agreement) -> None:
+        """Take it into service if it is like the others; one that fails meanwhile is out of service.
+
+        Raises:
+            UserError: it differs.
+        """
+        dialect, client = replica.dialect, replica.client
+        try:
+            if problem := await agreement.problem(dialect, client, replica.facts):
+                raise UserError(f"engine: {replica.url}: {problem}", remedy="start it like the others and the trainer")
+            load = await dialect.load(client, replica.facts)
+        except ServerError as error:
+            replica.in_service, replica.reason = False, f"{error.call or 'a call'} failed: {error.reason}"
+        else:
+            replica.instance = load.instance
+            replica.set_version(0, load.weight_version)
 
     @property
     def capabilities(self) -> Capabilities:
