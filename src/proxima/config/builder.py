@@ -133,7 +133,10 @@ class Builder:
         try:
             value = coerce(node, info.hint)
         except Mismatch as mismatch:
-            return self.fail(path + mismatch.where, str(mismatch), mismatch.node or node)
+            message = str(mismatch)
+            if node.value is None and info.default is not MISSING:
+                message += f"; leave it out for {in_one_line(to_json(info.default))}"
+            return self.fail(path + mismatch.where, message, mismatch.node or node)
         return self.leaf(path, _at_home(value) if info.name in PLACES else value, node, info.help)
 
     def default(self, info: FieldInfo, path: str) -> Any:

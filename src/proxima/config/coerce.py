@@ -132,7 +132,7 @@ def _entry_hints(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _items(node: Node, hints: tuple[Any, ...]) -> list[Any]:
     if node.items is None:
-        written = f"[{node.text}]" if node.text is not None else "[…]"
+        written = f"[{node.text}]" if node.text is not None and node.value is not None else "[…]"
         raise Mismatch(f"a list: {written}")
     return [_child(index, *pair) for index, pair in enumerate(zip(node.items, hints, strict=True))]
 

@@ -77,7 +77,8 @@ class ServerSettings(EngineSpec):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        require(len(self.urls) > 0, "url", self.url, "must name a server")
+        named = bool(self.urls) and all(self.urls)
+        require(named, "url", self.url, "must name a server", remedy="give its address, http://HOST:PORT")
         require(len(set(self.urls)) == len(self.urls), "url", self.url, "must name each server once")
         default = type(self).__dataclass_fields__["url"].default
         require(
