@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
+from proxima.engine.http import SyncReport
+from proxima.engine.http.weight_sync import sync_figures
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import STOP, sequence_log_probs
@@ -83,3 +85,18 @@ def test_scores_do_not_wait_for_completions(tmp_path):
 
     with fakes(1) as servers, engine_over(servers, tmp_path, max_running=4, health_seconds=60.0) as engine:
         assert len(asyncio.run(go(engine, servers[0]))) == 40
+
+
+def test_of_several_replicas_the_one_that_follows_least_is_told():
+    def report(url, **metrics):
+        return SyncReport(url=url, version=3, how="value", seconds=metrics.pop("seconds"), metrics=metrics)
+
+    follows = report("a", seconds=2.0, probe_mean=0.2, slope=1.02, slope_error=0.3, slope_limit=0.6)
+    stays = report("b", seconds=1.0, probe_mean=0.1, slope=0.0, slope_error=0.01, slope_limit=0.2)
+    unjudged = report("c", seconds=0.5, probe_mean=0.3)
+    told = {"slope": 0.0, "slope_error": 0.01, "slope_limit": 0.2, "seconds": 2.0, "probe_mean": 0.3, "how": "value"}
+    for reports in ([follows, stays, unjudged], [unjudged, stays, follows]):
+        assert sync_figures(reports) == told | {"replicas": 3}
+    far = report("d", seconds=0.5, slope=2.5, slope_error=0.1, slope_limit=0.5)
+    assert sync_figures([stays, far])["slope"] == 2.5
+    assert sync_figures([]) == {}

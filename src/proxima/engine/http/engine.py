@@ -19,7 +19,7 @@ from proxima.engine.http.replica_keeper import ReplicaKeeper, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import capabilities_of, check_facts
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weight_sync import WeightSync, sync_figures
 from proxima.engine.protocol import (
     Capabilities,
     EngineNeeds,
@@ -233,16 +233,9 @@ class HttpEngine:
         the user, of `told` ever), `log` (where the servers write) and `sync` (what the last `publish` found)."""
 
         async def work() -> Health:
-            pool, reports = self._pool, self._keeper.reports
-            replicas = pool.replicas
+            pool, replicas = self._pool, self._pool.replicas
             counts = {name: pool.counts[name] for name in COUNTED}
             counts |= {"lost": pool.counts["wrong"], "ready": len(pool.serving), "of": len(replicas)}
-            sync: dict[str, Any] = {}
-            for report in reports:
-                for name, value in {"seconds": report.seconds, **report.metrics}.items():
-                    sync[name] = max(value, sync.get(name, value))
-            if reports:
-                sync |= {"replicas": len(reports), "how": reports[0].how}
             return Health(
                 ok=bool(pool.serving),
                 version=self._keeper.version,
@@ -255,7 +248,7 @@ class HttpEngine:
                     "events": list(pool.events),
                     "told": pool.told,
                     "log": self._log,
-                    "sync": sync,
+                    "sync": sync_figures(self._keeper.reports),
                 },
             )
 

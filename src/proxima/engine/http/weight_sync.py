@@ -1,8 +1,8 @@
 """How new weights get to replicas."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.engine.protocol import WeightUpdate
 
@@ -27,6 +27,21 @@ class SyncReport:
     how: str
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
+    """The figures of several replicas as one: each the largest, and of the replica that follows least, whose slope is
+    the farthest from 1, also what belongs to that slope; how the weights went and to how many. Empty without any."""
+    found: dict[str, Any] = {}
+    for report in reports:
+        for name, value in {"seconds": report.seconds, **report.metrics}.items():
+            found[name] = max(value, found.get(name, value))
+    if judged := [report.metrics for report in reports if "slope" in report.metrics]:
+        worst = max(judged, key=lambda metrics: abs(metrics["slope"] - 1))
+        found |= {name: value for name, value in worst.items() if name.startswith("slope")}
+    if reports:
+        found |= {"replicas": len(reports), "how": reports[0].how}
+    return found
 
 
 class WeightSync(Protocol):
