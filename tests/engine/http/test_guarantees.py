@@ -352,7 +352,7 @@ def test_an_engine_closes_from_any_state(state, tmp_path):
     with fakes(1) as servers, engine_over(servers, tmp_path, interrupt=interrupt) as engine:
         ended = asyncio.run(go(engine, servers[0]))
         assert "proxima-servers" not in {thread.name for thread in threading.enumerate()}
-    assert all(isinstance(one, BaseException) for one in ended)
+    assert [(type(one), str(one)) for one in ended] == [(RuntimeError, "the engine is closed")] * len(ended)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------

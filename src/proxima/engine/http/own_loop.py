@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+CLOSED = "the engine is closed"
 # Generators that a task leaves are closed by tasks of their own, which begin when it has ended: how often these are
 # waited for at the end, as generators may hold others, and how long.
 ROUNDS, SECONDS = 4, 5.0
@@ -17,13 +18,23 @@ class OwnLoop:
     """Runs coroutines for callers in other threads and event loops, which may block: it computes nothing else."""
 
     def __init__(self, name: str) -> None:
-        self._loop, self.closed = asyncio.new_event_loop(), False
+        self._loop, self.closed, self._closing = asyncio.new_event_loop(), False, threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises. A caller that leaves cancels it."""
-        return await asyncio.wrap_future(self._start(work))
+        """What it returns or raises. A caller that leaves cancels it.
+
+        Raises:
+            RuntimeError: the loop is closed, or was before it ended.
+        """
+        try:
+            return await asyncio.wrap_future(self._start(work))
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self.closed and caller is not None and not caller.cancelling():
+                raise RuntimeError(CLOSED) from None
+            raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same; blocks."""
@@ -35,18 +46,20 @@ class OwnLoop:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T] | Any":
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise RuntimeError("the engine is closed") from None
+        with self._closing:  # nothing is given to a loop that ends
+            if not self.closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise RuntimeError(CLOSED)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Run `last`, cancel what else runs, and end the thread. May be called twice."""
-        self.closed = True
-        if not self._loop.is_running():
-            return
-        asyncio.run_coroutine_threadsafe(self._end(last), self._loop).result()
+        with self._closing:
+            self.closed = True
+            if not self._loop.is_running():
+                return
+            ended = asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+        ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
