@@ -214,7 +214,8 @@ class HttpEngine:
         weights. At others they end where they are, and the rest is asked for when the weights are there.
 
         Raises:
-            UserError: a server computes with other weights than these; no server is left.
+            UserError: a server computes with other weights than these, at the first sync or where no other has them; no
+                server is left.
         """
         # a caller that leaves must not leave half a version behind
         await asyncio.shield(self._loop.run(self._keeper.publish(update)))

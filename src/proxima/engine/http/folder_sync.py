@@ -124,15 +124,28 @@ class FolderSync:
                 await self._undo(replica, prepared, update.version, how)
             raise
         found = await self._score(replica)
-        bound = bound_of(replica.facts, self.spec.probe_bound)
-        metrics |= self._probe.check(replica.url, f"version {update.version}", prepared.expected, found, bound)
-        if (exact := prepared.exact.get(replica.facts.dtype or "")) is not None:
-            judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
-            metrics |= self._probe.check_movement(replica.url, update.version, exact, found, judged=judged)
+        try:
+            metrics |= self._compare(replica, prepared, update.version, found)
+        except UserError:
+            self._proven.discard(replica.url)  # what it loads is shown anew before it returns
+            raise
         metrics["bytes"] = float(prepared.bytes)
         return SyncReport(
             url=replica.url, version=update.version, how=how, seconds=monotonic() - start, metrics=metrics
         )
+
+    def _compare(self, replica: "Replica", prepared: Prepared, version: int, found: Floats) -> dict[str, float]:
+        """The server's log-probs with the trainer's, and how far both moved.
+
+        Raises:
+            UserError: they are not those of the weights.
+        """
+        bound = bound_of(replica.facts, self.spec.probe_bound)
+        metrics = self._probe.check(replica.url, f"version {version}", prepared.expected, found, bound)
+        if (exact := prepared.exact.get(replica.facts.dtype or "")) is not None:
+            judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
+            metrics |= self._probe.check_movement(replica.url, version, exact, found, judged=judged)
+        return metrics
 
     async def close(self) -> None:
         """Remove the folders."""

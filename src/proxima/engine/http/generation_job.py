@@ -282,6 +282,10 @@ class GenerationJob:
         """Whether there are tokens, from segment `since` on, of which nobody but us says which weights sampled them."""
         return any(one.tokens and one.spans is None and not one.proven for one in self._segments[since:])
 
+    def says(self, version: int, since: int) -> bool:
+        """Whether a server says that tokens, from segment `since` on, are of these weights."""
+        return any(version == one for segment in self._segments[since:] for one, _, _ in segment.spans or ())
+
     def forget(self, since: int) -> int:
         """Drop the segments from there on, and an end that they had. Returns how many tokens that is."""
         lost = sum(len(one.tokens) for one in self._segments[since:])

@@ -1,8 +1,8 @@
 """One server, and what runs on it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
@@ -84,10 +84,14 @@ class Replica:
         self.limit = spec.max_running or FIRST_LIMIT
         self.running: dict[GenerationJob, RunningCall] = {}
         self.attempts: dict[GenerationJob, int] = {}  # and segments that each had before
+        self._settled = asyncio.Event()  # no weights are being proved
+        self._settled.set()
+        self._disproved: dict[GenerationJob, int] = {}  # attempts that went on with weights that it did not have
         self.assigned = self.scoring = 0  # completions and scores that it has been given
         self.streak = 0  # failures since the last completion
         self._failed_at = 0.0  # when the last failure that counts was noticed
         self.relapses = 0  # ejections since it last worked for a while
+        self.failed_returns = 0  # in a row, of those that came as far as new weights
         self.completed = 0  # since the last ejection
         self.received = 0  # tokens, ever
         self._numbers = count(1)
@@ -131,6 +135,32 @@ class Replica:
         self.version, self.label = version, label
         if label is not None:
             self._past_labels[label] = version
+
+    @contextmanager
+    def proving(self, version: int, label: str) -> Iterator[None]:
+        """Within it the server gets weights and is seen to compute with them. What it holds goes on with them before
+        that is known; where it raises, `disproved` has them."""
+        self.set_version(version, label)
+        self.proven = None
+        self._settled.clear()
+        try:
+            yield
+            self.proven = label
+        finally:
+            if self.proven is None:
+                self._disproved |= dict.fromkeys(self.attempts, version)
+            self._settled.set()
+
+    async def disproved(self, job: GenerationJob) -> int | None:
+        """The version that an attempt went on with here, and that the server was then not seen to compute with; None:
+        there is none. Waits where that is being found out."""
+        await self._settled.wait()
+        return self._disproved.pop(job, None)
+
+    def attempt_over(self, job: GenerationJob) -> None:
+        """An attempt has ended, and what came of it is known."""
+        del self.attempts[job]
+        self._disproved.pop(job, None)
 
     def _labels_of(self, job: GenerationJob) -> dict[str, int]:
         """The versions that it had during an attempt, by label; empty: it does not say which it has."""

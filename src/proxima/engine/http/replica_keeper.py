@@ -23,7 +23,7 @@ class ReplicaKeeper:
 
     A replica is ejected when it does not answer while it gives no token either, when it has other weights or another
     model than it should, and when it was started again. It returns when it answers everything that was asked at the
-    start as before, and has the newest weights.
+    start as before, and was seen to compute with the newest weights.
 
     Args:
         pool: gives the completions to the replicas.
@@ -46,6 +46,7 @@ class ReplicaKeeper:
         self.version = 0
         self.reports: list[SyncReport] = []  # of the last `publish`
         self._newest: str | None = None  # label of the weights that were prepared last
+        self._any_proven = False  # a replica was seen to compute with weights of ours
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter in a return too
         self._epoch = 0  # changes when weights do
@@ -63,7 +64,8 @@ class ReplicaKeeper:
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     async def publish(self, update: WeightUpdate) -> None:
-        """See `Engine.publish`.
+        """See `Engine.publish`. A replica that does not compute with the weights is ejected; the first time, where the
+        reason is how it was started, and where no other has them, that is an error.
 
         Raises:
             UserError: the weights did not arrive, or no replica is left.
@@ -113,12 +115,15 @@ class ReplicaKeeper:
             raise ServerError(replica.url, "", problem)
 
     async def _bring_to(self, replicas: Sequence[Replica]) -> None:
+        first = not self._any_proven
+
         async def bring(replica: Replica) -> None:
             self.reports.append(await self._bring(replica))
 
         found = await asyncio.gather(*(self._guarded(bring, replica) for replica in replicas), return_exceptions=True)
         for error in found:
-            if isinstance(error, BaseException):
+            disproved = isinstance(error, UserError) and not first and len(self.reports) > 0
+            if isinstance(error, BaseException) and not disproved:
                 raise error
 
     async def _guarded(self, work: Callable[[Replica], "asyncio.Future[None] | object"], replica: Replica) -> None:
@@ -134,10 +139,9 @@ class ReplicaKeeper:
     async def _bring(self, replica: Replica) -> SyncReport:
         assert self._newest is not None
         await replica.weights_check.over()
-        replica.set_version(self.version, self._newest)  # first: what it holds goes on while the weights are proved
-        replica.proven = None
-        report = await self.sync.bring(replica)
-        replica.proven = self._newest
+        with replica.proving(self.version, self._newest):
+            report = await self.sync.bring(replica)
+        self._any_proven = True
         return report
 
     # ---- health ------------------------------------------------------------------------------------------------------
@@ -150,13 +154,10 @@ class ReplicaKeeper:
             raise
 
     async def _keep(self, replica: Replica) -> None:
-        soon, spec = self._soon[replica], self.pool.spec
+        soon = self._soon[replica]
         while True:
-            seconds = min(spec.health_seconds, QUEUE_SECONDS) if len(self.pool.router) else spec.health_seconds
-            if not replica.in_service:
-                seconds = min(spec.health_seconds * 2 ** min(max(0, replica.relapses - 1), 10), LONGEST_WAIT)
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(self.pause_of(replica)):
                     await soon.wait()
             soon.clear()
             if replica.in_service:
@@ -164,6 +165,14 @@ class ReplicaKeeper:
             else:
                 await self._try_return(replica)
             self._look_whether_any_is_left()
+
+    def pause_of(self, replica: Replica) -> float:
+        """Seconds before it is looked at again: ever more where it failed again and again."""
+        seconds = self.pool.spec.health_seconds
+        if replica.in_service:
+            return min(seconds, QUEUE_SECONDS) if len(self.pool.router) else seconds
+        worse = max(0, replica.relapses - 1) + replica.failed_returns
+        return min(seconds * 2.0 ** min(worse, 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
         pool, epoch, received, begun = self.pool, self._epoch, replica.received, replica.begun
@@ -197,8 +206,11 @@ class ReplicaKeeper:
         elif (error := task.exception()) is not None:
             if not isinstance(error, ServerError | UserError | TimeoutError):
                 raise error
-            replica.reason = error.reason if isinstance(error, ServerError | UserError) else "no answer"
+            reason = error.reason if isinstance(error, ServerError | UserError) else "no answer"
             replica.refuses = isinstance(error, RefusedError)
+            if isinstance(error, UserError) and replica.failed_returns == 1 and reason not in replica.reason:
+                self.pool.tell(f"engine: {replica.url} stays out of service: {reason}")
+            replica.reason = reason
 
     async def _return(self, replica: Replica) -> None:
         """Put it back into service.
@@ -220,7 +232,11 @@ class ReplicaKeeper:
             load = await dialect.load(client, facts)
             if self.published and not self._has_newest(replica, load):
                 await replica.stop("interrupted")
-                await self._bring(replica)
+                try:
+                    await self._bring(replica)
+                except (ServerError, UserError):
+                    replica.failed_returns += 1
+                    raise
                 load = await dialect.load(client, facts)
             if not self.published and facts.weight_version and load.weight_version != replica.label:
                 raise ServerError(replica.url, "", f"it has weights {load.weight_version!r}, not {replica.label!r}")

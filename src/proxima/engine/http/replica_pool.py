@@ -124,7 +124,8 @@ class ReplicaPool:
 
     async def _run(self, job: GenerationJob, replica: Replica) -> Ending | None:
         """`Replica.run`, of which nothing stays that other weights may have sampled: those of a server that was started
-        again, and does not say with each completion which weights it is of.
+        again, and does not say with each completion which weights it is of, or that says so and was then not seen to
+        have them.
 
         Raises:
             ServerError, WrongAnswerError: as `Replica.run`, or the completion may be of other weights.
@@ -139,8 +140,11 @@ class ReplicaPool:
             if self.repeatable:  # nothing of it is kept
                 raise
             broken, seconds = error, min(seconds, DOUBT_SECONDS)
+        else:
+            if (version := await replica.disproved(job)) is not None and job.says(version, since):
+                self.counts["tokens_lost"] += job.forget(since)
         finally:
-            del replica.attempts[job]
+            replica.attempt_over(job)
         problem = await replica.doubt(label, seconds) if job.unproven(since) else None
         if problem is not None:
             self.counts["tokens_lost"] += job.forget(since)
@@ -283,6 +287,7 @@ class ReplicaPool:
         self.counts["ejected"] += 1
         self.tell(f"engine: {replica.url} is out of service: {reason}")
         replica.relapses += 1
+        replica.completed = 0
         replica.drop()
         self.router.leave(replica)
         self.dispatch()
@@ -295,7 +300,7 @@ class ReplicaPool:
     def admit(self, replica: Replica) -> None:
         """It is back."""
         replica.in_service, replica.suspect, replica.streak, replica.reason = True, False, 0, ""
-        replica.refuses = False
+        replica.refuses, replica.failed_returns = False, 0
         self.counts["returned"] += 1
         self.tell(f"engine: {replica.url} is back, with weights of version {replica.version}")
         self.dispatch()

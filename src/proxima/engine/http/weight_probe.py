@@ -244,7 +244,8 @@ class WeightProbe:
 
         Least squares would give most weight to the tokens that move most, which also have most noise. `CERTAIN` is z,
         larger by sqrt(T / (T - z^2)) as r is what is left after the slope has been fitted to T tokens. The earlier
-        version is the last one that was judged: movements below the noise add up until they are above it.
+        version is the last one that was judged and found right: movements below the noise add up until they are above
+        it, and a server that failed is compared with what it was before that.
 
         Args:
             exact: [T] what the weights that the server was handed give, without rounding of activations.
@@ -271,7 +272,6 @@ class WeightProbe:
         limit = SLACK + ALIKE * CERTAIN * (count / (count - CERTAIN**2)) ** 0.5 * error
         if limit > WIDEST:
             return {}
-        self._before[url] = (exact, found)
         if judged and abs(slope - 1) > limit:
             raise UserError(
                 f"{url} does not follow the updates: its log-probs moved {slope:.2f} times as far as they should have"
@@ -279,6 +279,7 @@ class WeightProbe:
                 " expected)",
                 remedy="it computes with a part of earlier weights: restart it, and see docs/engines.md",
             )
+        self._before[url] = (exact, found)
         return {"slope": slope, "slope_error": error, "slope_limit": limit}
 
 

@@ -65,7 +65,8 @@ class WeightSync(Protocol):
 
         Raises:
             ServerError: a call failed; the replica is ejected, and gets them before it returns.
-            UserError: they are not what it computes with, or it can't take them: no other attempt would end otherwise.
+            UserError: they are not what it computes with, or it can't take them; the replica is ejected too, and the
+                run ends if no other has them.
         """
         ...
 
