@@ -297,15 +297,48 @@ def test_what_rounding_does_is_measured(loaded: LoadedModel) -> None:
     assert 1 < other.mean / found.mean < 2
 
 
-def test_a_server_that_was_started_again_is_proven_again(loaded: LoadedModel) -> None:
+def test_a_server_that_was_started_again_is_proven_before_it_serves(loaded: LoadedModel) -> None:
+    """By the perturbed copy of the first sync, whatever the trainer's weights are by now."""
+    server, sync = ModelServer(loaded), sync_of(loaded)
+    start = copy.deepcopy(server.model.state_dict())
+    bring(sync, server, loaded.model)
+    assert sync._trial is not None and sync._trial_folders is not None
+    folder = sync._trial.folder
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.mul_(1.1)
+    bring(sync, server, loaded.model, 1)
+    for stays in (None, "model.layers.0.mlp.up_proj.weight"):
+        server.model.load_state_dict(start)
+        server.label, server.ignores = "default", [stays]  # its process is another
+        server.calls.clear()
+        if stays is None:
+            found = asyncio.run(sync.bring(server)).metrics
+            assert found["trial_max"] < 1e-4 and found["probe_max"] < 1e-4
+        else:
+            with pytest.raises(UserError, match="the perturbed copy"):
+                asyncio.run(sync.bring(server))
+        assert [call for call in server.calls if "load" in call] == ["load v0-trial by best", "load v1 by best"]
+    assert folder.is_dir()
+    asyncio.run(sync.close())
+    assert not folder.exists()
+
+
+def test_a_server_that_failed_its_probe_gets_the_perturbed_copy_before_it_returns(loaded: LoadedModel) -> None:
     server, sync = ModelServer(loaded), sync_of(loaded)
     bring(sync, server, loaded.model)
-    server.label = "default"  # its process is another
+    server.ignores = [name for name, _ in loaded.model.named_parameters()]
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.mul_(1.5)
+    with pytest.raises(UserError, match="weights of version 1"):
+        bring(sync, server, loaded.model, 1)
+    with pytest.raises(UserError, match="the perturbed copy"):
+        asyncio.run(sync.bring(server))
+    server.ignores = ()
     server.calls.clear()
-    bring(sync, server, loaded.model, 1)
-    assert "load v1-trial by best" not in server.calls  # no perturbed copy is left
-    bring(sync, server, loaded.model, 2)
-    assert "load v2-trial by best" in server.calls
+    assert asyncio.run(sync.bring(server)).metrics["probe_max"] < 1e-4
+    assert [call for call in server.calls if "load" in call] == ["load v0-trial by best", "load v1 by best"]
     asyncio.run(sync.close())
 
 

@@ -65,8 +65,10 @@ class Prepared:
 class FolderSync:
     """The `WeightSync` of all servers. The trainer's weights are written once, and read by each replica itself.
 
-    A server that gets weights for the first time gets a perturbed copy before them. Its own weights are those of the
-    start, so of a part of the model that it does not load, none of the real ones would show anything for long.
+    A server that gets weights for the first time, or the first time since it was started again, gets a perturbed copy
+    before them. Its own weights are those of the start, so of a part of the model that it does not load, none of the
+    real ones would show anything for long. The copy is made once, of the first weights, and stays until `close`: for a
+    server that returns at any moment it could not be made anew without the trainer's model, which may be in an update.
 
     Args:
         spec: the engine's settings.
@@ -91,9 +93,6 @@ class FolderSync:
 
     async def prepare(self, update: WeightUpdate, label: str) -> None:
         """Write the weights, and compute what the probe must find."""
-        if self._trial is not None and self._trial_folders is not None:
-            self._trial_folders.close()
-            self._trial = None
         module = update.module
         if module is None:
             module = await self._compute(self._load, update.checkpoint)
@@ -112,7 +111,6 @@ class FolderSync:
         self._dtypes.add(replica.facts.dtype)
         metrics = dict[str, float]()
         trial, tried = self._trial if await self._is_new(replica) else None, False
-        self._wants_trial |= trial is None and replica.url not in self._proven  # with the next weights
         try:
             if trial is not None:
                 tried = True
