@@ -1,6 +1,7 @@
 """The engine over fakes that work: the laws of every engine."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -48,6 +49,27 @@ def test_new_weights_are_used_and_told(tmp_path):
             np.testing.assert_allclose(one.sampled_log_prob, expected(request, one, WEIGHTS), atol=1e-6)
     assert health.version == 2
     assert health.detail["sync"]["replicas"] == 2
+
+
+def test_the_time_to_prepare_weights_is_told_apart_from_the_sync(tmp_path):
+    async def go(engine):
+        prepare, passed = engine._sync.prepare, []
+
+        async def later(update, label):
+            begun = time.monotonic()
+            await asyncio.sleep(0.05)
+            await prepare(update, label)
+            passed.append(time.monotonic() - begun)
+
+        engine._sync.prepare = later
+        before = await engine.health()
+        await engine.publish(update(1, WEIGHTS[1]))
+        return before, await engine.health(), passed
+
+    with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
+        before, health, (passed,) = asyncio.run(go(engine))
+    assert before.detail["sync"] == {}
+    assert health.detail["sync"]["prepare_seconds"] >= passed > health.detail["sync"]["seconds"] == 0
 
 
 def test_scores_are_those_of_the_model(tmp_path):

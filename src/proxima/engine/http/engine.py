@@ -19,7 +19,7 @@ from proxima.engine.http.replica_keeper import ReplicaKeeper, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import capabilities_of, check_facts
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_sync import WeightSync, sync_figures
+from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.protocol import (
     Capabilities,
     EngineNeeds,
@@ -249,7 +249,7 @@ class HttpEngine:
                     "events": list(pool.events),
                     "told": pool.told,
                     "log": self._log,
-                    "sync": sync_figures(self._keeper.reports),
+                    "sync": self._keeper.figures,
                 },
             )
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from time import monotonic
+from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.agreement import Agreement
@@ -11,7 +13,7 @@ from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerLoad
 from proxima.engine.http.replica import Replica, prove
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.weight_sync import SyncReport, WeightSync
+from proxima.engine.http.weight_sync import SyncReport, WeightSync, sync_figures
 from proxima.engine.protocol import WeightUpdate
 
 QUEUE_SECONDS = 1.0  # between two looks at a server while completions wait for room
@@ -45,6 +47,7 @@ class ReplicaKeeper:
         self.pool, self.sync, self.agreement, self.tag, self.failure = pool, sync, agreement, tag, failure
         self.version = 0
         self.reports: list[SyncReport] = []  # of the last `publish`
+        self.prepare_seconds = 0.0  # of the last `publish`, before any server got anything
         self._newest: str | None = None  # label of the weights that were prepared last
         self._any_proven = False  # a replica was seen to compute with weights of ours
         self._numbers = count(1)
@@ -60,6 +63,11 @@ class ReplicaKeeper:
     def published(self) -> bool:
         """Whether the weights are ours."""
         return self._newest is not None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What the last `publish` found; empty before there was one."""
+        return sync_figures(self.reports) | {"prepare_seconds": self.prepare_seconds} if self.reports else {}
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
@@ -79,7 +87,9 @@ class ReplicaKeeper:
             task.cancel()  # it would come with the weights before
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
+            begun = monotonic()
             await self.sync.prepare(update, label)
+            self.prepare_seconds = monotonic() - begun
             self._epoch += 1
             pool.loading = True
             try:
