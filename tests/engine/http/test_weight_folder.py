@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
-from proxima.engine.http import weight_folder
+from proxima.engine.http import held_folder, weight_folder
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes, weight_buckets
 from proxima.model import load
 from proxima.model.lora import Lora, attach, merge_adapter
@@ -89,7 +89,7 @@ def test_what_is_half_written_has_not_the_name(
     with pytest.raises(UserError, match=r"No space left on device.*engine\.weight_folder"):
         folders.write(loaded.model, loaded.tokenizer, "v1")
     assert (before / "model.safetensors").read_bytes() == content
-    assert [one.name for one in tmp_path.iterdir()] == ["v1"]
+    assert sorted(one.name for one in before.parent.iterdir()) == [".held", "v1"]
 
 
 def test_shards_and_buckets_hold_every_weight_once(
@@ -124,6 +124,45 @@ def test_what_is_written_while_it_is_closed_is_removed(
     monkeypatch.setattr(weight_folder, "save_file", save)
     folders.write(loaded.model, loaded.tokenizer, "v1")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+
+    def written(folders: WeightFolders) -> Path:
+        return folders.write(loaded.model, loaded.tokenizer, "v1")
+
+    folders = [WeightFolders(tmp_path / "given") for _ in range(3)]
+    gone, elsewhere, living = map(written, folders)
+    assert len({one.parent.parent for one in (gone, elsewhere, living)}) == 1
+    for one in folders[:2]:
+        one._held._file.close()  # type: ignore[union-attr] # as the end of its process does
+    (elsewhere.parent / held_folder.HELD).write_text("another kernel, whose locks nobody sees here")
+    (before := tmp_path / "given" / "0a1b2c3d.1.v1").mkdir()  # of an earlier release, or somebody's own
+    again = WeightFolders(tmp_path / "given")
+    assert written(again).is_dir()
+    assert not gone.parent.exists()
+    assert elsewhere.is_dir() and living.is_dir() and before.is_dir()
+    mode = (tmp_path / "given").stat().st_mode
+    assert living.parent.stat().st_mode == mode  # a server of another user may read what it could read before
+    for one in (folders[2], again):
+        one.close()
+    assert sorted(one.name for one in (tmp_path / "given").iterdir()) == sorted([elsewhere.parent.name, before.name])
+
+
+def test_a_given_folder_on_a_disk_without_locks_is_used_and_left_alone(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(held_folder.fcntl, "flock", no_locks)
+    left, again = (WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1") for _ in range(2))
+    assert left.is_dir() and again.is_dir()
 
 
 def test_room_is_made_of_what_killed_runs_have_left(

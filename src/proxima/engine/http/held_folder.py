@@ -1,8 +1,10 @@
 """A temporary folder that does not outlive its process for long: what a killed one has left is removed by the next."""
 
 import os
+import secrets
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -13,6 +15,7 @@ except ImportError:  # Windows: nobody knows whose folder it is, and what is lef
 
 PREFIX = "proxima-weights-"
 HELD = ".held"  # a file that the process which made the folder keeps locked
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # of a running Linux kernel, and of no other, ever
 
 
 class HeldFolder:
@@ -21,13 +24,21 @@ class HeldFolder:
 
     Args:
         parent: what it is made in.
+        shared: by other users and machines: all may read what the parent lets them, and the lock is one among the
+            processes of this kernel only, whose name is beside it.
     """
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, *, shared: bool = False) -> None:
         self._file: IO[bytes] | None = None
         while self._file is None:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            self._file = _lock(self.path / HELD)
+            if shared:
+                self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
+                self.path.mkdir()
+            else:
+                self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            self._file = _lock(self.path / HELD, may_fail=shared)
+        self._file.write(_kernel())
+        self._file.flush()
 
     def remove(self) -> None:
         """Remove it with what it holds. May be called twice."""
@@ -36,19 +47,37 @@ class HeldFolder:
             self._file.close()
 
 
-def _lock(path: Path) -> IO[bytes] | None:
-    """The new file, locked; None: another process took it for a leftover in between."""
+def _kernel() -> bytes:
+    """Which running kernel this is; empty where nobody says it."""
+    with suppress(OSError):
+        return BOOT.read_bytes().strip()
+    return b""
+
+
+def _lock(path: Path, *, may_fail: bool) -> IO[bytes] | None:
+    """The new file, locked; None: another process took it for a leftover in between.
+
+    Args:
+        may_fail: a disk that has no locks is no error: then nobody takes it for a leftover.
+    """
     file = path.open("xb")
     if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            if not may_fail:
+                raise
         if not os.fstat(file.fileno()).st_nlink:
             file.close()
             return None
     return file
 
 
-def remove_leftovers(parent: Path) -> list[Path]:
+def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
     """Remove the folders of processes that have ended.
+
+    Args:
+        shared: with other machines, whose locks may not be seen here: only folders that were made under this kernel.
 
     Returns: those that were removed.
     """
@@ -57,6 +86,8 @@ def remove_leftovers(parent: Path) -> list[Path]:
         try:
             with file.open("rb") as held:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if shared and (not _kernel() or held.read() != _kernel()):
+                    continue
                 shutil.rmtree(file.parent, ignore_errors=True)
                 found.append(file.parent)
         except OSError:  # it is locked, of another user, or gone

@@ -29,8 +29,9 @@ class WeightFolders:
     and the two newest are kept, so that a server that still reads one finds it.
 
     Args:
-        root: holds the folders; created, and removed by `close`. None: one of its own in memory, if there is room,
-            else among the temporary files; what killed processes have left there is removed.
+        root: a folder of its own in it holds the folders; created. None: in memory, if there is room, else among the
+            temporary files. `close` removes what was written, and what killed processes have left there goes when the
+            first is.
         dtype: of the weights that are written, as servers name it: `bfloat16` and the like; None: as they are.
     """
 
@@ -70,7 +71,10 @@ class WeightFolders:
 
     def _write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
         size = sum(weight.numel() * self._size(weight) for weight in model.parameters())
-        root = self._place(size)
+        try:
+            root = self._place(size)
+        except OSError as error:
+            raise _no_room(self._root, error) from error
         target = root / name
         aside = root / f".{name}.writing"
         shutil.rmtree(aside, ignore_errors=True)
@@ -86,8 +90,7 @@ class WeightFolders:
             os.rename(aside, target)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
-            remedy = "set engine.weight_folder to a folder with more room that the server can read"
-            raise UserError(f"weights could not be written to {root}: {error.strerror}", remedy=remedy) from error
+            raise _no_room(root, error) from error
         self._written = [*(one for one in self._written if one != target), target]
         while len(self._written) > KEPT:
             shutil.rmtree(self._written.pop(0), ignore_errors=True)
@@ -109,14 +112,17 @@ class WeightFolders:
         return weight.element_size() if self.dtype is None or not weight.is_floating_point() else self.dtype.itemsize
 
     def _place(self, size: int) -> Path:
-        if self._root is None:
+        if self._held is None and self._root is not None:
+            self._root.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self._root, shared=True)
+            self._held = HeldFolder(self._root, shared=True)
+        elif self._held is None:
             disk = Path(tempfile.gettempdir())
             for parent in (SHARED_MEMORY, disk):
                 remove_leftovers(parent)
             memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * (KEPT + 1) * size
             self._held = HeldFolder(SHARED_MEMORY if memory else disk)
-            self._root = self._held.path
-        return self._root
+        return self._held.path
 
     def _write_weights(self, model: nn.Module, folder: Path) -> None:
         shards, held, places = 0, dict[str, Tensor](), dict[str, int]()
@@ -145,6 +151,13 @@ class WeightFolders:
             os.rename(folder / f"{number}.part", folder / name)
         index = {"metadata": {"total_size": total}, "weight_map": {name: names[at] for name, at in places.items()}}
         (folder / INDEX).write_text(json.dumps(index))
+
+
+def _no_room(folder: Path | None, error: OSError) -> UserError:
+    """The user's line of a folder that can't be written to."""
+    where = "" if folder is None else f" to {folder}"
+    remedy = "set engine.weight_folder to a folder with more room that the server can read"
+    return UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy)
 
 
 def weight_buckets(folder: Path, size: int) -> Iterator[tuple[Path, list[str]]]:
