@@ -17,6 +17,12 @@ LONG = 120.0  # seconds after which something must have happened
 FAULTS = ("error", "overload", "hang", "break", "short", "nan", "other", "impossible", "spill")
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """A busy machine makes a server fail again before it returns, which must not cost a minute each time."""
+    monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.5)
+
+
 def check(asked, given, weights=WEIGHTS):
     """Every request once, each by the formula."""
     assert [one.key for one in given] == [(r.prompt.uid, r.sample, 0) for r in asked]
