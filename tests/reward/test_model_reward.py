@@ -63,9 +63,28 @@ def test_the_score_is_hugging_faces_of_prompt_and_completion(folder, encode, end
     expected = theirs(folder, prompt, answers)
     assert np.std(expected) > 0.1
     for budget in (8192, 20):
-        scores = exact(folder, encode=encode, tokens_per_forward=budget).score(prompt, answers)
+        reward = exact(folder, encode=encode, tokens_per_forward=budget, end_truncated=False)
+        scores = reward.score(prompt, answers)
         assert [score.value for score in scores] == pytest.approx(expected, abs=3e-5)
         assert all(score.valid and score.correct is None for score in scores)
+
+
+@pytest.mark.parametrize("encode", ["tokens", "text"])
+def test_a_truncated_completion_is_scored_as_if_it_ended_there(folder, encode):
+    """Reward models are trained on completions that end, and have no opinion of others."""
+    tokenizer = tiny_tokenizer()
+    prompt, cut, whole = asked(tokenizer), answered(tokenizer, *TEXTS, end=False), answered(tokenizer, *TEXTS)
+    reward = exact(folder, encode=encode)
+    values = [score.value for score in reward.score(prompt, cut)]
+    assert values == pytest.approx(theirs(folder, prompt, whole), abs=3e-5)
+    assert values == [score.value for score in reward.score(prompt, whole)]
+    each = reward.token_scores(prompt, cut)
+    assert [len(of) for of in each] == [len(one.tokens) for one in cut]
+    last = [of[-1] for of in each if len(of)]
+    assert last == pytest.approx(theirs(folder, prompt, [one for one in cut if len(one.tokens)]), abs=3e-5)
+    full = len(prompt.tokens) + len(cut[0].tokens)
+    (score,) = exact(folder, encode=encode, max_tokens=full).score(prompt, cut[:1])  # no room for one more
+    assert score.value == pytest.approx(theirs(folder, prompt, cut[:1])[0], abs=3e-5)
 
 
 def test_text_is_read_by_the_reward_models_own_template(folder):

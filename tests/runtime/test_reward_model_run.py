@@ -11,9 +11,11 @@ from proxima.config import check, resolve
 from proxima.config.estimate import batch_of, memory_of, model_facts
 from proxima.data import UserError
 from proxima.model import load_scalar_model, save
+from proxima.model.load import load_tokenizer
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
 from tests.runtime.tiny_run import assert_same, go, recipe, traces
+from tests.tiny import END
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,11 @@ def test_a_run_is_scored_by_the_model_and_resumes_to_the_bit(scorer, tiny_model,
     go(tmp_path / "whole", tree)
     rows = read_rows(sorted(RunFolder(tmp_path / "whole").rollouts.iterdir())[0])
     model = AutoModelForSequenceClassification.from_pretrained(scorer)
+    end = load_tokenizer(scorer).convert_tokens_to_ids(END)
     for row in rows[:6]:
+        tokens = [*row["prompt_tokens"], *row["tokens"], *([end] if row["finish_reason"] == "length" else [])]
         with torch.no_grad():
-            expected = model(input_ids=torch.tensor([[*row["prompt_tokens"], *row["tokens"]]])).logits
+            expected = model(input_ids=torch.tensor([tokens])).logits
         assert row["reward"] == pytest.approx(float(expected), abs=3e-5)
     assert np.std([row["reward"] for row in rows]) > 0.05
     go(tmp_path / "parts", {**tree, "train": {**tree["train"], "steps": 3}})

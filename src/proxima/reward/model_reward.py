@@ -34,6 +34,9 @@ class ModelReward(ComputeReward):
             another vocabulary.
         normalize: subtract the mean and divide by the standard deviation that the training measured on its held-out
             completions and wrote into config.json; refused if it has none.
+        end_truncated: a completion that the length limit cut off is scored with the end-of-turn token after it, with
+            which all end that a reward model is trained on; false: after its last token, where training has seen no
+            score, and a policy may find that it gets a high one.
         max_tokens: most tokens of prompt and completion; a longer one has no score. null: the model's own limit.
         tokens_per_forward: tokens of one forward pass; one completion that is longer gets its own.
         dtype: of the weights, `float32` or `bfloat16`.
@@ -43,15 +46,16 @@ class ModelReward(ComputeReward):
     Raises: FieldError before the run for a folder that is no reward model, or a device that is missing; in a run
         nothing.
     Edge cases: an empty completion gets the score of its prompt. A score that is not finite, a completion that is too
-        long, and in `text` one that the chat template refuses have no score. In `text`, a truncated completion
-        (`length`) gets no end-of-turn token, and one whose first token the tokenizer joins with the prompt's last (both
-        are line ends) is read as such a chat.
+        long, and in `text` one that the chat template refuses have no score. A truncated completion that leaves no room
+        for the end-of-turn token is scored without it. In `text`, one whose first token the tokenizer joins with the
+        prompt's last (both are line ends) is read as such a chat.
     """
 
     path: str
     revision: str | None = None
     encode: Literal["tokens", "text"] = "tokens"
     normalize: bool = False
+    end_truncated: bool = True
     max_tokens: int | None = None
     tokens_per_forward: int = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -113,7 +117,7 @@ class ModelReward(ComputeReward):
         return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        rows, out = self._rows(prompt, completions)
+        rows, out = self._rows(prompt, completions, end=self.end_truncated)
         for i, value in zip(rows, self._scorer.scores(list(rows.values()), self.tokens_per_forward), strict=True):
             out[i] = Score(value=float(self._normalized(value)))
         return out
@@ -121,7 +125,7 @@ class ModelReward(ComputeReward):
     def token_scores(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Floats]:
         """Of each completion [T] float32, reward units: the score after each of its tokens, of the reward model's own
         tokenizer with `encode: text`; empty where `score` fails."""
-        rows, _ = self._rows(prompt, completions)
+        rows, _ = self._rows(prompt, completions, end=False)
         found = [np.zeros(0, np.float32) for _ in completions]
         for i, values in zip(
             rows, self._scorer.token_scores(list(rows.values()), self.tokens_per_forward), strict=True
@@ -129,14 +133,20 @@ class ModelReward(ComputeReward):
             found[i] = self._normalized(values)
         return found
 
-    def _rows(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[dict[int, Trajectory], list[Score]]:
-        """What is fed of the completions that can be scored, by number, and for each completion why it can't be."""
+    def _rows(
+        self, prompt: Prompt, completions: Sequence[Completion], *, end: bool
+    ) -> tuple[dict[int, Trajectory], list[Score]]:
+        """What is fed of the completions that can be scored, by number, and for each completion why it can't be.
+
+        Args:
+            end: truncated ones get an end-of-turn token.
+        """
         rows, why = dict[int, Trajectory](), list[Score]()
         longest = self._scorer.loaded.max_length
         limit = min(self.max_tokens or longest, longest)
         for i, completion in enumerate(completions):
             try:
-                row = self._trajectory(prompt, completion)
+                row = self._trajectory(prompt, completion, limit if end else 0)
             except UserError as error:
                 why.append(Score.failed(str(error)))
                 continue
@@ -145,22 +155,35 @@ class ModelReward(ComputeReward):
             why.append(Score.failed(f"prompt and completion have {len(row)} tokens, the limit is {limit}"))
         return rows, why
 
+    @cached_property
+    def _end(self) -> int | None:
+        """The token that ends a turn in the reward model's chat template; without a template, that ends a text."""
+        from proxima.model.chat import read_tokens
+
+        tokenizer: Any = self._scorer.loaded.tokenizer
+        if tokenizer.chat_template is None:
+            return tokenizer.eos_token_id  # type: ignore[no-any-return]
+        return int(read_tokens([{"role": "user", "content": "?"}], ".", tokenizer)[1][-1])
+
     def _normalized(self, values: Any) -> Any:
         from proxima.model.scalar_model import score_normalization
 
         mean, deviation = (score_normalization(self._scorer.model.config) if self.normalize else None) or (0.0, 1.0)
         return (values - mean) / deviation
 
-    def _trajectory(self, prompt: Prompt, completion: Completion) -> Trajectory:
+    def _trajectory(self, prompt: Prompt, completion: Completion, room: int) -> Trajectory:
+        """What is fed; a truncated completion is ended where that makes no more than `room` tokens."""
         from proxima.model.chat import read_tokens
 
         if self.encode == "tokens":
             reason = "reads the prompt's tokens, and there are none"
             require(len(prompt.tokens) > 0, "encode", "tokens", reason, remedy="set encode=text")
-            return Trajectory(group=prompt.uid, prompt_tokens=prompt.tokens, tokens=completion.tokens)
-        tokenizer: Any = self._scorer.loaded.tokenizer
-        before, tokens = read_tokens(prompt.messages, completion.text, tokenizer)
-        if completion.finish_reason != "stop":
-            tokens = tokens[:-1]  # the model ended no turn
-        group = int.from_bytes(sha256(before.tobytes()).digest()[:7])  # of those that share a prompt
+            group, before, tokens = prompt.uid, prompt.tokens, completion.tokens
+        else:
+            before, tokens = read_tokens(prompt.messages, completion.text, self._scorer.loaded.tokenizer)
+            if completion.finish_reason != "stop":
+                tokens = tokens[:-1]  # the model ended no turn
+            group = int.from_bytes(sha256(before.tobytes()).digest()[:7])  # of those that share a prompt
+        if completion.finish_reason != "stop" and len(before) + len(tokens) < room and self._end is not None:
+            tokens = np.append(tokens, np.int32(self._end))
         return Trajectory(group=group, prompt_tokens=before, tokens=tokens)
