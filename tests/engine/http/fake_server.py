@@ -169,10 +169,11 @@ class FakeServer:
         self.bodies.append(body)
         fault = self._fault(body)
         if fault in ("error", "overload"):
-            _respond(writer, 500 if fault == "error" else 429, {"error": "on purpose"})
+            _respond(writer, 500 if fault == "error" else 429, {"error": "on purpose"}, last=True)
             await writer.drain()
             return
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n")
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
         working = asyncio.ensure_future(self._sample(body, fault, writer))
         leaving = asyncio.ensure_future(reader.read(1))
         try:
@@ -330,7 +331,8 @@ def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
 
 
-def _respond(writer: asyncio.StreamWriter, status: int, answer: Any) -> None:
+def _respond(writer: asyncio.StreamWriter, status: int, answer: Any, *, last: bool = False) -> None:
+    """`last`: the connection is closed after it, which a client must know: the next call on it would be lost."""
     body = json.dumps(answer).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    writer.write((head + "Connection: close\r\n" * last + "\r\n").encode() + body)

@@ -154,6 +154,7 @@ def test_half_the_servers_on_another_version_are_found_and_brought_back(tmp_path
             server.forgetful = True
         await engine.publish(update(1, WEIGHTS[1]))
         given = await collect(engine, requests(8, 2))
+        await until(lambda: not any(one.in_service for one in engine._pool.replicas[:2]))
         for server in servers[:2]:
             server.forgetful = False
         await until(lambda: engine._pool.counts["returned"] >= 2)

@@ -18,7 +18,7 @@ def refuse(server: FakeServer, status: int = 401) -> None:
     """From now on every call is of a stranger."""
 
     async def generate(reader, writer, body):
-        _respond(writer, status, {"error": "another key"})
+        _respond(writer, status, {"error": "another key"}, last=True)
         await writer.drain()
 
     server._generate = generate
