@@ -293,3 +293,24 @@ def test_a_caller_that_leaves_ends_its_completions_at_the_server(tmp_path):
 
     with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
         check(requests(2, 2), asyncio.run(go(engine, servers[0])))
+
+
+def test_a_call_that_is_being_closed_can_be_ended(tmp_path, monkeypatch):
+    """Its answer was wrong, and while its stream is closed the server is ejected."""
+    with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
+        replica, stream, ended = engine._pool.replicas[0], engine._pool.replicas[0].dialect.stream, []
+
+        async def slowly_closed(client, facts, request):
+            try:
+                async for chunk in stream(client, facts, request):
+                    yield chunk
+            finally:
+                for call in list(replica.running.values()):
+                    ended.append(call.timed)
+                    call.end("interrupted")
+
+        monkeypatch.setattr(type(replica.dialect), "stream", staticmethod(slowly_closed))
+        servers[0].script += ["nan"]
+        given = asyncio.run(collect(engine, requests(2, 2)))
+    check(requests(2, 2), given)
+    assert False in ended

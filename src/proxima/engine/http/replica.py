@@ -35,6 +35,7 @@ class RunningCall:
         timeout: ends it when no token comes.
         ending: why it was made to end before the completion did; None: it was not.
         answered: a chunk has come.
+        timed: the time-out runs; one that has ended can't be moved.
     """
 
     job: GenerationJob
@@ -42,6 +43,7 @@ class RunningCall:
     timeout: asyncio.Timeout
     ending: Ending | None = None
     answered: bool = False
+    timed: bool = True
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, ending: Ending) -> None:
@@ -51,7 +53,7 @@ class RunningCall:
 
     def limit(self, seconds: float | None) -> None:
         """It ends unless a token comes within this time; None: it may take any."""
-        if not self.over.is_set() and not self.timeout.expired():
+        if self.timed and not self.timeout.expired():
             now = asyncio.get_running_loop().time()
             self.timeout.reschedule(None if seconds is None else now + seconds)
 
@@ -197,8 +199,11 @@ class Replica:
         stream = self.dialect.stream(self.client, self.facts, request)
         try:
             async with aclosing(stream) as chunks:  # type: ignore[type-var]
-                async with call.timeout:
-                    last = await self._read(call, chunks)
+                try:
+                    async with call.timeout:
+                        last = await self._read(call, chunks)
+                finally:
+                    call.timed = False  # while the stream is being closed somebody may still want to end it
                 self._over(call)
                 if last is not None and last.finish_reason is not None:
                     await _read_out(chunks)
