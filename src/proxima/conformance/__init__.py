@@ -1,7 +1,7 @@
 """Conformance: the laws that every spec of a slot must obey, for our tests and for `proxima check`.
 
     laws          what a law is, and the search for the smallest counterexample
-    batches       random batches with holes and garbage          needs      what a spec declares and what it reads
+    batches       random batches with holes and garbage          needs_law    what a spec declares and what it reads
     by_hand, by_hand_steps   examples with numbers worked out by hand: the parts of a loss, and the steps before it
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
