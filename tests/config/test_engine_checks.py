@@ -35,6 +35,8 @@ def test_a_server_holds_its_memory_itself(recipe):
     here, there = memory(recipe, "engine=local"), memory(recipe, VLLM)
     assert {"KV cache", "engine's copy of the weights"} <= here.keys()
     assert not {"KV cache", "engine's copy of the weights"} & there.keys()
-    assert there["new weights, for the servers to read"] == 1000 * BYTES["float32"]
+    handed = {"new weights, for the servers to read", "perturbed copy of them, for servers that return"}
+    assert {name: there[name] for name in handed} == dict.fromkeys(handed, 1000 * BYTES["float32"])
+    assert not handed & memory(recipe, VLLM, "engine.weight_folder=/somewhere").keys()
     forward, engine = memory(recipe, KL), memory(recipe, KL, REFERENCE)
     assert forward["reference model"] == 1000 * BYTES["float32"] and "reference model" not in engine

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from proxima.data import UserError
 from proxima.engine.local import LocalEngine
@@ -15,7 +16,7 @@ from proxima.runtime.journal import Journal
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.kill_after import kill_after
-from tests.runtime.test_resume import Died, die_at, stop_at
+from tests.runtime.test_resume import Died, die_at, start, start_and_hold, stop_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
 
 STEPS = 4
@@ -198,6 +199,28 @@ def test_killed_again_and_again(seed, tiny_model, tmp_path):
     go(tmp_path / "run", config, resume=True, observer=Watcher(engine_killer(killed)))
     records = assert_whole(tmp_path / "run", steps=40)
     assert sum(r["prompts_used"] for r in records) == 160 and killed
+
+
+@pytest.mark.slow
+def test_a_second_process_is_refused_until_the_first_has_died(tiny_model, tmp_path):
+    """While prompts generate in an engine's process, which outlives its trainer for a moment and holds no lock."""
+    config = tree(tiny_model("llama"), engine__kind="local_process", engine__threads=1)
+    config["reward"] = [{"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(config))
+    folder = tmp_path / "run"
+    first = start_and_hold(folder, 5)
+    for more in ("--overwrite", "--resume"):
+        second = start(folder, more)
+        _, err = second.communicate()
+        assert second.returncode == 2 and f"in use by another process (pid {first.pid} " in err, err
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+    (tmp_path / "hold").unlink()
+    third = start(folder, "--resume")
+    _, err = third.communicate()
+    assert third.returncode == 0, err
+    assert_whole(folder)
 
 
 def engine_killer(killed):

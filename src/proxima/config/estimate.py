@@ -210,6 +210,7 @@ def memory_of(
     rows = batch.generated[1]
     slots = min(rows, getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None) or rows)
     slots = slots if _here(config.engine) else 0  # a server's memory is its own
+    handed = 0 if _here(config.engine) or getattr(config.engine, "weight_folder", None) else p * master
     row = math.ceil(batch.longest / 64) * 64
     forwarded = max(min(batch.budget, batch.tokens), batch.longest)
     parts = training_memory(config.model, model, forwarded)
@@ -224,7 +225,8 @@ def memory_of(
         "reference model": _reference_bytes(config, p),
         "teacher model": 0 if teacher is None else _teacher_bytes(config, teacher.parameters),
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
-        "new weights, for the servers to read": 0 if _here(config.engine) else p * master,
+        "new weights, for the servers to read": handed,
+        "perturbed copy of them, for servers that return": handed,
         "weights shared with the engine's process": p * master if isinstance(config.engine, LocalProcess) else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
         ACTIVATIONS: activations,

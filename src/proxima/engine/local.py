@@ -34,7 +34,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel
 
 SCORE_ROWS = 512  # rows of logits held at once by `score`
-STEPS_PER_TURN = 8  # tokens decoded before another call may interrupt
+STEPS_PER_TURN = 8  # tokens decoded at once, before another call may interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,6 @@ class LocalEngine:
         self._open.set()
         self._callers: dict[int, tuple[Sequence[Request], deque[Completion]]] = {}  # with what they have not taken yet
         self._turn: asyncio.Future[None] | None = None  # of the caller that decodes
-        self._ended = 0  # completions of all callers
         self._drains = False  # `pause("wait")`: nothing is admitted until `resume`
 
     @property
@@ -154,11 +153,7 @@ class LocalEngine:
             UserError: a prompt that leaves no room for one token.
         """
         done: deque[Completion] = deque()
-
-        def sink(completion: Completion) -> None:  # marks this caller's requests
-            done.append(completion)
-            self._ended += 1
-
+        sink = done.append  # also marks this caller's requests
         remaining = len(requests)
         self._callers[id(done)] = requests, done
         try:
@@ -166,7 +161,7 @@ class LocalEngine:
             while remaining:
                 while not done and not self._open.is_set():
                     await self._open.wait()
-                ended = self._ended  # read first: the compute thread may end a completion at any moment
+                ended = self.scheduler.ended  # read first: the compute thread may end a completion at any moment
                 if not done:
                     await self._decode(ended)
                 while done:
@@ -192,10 +187,10 @@ class LocalEngine:
 
     def _advance(self, ended: int) -> None:
         """Decode until a completion ends, or another caller, `pause` or `abort` waits for its turn."""
-        steps = 0
-        while self._ended == ended and (steps < STEPS_PER_TURN or not self.compute.wanted):
-            self.scheduler.step()
-            steps += 1
+        while self.scheduler.ended == ended:
+            self.scheduler.step(STEPS_PER_TURN)
+            if self.compute.wanted:
+                return
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         out: list[Floats] = []

@@ -51,6 +51,7 @@ class RunningBatch:
     Args:
         requests, lines, settings: the n requests, their lines of the table, their sampling settings.
         last: [padded n] int64, the last token of each request; 0 in the padding. The decoder's input.
+        drawn: [n] the part of `last` that the next draw is written to.
         position, uniform: for each step, the positions of `last` [padded n], 0 in the padding, and the draws [n].
         sampled: what the steps have sampled so far.
     """
@@ -59,6 +60,7 @@ class RunningBatch:
     lines: Lines
     settings: SamplingRows
     last: Tensor
+    drawn: Tensor
     position: Sequence[Tensor]
     uniform: Sequence[Tensor]
     sampled: list[Sampled] = field(default_factory=list)
@@ -69,11 +71,13 @@ class RunningBatch:
         lines = np.array([running.line for running in requests], np.int64)
         last, position, uniform = table.ahead(lines, 1 if any(one.stop for one in sampling) else WINDOW)
         padding = (0, padded_rows(len(lines)) - len(lines))
+        padded = F.pad(torch.from_numpy(last), padding).to(device)
         return cls(
             requests=list(requests),
             lines=lines,
             settings=SamplingRows.of(sampling, device),
-            last=F.pad(torch.from_numpy(last), padding).to(device),
+            last=padded,
+            drawn=padded[: len(lines)],
             position=F.pad(torch.from_numpy(position), padding).to(device).unbind(),
             uniform=torch.from_numpy(uniform).to(device).unbind(),
         )
@@ -82,7 +86,7 @@ class RunningBatch:
         """Sample the next token of each request."""
         sampled = sample_tokens(logits, self.settings, self.uniform[len(self.sampled)], top_k, masks=masks)
         self.sampled.append(sampled)
-        self.last[: len(self.lines)] = sampled.token
+        self.drawn.copy_(sampled.token)
         tokens: list[int] = sampled.token.tolist()
         return tokens
 
@@ -123,7 +127,7 @@ class Scheduler:
         self.waiting: deque[WaitingPrompt] = deque()
         self.admits = True  # False: waiting requests stay waiting
         self.version = 0
-        self.generated_tokens = 0
+        self.generated_tokens = self.ended = 0  # of all callers; `ended` counts completions
         self._batch: RunningBatch | None = None  # the steps that the table lacks
         self._rebuild = False
 
@@ -163,7 +167,7 @@ class Scheduler:
         for entry in [w for w in self.waiting if uid in (None, w.prompt.uid)]:
             self.waiting.remove(entry)
             for request, sink in entry.requests:
-                sink(self._completion(request, self.table.empty(), "abort"))
+                self._deliver(sink, self._completion(request, self.table.empty(), "abort"))
 
     def in_flight(self) -> list[InFlight]:
         """The running completions, with the tokens that the table lacks; changes nothing."""
@@ -196,15 +200,20 @@ class Scheduler:
             entry.hidden = entry.kv = None
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One token for every running completion, or the first token of those that are admitted."""
+    def step(self, most: int = 1) -> None:
+        """One token for every running completion, or the first token of those that are admitted; `most` times, or fewer
+        until a completion ends."""
+        ended = self.ended
         if self._rebuild:
             self._recompute_running()
-        free = self.slots - len(self.running)
-        if self.waiting and self.admits and worth_admitting(free, self.slots):
-            self._admit(free)
-        elif self.running:
-            self._decode()
+        for _ in range(most):
+            free = self.slots - len(self.running)
+            if self.waiting and self.admits and worth_admitting(free, self.slots):
+                self._admit(free)
+            elif self.running:
+                self._decode()
+            if self.ended > ended:
+                return
 
     def _admit(self, free: int) -> None:
         self._write()
@@ -296,7 +305,11 @@ class Scheduler:
     def _finish(self, running: RunningRequest, reason: FinishReason) -> None:
         columns = self.table.read(running.line)
         self._release(running)
-        running.sink(self._completion(running.request, columns, reason))
+        self._deliver(running.sink, self._completion(running.request, columns, reason))
+
+    def _deliver(self, sink: Sink, completion: Completion) -> None:
+        sink(completion)
+        self.ended += 1
 
     def _release(self, running: RunningRequest) -> None:
         """Free the line and the slot; the last running completion moves into the hole."""

@@ -17,15 +17,16 @@ MASK_COLUMNS = ("sampling_mask", "sampling_mask_counts")  # ids of all tokens, a
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null.
 
-    Lists have neither dictionary nor statistics, log-probs are split into byte streams, and policy versions stored as
-    differences: so they are written faster and take less space.
+    Lists have no statistics, and no dictionary but for policy versions, of which there are few; the numbers of the others
+    are split into byte streams: so they are written faster and take less space.
     """
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
-    kinds = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
-    encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in kinds.items() if kind == pa.float32()}
-    encoding["policy_version.list.element"] = "DELTA_BINARY_PACKED"
+    lists = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
+    encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in lists.items() if kind in (pa.float32(), pa.int32())}
+    versions = "policy_version.list.element"
+    encoding.pop(versions, None)
     coded = [name for name in scalars if name != "text"]
-    settings = {"use_dictionary": coded, "write_statistics": coded, "column_encoding": encoding}
+    settings = {"use_dictionary": [*coded, versions], "write_statistics": coded, "column_encoding": encoding}
     with pq.ParquetWriter(file, schema, compression="zstd", **settings) as writer:
         for start in range(0, max(1, len(rows)), ROW_GROUP):
             part = rows[start : start + ROW_GROUP]
