@@ -1,6 +1,5 @@
 """What an engine tells of itself reaches the user once, however long the run is."""
 
-import asyncio
 from typing import Any
 
 from proxima.engine import Health
@@ -9,18 +8,8 @@ from proxima.runtime.engine_watch import EngineWatch
 from tests.engine.http.plain_dialect import Plain
 
 
-class Told:
-    """An engine of which only the health check is asked."""
-
-    def __init__(self, **detail: Any) -> None:
-        self.detail = detail
-
-    async def health(self) -> Health:
-        return Health(ok=True, version=0, detail=self.detail)
-
-
 def news(watch: EngineWatch, **detail: Any) -> list[str]:
-    return asyncio.run(watch.news(Told(**detail)))  # type: ignore[arg-type]
+    return watch.news(Health(ok=True, version=0, detail=detail))
 
 
 def test_events_are_told_once_each_beyond_those_that_are_kept() -> None:
@@ -55,3 +44,20 @@ def test_a_lost_answer_points_to_a_log_that_is_there() -> None:
     assert ours.endswith("asked for again; see engine.log")
     (theirs,) = news(EngineWatch("engine.log"), replicas={"lost": 2}, log="the servers' own logs")
     assert theirs.startswith("2 answers") and theirs.endswith("see the servers' own logs")
+
+
+def test_counts_of_a_step_add_up_however_often_they_are_asked_for() -> None:
+    watch = EngineWatch("engine.log")
+    for lost in (1, 3, 3, 4):
+        news(watch, replicas={"lost": lost, "ready": 2})
+    assert watch.metrics == {"replicas/lost": 4, "replicas/ready": 2}
+    watch.begin_step()
+    news(watch, replicas={"lost": 5, "ready": 1})
+    assert watch.metrics == {"replicas/lost": 1, "replicas/ready": 1}
+
+
+def test_an_older_answer_tells_nothing_again() -> None:
+    watch = EngineWatch("engine.log")
+    assert news(watch, events=["a", "b"], ended=2) != []
+    assert news(watch, events=["a"], ended=1) == []
+    assert news(watch, events=["a", "b", "c"], ended=2) == ["c"]

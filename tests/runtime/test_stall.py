@@ -42,7 +42,7 @@ class Scene:
     """A watch over an activity, for so many virtual seconds; `at` maps times to what happens then."""
 
     def __init__(self, tmp_path, seconds=10 * MINUTE, **facts):
-        self.clock, self.rewards, self.told = VirtualClock(), Rewards(), []
+        self.clock, self.rewards, self.told, self.heard = VirtualClock(), Rewards(), [], []
         self.activity = Activity(self.clock, 0.0, Timeline(tmp_path / "timeline.json", print))
         self.generator = GroupGenerator(Engine(self.clock, **facts), self.rewards, GroupSpec(sampling=None), None)
         self.seconds = seconds
@@ -50,7 +50,8 @@ class Scene:
     def play(self, seconds, at=(), *, generator=True):
         async def scene():
             warn = lambda text: self.told.append((self.clock.now() / MINUTE, text))  # noqa: E731
-            watch = StallWatch(self.seconds, self.activity, warn, self.generator if generator else None)
+            generating = self.generator if generator else None
+            watch = StallWatch(self.seconds, self.activity, warn, generating, self.heard.append)
             watching = asyncio.create_task(watch.run())
             for time, act in [*at, (seconds, lambda: None)]:
                 await asyncio.sleep(time - self.clock.now())
@@ -80,6 +81,7 @@ def test_tokens_are_signs_of_life_and_start_again(tmp_path):
         told = scene.play(100 * MINUTE, [(62 * MINUTE, lambda: scene.activity.generated(1))])
     assert [at for at, _ in told] == [40, 50, 72, 82]
     assert "prompt 1 in the engine" in told[0][1]
+    assert [health.tokens for health in scene.heard[:4]] == [1, 2, 3, 4]  # a tenth of the time between two looks
 
 
 def test_an_engine_that_does_not_answer(tmp_path):

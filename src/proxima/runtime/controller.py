@@ -16,7 +16,7 @@ from typing import Any
 from proxima.core.correction import health
 from proxima.data import UserError
 from proxima.engine.executor import HookError
-from proxima.engine.protocol import WeightUpdate, close_engine
+from proxima.engine.protocol import Health, WeightUpdate, close_engine
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector, score_errors
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.algorithm import Algorithm, StepBatch
@@ -116,7 +116,8 @@ class Controller(TrainingLoop):
                     with self.timed("publish"):
                         await self.publish(version)
             self._times["cpu"] = self.clock.cpu() - cpu
-            await self.tell_engine_news(step)
+            if self.generator is not None and self._unpublished is None:
+                self.heard(await self.generator.engine.health())
             record = self.record(step, version, collected, batch, result)
             with self.activity.stage("write", step=step):
                 await self.finish_step(
@@ -271,11 +272,11 @@ class Controller(TrainingLoop):
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
 
-    async def tell_engine_news(self, step: int) -> None:
+    def heard(self, health: Health) -> None:
         """What became of the engine's processes and servers."""
-        if self.generator is not None and self._unpublished is None:
-            for text in await self.watch.news(self.generator.engine):
-                self.observer.warning(f"step {step}: {text}")
+        step = min(self.journal.step + 1, self.plan.steps)
+        for text in self.watch.news(health):
+            self.observer.warning(f"step {step}: {text}")
 
     def end_if_unscored(self, step: int) -> None:
         """A reward that always fails would let the run use up all its questions and learn nothing."""

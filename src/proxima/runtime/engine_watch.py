@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.client import ServerError
-from proxima.engine.protocol import Engine
+from proxima.engine.protocol import Engine, Health
 
 RESUME = "repair the engine and resume (--resume)"
 
@@ -40,16 +40,18 @@ class EngineWatch:
         self.metrics |= {f"sync/{name}": value for name, value in _numbers(found).items()}
         return {"version": version, "how": str(found.get("how", "")), **self.metrics} if found else {}
 
-    async def news(self, engine: Engine) -> list[str]:
+    def news(self, health: Health) -> list[str]:
         """Warnings about what has happened since the last call; an engine that costs time and no completion is told of
         all the same."""
-        detail = (await engine.health()).detail
+        detail = health.detail
         events = detail.get("events") or ()
         told = [*self._replaced(int(detail.get("ended", 0))), *self._events(events, detail.get("told", len(events)))]
         counts = _numbers(detail.get("replicas") or {})
         grown = {name: value - self._counts.get(name, 0) for name, value in counts.items()}
         self._counts = counts
-        self.metrics |= {f"replicas/{k}": v if k in ("ready", "of") else grown[k] for k, v in counts.items()}
+        for name, value in counts.items():
+            key = f"replicas/{name}"
+            self.metrics[key] = value if name in ("ready", "of") else self.metrics.get(key, 0.0) + grown[name]
         if (lost := grown.get("lost", 0)) > 0:
             text = "1 answer of a server was" if lost == 1 else f"{lost:g} answers of servers were"
             told.append(f"{text} no completion, and asked for again; see {detail.get('log') or self.log}")
@@ -65,7 +67,7 @@ class EngineWatch:
             )
 
     def _events(self, events: Sequence[Any], ever: int) -> Iterator[str]:
-        new, self._told = ever - self._told, ever
+        new, self._told = max(0, ever - self._told), max(ever, self._told)
         if new > len(events):
             yield f"{new - len(events)} earlier lines about servers were dropped"
         yield from map(str, events[max(0, len(events) - new) :])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import NotFiniteError, UserError
+from proxima.engine.protocol import Health
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.generator import GroupGenerator
@@ -120,6 +121,9 @@ class TrainingLoop:
         """Engine and rewards that the steps wait for; None: they need none."""
         return None
 
+    def heard(self, health: Health) -> None:
+        """An answer of the engine to a health check, at any moment of a step."""
+
     async def run(self) -> bool:
         """Train to the last step, or until `stop`; both end with a checkpoint.
 
@@ -129,7 +133,7 @@ class TrainingLoop:
             RunEnded, UserError: the run can't continue; a checkpoint is written all the same, unless the weights
                 diverged or are in the middle of a step.
         """
-        watch = StallWatch(self.plan.stall_seconds, self.activity, self.observer.warning, self.generator)
+        watch = StallWatch(self.plan.stall_seconds, self.activity, self.observer.warning, self.generator, self.heard)
         watching = asyncio.create_task(watch.run())
         try:
             return await self._run()
