@@ -17,7 +17,7 @@ MASK_COLUMNS = ("sampling_mask", "sampling_mask_counts")  # ids of all tokens, a
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null.
 
-    Lists have no statistics, and no dictionary but for policy versions, of which there are few; the numbers of the others
+    Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]

@@ -75,14 +75,52 @@ def test_a_server_that_was_started_again_and_fails_its_proof_is_told(tmp_path):
 def test_the_run_ends_when_all_servers_fail(tmp_path):
     async def go(engine, servers):
         await engine.publish(update(1, WEIGHTS[1]))
-        servers[0].die()
-        servers[1].ignores_weights = True
+        for server in servers:
+            server.ignores_weights = True
         await engine.publish(update(2, WEIGHTS[2]))
 
     with (
         fakes(2) as servers,
         engine_over(servers, tmp_path) as engine,
-        pytest.raises(UserError, match=f"{servers[1].url} computes with other weights"),
+        pytest.raises(UserError, match="computes with other weights"),
+    ):
+        asyncio.run(go(engine, servers))
+
+
+def test_one_that_is_away_is_waited_for_when_all_others_fail(tmp_path):
+    asked = requests(4, 2)
+
+    async def go(engine, servers):
+        await engine.publish(update(1, WEIGHTS[1]))
+        servers[0].die()
+        await until(lambda: engine._pool.counts["ejected"] == 1)
+        servers[1].ignores_weights = True
+        publishing = asyncio.create_task(engine.publish(update(2, WEIGHTS[2])))
+        await until(lambda: engine._pool.counts["ejected"] == 2)
+        assert not publishing.done()
+        servers[0].come_back()
+        await publishing
+        return await collect(engine, asked)
+
+    with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
+        given = asyncio.run(go(engine, servers))
+        assert [one.in_service for one in engine._pool.replicas] == [True, False]
+    check(asked, given)
+    assert {v for one in given for v in one.policy_version.tolist()} == {2}
+
+
+def test_the_run_ends_when_nobody_returns(tmp_path):
+    async def go(engine, servers):
+        await engine.publish(update(1, WEIGHTS[1]))
+        servers[0].die()
+        await until(lambda: engine._pool.counts["ejected"] == 1)
+        servers[1].ignores_weights = True
+        await engine.publish(update(2, WEIGHTS[2]))
+
+    with (
+        fakes(2) as servers,
+        engine_over(servers, tmp_path, away_seconds=1.0) as engine,
+        pytest.raises(UserError, match=f"all 2 servers are out of service: .*{servers[1].url}: .*nats"),
     ):
         asyncio.run(go(engine, servers))
 

@@ -166,13 +166,6 @@ def test_half_the_servers_on_another_version_are_found_and_brought_back(tmp_path
     assert any("it has weights 'start'" in line for line in health.detail["events"])
 
 
-def test_weights_that_a_server_ignores_end_the_run(tmp_path):
-    with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
-        servers[1].ignores_weights = True
-        with pytest.raises(UserError, match=f"{servers[1].url} computes with other weights"):
-            asyncio.run(engine.publish(update(1, WEIGHTS[1])))
-
-
 def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(tmp_path):
     async def go(engine, servers):
         servers[0].failing = {"/weights"}

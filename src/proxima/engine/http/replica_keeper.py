@@ -73,7 +73,7 @@ class ReplicaKeeper:
 
     async def publish(self, update: WeightUpdate) -> None:
         """See `Engine.publish`. A replica that does not compute with the weights is ejected; the first time, where the
-        reason is how it was started, and where no other has them, that is an error.
+        reason is how it was started, and where no other has them or may return to get them, that is an error.
 
         Raises:
             UserError: the weights did not arrive, or no replica is left.
@@ -131,8 +131,9 @@ class ReplicaKeeper:
             self.reports.append(await self._bring(replica))
 
         found = await asyncio.gather(*(self._guarded(bring, replica) for replica in replicas), return_exceptions=True)
+        others = self.reports or [one for one in self.pool.replicas if one not in replicas and not one.refuses]
         for error in found:
-            disproved = isinstance(error, UserError) and not first and len(self.reports) > 0
+            disproved = isinstance(error, UserError) and not first and len(others) > 0
             if isinstance(error, BaseException) and not disproved:
                 raise error
 
