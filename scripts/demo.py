@@ -107,7 +107,8 @@ def result(folder: Path) -> str:
     first, last = (rows_of(folder, label) for label in ("before", "after"))
     where = machine["torch"]["devices"][0]
     if where == "cpu":
-        where = f"{machine['torch']['threads']} threads of {machine['machine']['processor']}"
+        threads = machine["torch"]["threads"]
+        where = f"{threads} thread{'s' * (threads != 1)} of {machine['machine']['processor']}"
     lines = [
         f"held-out accuracy   {before['accuracy']:.3f} -> {after['accuracy']:.3f}   "
         f"({before['correct']}/{before['questions']} -> {after['correct']}/{after['questions']} questions, none of "
