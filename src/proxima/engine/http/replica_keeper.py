@@ -131,9 +131,9 @@ class ReplicaKeeper:
             self.reports.append(await self._bring(replica))
 
         found = await asyncio.gather(*(self._guarded(bring, replica) for replica in replicas), return_exceptions=True)
-        others = self.reports or [one for one in self.pool.replicas if one not in replicas and not one.refuses]
+        away = [one for one in self.pool.replicas if one not in replicas and not one.refuses]
         for error in found:
-            disproved = isinstance(error, UserError) and not first and len(others) > 0
+            disproved = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
             if isinstance(error, BaseException) and not disproved:
                 raise error
 
