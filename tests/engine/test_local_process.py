@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -238,6 +239,28 @@ def test_a_process_that_hangs_is_replaced(monkeypatch):
         assert not health.ok or found._supervisor.ended
         assert run(found, asked) == run(engine(slots=8), asked)
         assert pid_of(found) != first and not is_running(first)
+
+
+def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch):
+    """Its writer, collected late, closes a transport whose descriptor is that of the next process."""
+    connect, writers = asyncio.open_connection, []
+
+    async def connected(**facts):
+        reader, writer = await connect(**facts)
+        if len(writers) == 1:
+            writers.clear()
+            gc.collect()
+        else:
+            writers.append(writer)
+        return reader, writer
+
+    monkeypatch.setattr("proxima.engine.supervisor.asyncio.open_connection", connected)
+    monkeypatch.setattr("proxima.engine.supervisor.START_SECONDS", 20.0)
+    with served() as found:
+        kill(pid_of(found))
+        assert within(ALIVE, lambda: found._supervisor.ended and found._supervisor.ready)
+        assert run(found, requests(1, 1)) == run(engine(slots=8), requests(1, 1))
+        assert found._supervisor.ended == 1 and not writers
 
 
 def test_when_the_restarts_are_spent_one_line_says_why(tmp_path):

@@ -238,6 +238,7 @@ class Supervisor:
         with theirs:
             self.process = process = self._start(theirs, log)
         watching: asyncio.Task[None] | None = None
+        writer: asyncio.StreamWriter | None = None
         try:
             reader, writer = await asyncio.open_connection(sock=ours, limit=MOST)
             async with self._reading:
@@ -262,6 +263,8 @@ class Supervisor:
                 watching.cancel()
             process.kill()
             process.wait()
+            if writer is not None:  # closed by the garbage collector it would take the descriptor from the next process
+                writer.transport.abort()
             ours.close()
 
     def _start(self, channel: socket.socket, log: Any) -> "subprocess.Popen[bytes]":
