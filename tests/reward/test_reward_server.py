@@ -1,6 +1,7 @@
 """The server of reward models, through the reward `http` and by hand."""
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import numpy as np
@@ -101,6 +103,17 @@ def test_what_a_tokenizer_can_not_read_takes_no_other_score_with_it(url):
 def test_what_is_not_understood_is_refused(url, path, content, why):
     status, answer = post(url + path, content)
     assert status == 400 and why in answer["error"]
+
+
+@pytest.mark.parametrize("size", ["", "-1", "²", "99999999999"])
+def test_a_length_that_is_none_is_refused(url, size):
+    place = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+    connection.putrequest("POST", "/score")
+    connection.putheader("Content-Length", size)
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 def test_the_command(folder):

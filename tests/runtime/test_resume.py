@@ -427,6 +427,14 @@ def test_a_folder_in_use_is_refused(tiny_model, tmp_path):
     held.release()
 
 
+def test_a_folder_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
+    watcher = Watcher(lambda event, *facts: shutil.rmtree(tmp_path / "run") if event == "step" else None)
+    with pytest.raises(
+        UserError, match="run was deleted, or its files, while the run was in it; .* start the run again"
+    ):
+        go(tmp_path / "run", tree(tiny_model("llama")), observer=watcher)
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatch):
     """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be

@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = self.headers.get("Content-Length", "")
-        if not size.isdigit() or int(size) > MAX_BYTES:
+        if not (size.isascii() and size.isdigit()) or int(size) > MAX_BYTES:
             self.close_connection = True
             self._send(413, {"error": f"the request must have a Content-Length of at most {MAX_BYTES >> 20} MiB"})
             return

@@ -111,6 +111,11 @@ def execute(
             compute = ComputeThread()
             with signals_restored():
                 return compute.serve(_run(workload, resolved, folder, mode, compute, observer, clock))
+        except Exception as error:
+            if not folder.is_deleted:
+                raise
+            message = f"{folder.path} was deleted, or its files, while the run was in it; they are lost"
+            raise UserError(message, remedy="start the run again") from error
         finally:
             folder.release()
             workload.close()

@@ -122,6 +122,11 @@ class RunFolder:
         if (self.path / ".lock").is_file():  # a copy may lack it
             self._lock = FolderLock(self.path / ".lock", shared=True)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the folder was deleted after `begin`."""
+        return self._lock is not None and self._lock.is_deleted
+
     def release(self) -> None:
         """Unlock the folder; the end of the process, however it ends, unlocks it too."""
         if self._lock is not None:

@@ -47,6 +47,11 @@ class FolderLock:
             self._file.truncate(0)
         self._note(datetime.now(UTC).isoformat(timespec="seconds"))
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether somebody has deleted the file, and so perhaps all of the folder."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
     def release(self) -> None:
         """Unlock."""
         if self.shared:
