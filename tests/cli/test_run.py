@@ -57,6 +57,20 @@ def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
     assert list((here / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
+def test_resume_of_a_copy_without_its_journal_leaves_the_first_run_alone(proxima, recipe, here):
+    assert proxima("train", recipe(), "folder=run", "checkpoint.every=1")[0] == 0
+    shutil.copytree(here / "run", here / "copy")
+    for file in (here / "copy").glob("run.sqlite*"):
+        file.unlink()
+    before = {file: file.read_bytes() for file in (here / "run").rglob("*") if file.is_file()}
+    code, out, err = proxima("train", "copy", "--resume", "train.steps=3")
+    assert code == 0, err
+    assert "run.sqlite ended at step 0" in out + err
+    assert [json.loads(line)["step"] for line in (here / "copy/metrics.jsonl").open() if '"train"' in line] == [1, 2, 3]
+    assert {file: file.read_bytes() for file in (here / "run").rglob("*") if file.is_file()} == before
+
+
 def test_a_resume_through_the_recipe_drops_no_earlier_override(proxima, recipe, here):
     path = recipe()
     assert proxima("train", path, "folder=run", "checkpoint.every=1", "eval.limit=3")[0] == 0

@@ -48,7 +48,7 @@ def test_segment_wise_decoupled_ppo_is_decoupled_ppo_towards_the_next_policy(rec
 def test_a_lag_without_old_tokens_is_told(recipe):
     path = recipe()
     told = [str(problem) for problem in warnings(resolve(path, ["algorithm=sdp"]))]
-    assert any("no token is two versions old, so this is proximal=recompute; set that to 2" in line for line in told)
+    assert any("no token is two versions old, so this is proximal=recompute; set max_lag to 2" in line for line in told)
     given = ["algorithm=sdp", "runtime.max_lag=2"]
     told = [str(problem) for problem in warnings(resolve(path, given))]
     assert any("without runtime.max_concurrent_rollouts each step trains on its own version" in line for line in told)

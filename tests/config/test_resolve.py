@@ -168,7 +168,7 @@ BAD_INPUT = [  # what is typed, where it is not the path of the line, and the re
         None,
         "can't be imported: ModuleNotFoundError: No module named 'no_such'; write package.module:Class",
     ),
-    ("runtime.max_lag=-1", None, "must be >= 0; 0 discards surplus groups"),
+    ("runtime.max_lag=-1", None, "must be >= 0; 0 is synchronous training"),
     (
         "train.target_kl=0.02",
         None,

@@ -239,6 +239,7 @@ def test_a_process_that_hangs_is_replaced(monkeypatch):
         assert not health.ok or found._supervisor.ended
         assert run(found, asked) == run(engine(slots=8), asked)
         assert pid_of(found) != first and not is_running(first)
+        assert found._supervisor.why == "it gave no answer for 5 s (engine.timeout) and was killed"
 
 
 def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch):
@@ -271,10 +272,10 @@ def test_when_the_restarts_are_spent_one_line_says_why(tmp_path):
         with pytest.raises(UserError) as caught:
             run(found, requests(1, 1))
         assert str(caught.value) == (
-            "the engine's process ended 1 times in a row without a completion: SIGKILL, which the kernel sends when "
+            "the engine's process ended once without a completion: SIGKILL, which the kernel sends when "
             f"memory runs out; see {log}; resume the run (--resume), or raise engine.restarts"
         )
-        with pytest.raises(UserError, match="in a row"):
+        with pytest.raises(UserError, match="ended once"):
             asyncio.run(found.pause())
         assert not asyncio.run(found.health()).ok
         assert "ready, version 0, 1 threads" in log.read_text()

@@ -35,8 +35,9 @@ def test_empirical_gives_every_block_once_a_pass():
         (lambda: LogNormal(5.0, sigma=-1.0), "sigma=-1.0 must be in"),
         (lambda: Empirical(()), "values=.* at least one"),
         (lambda: Empirical((1.0, 2.0, 3.0), together=2), "together=2 must divide the 3 values"),
-        (lambda: Times(step=-0.1), "step=-0.1 must be >= 0"),
+        (lambda: Times(step=-0.1), "step=-0.1 must be in"),
         (lambda: Times(step=0.0, sequence=0.0), "step=0.0 must be > 0"),
+        (lambda: Times(update=1e9), "update=1000000000.0 must be in .0, 100,000"),
         (lambda: Times(accepted=0.0), "accepted=0.0 must be a share"),
     ],
 )
@@ -60,7 +61,7 @@ def test_a_file_lies_under_the_command_line_and_over_a_fit(tmp_path):
     ("override", "message"),
     [
         ("times.updat=3", "times.updat=3 .command line.: 'times' has no field 'updat'; did you mean 'update'"),
-        ("times.publish=-1", "times.publish=-1 .command line.: must be >= 0"),
+        ("times.publish=-1", "times.publish=-1 .command line.: must be in .0, 100,000."),
         ("times.length={kind: lognormal}", "times.length.mean: is missing"),
         ("times.length.kind=normal", "times.length.kind=normal .command line.: .*lognormal"),
         ("times.step=soon", "times.step=soon .command line.: must be a number"),

@@ -1,14 +1,15 @@
 """Whole runs whose engine or hooks are at fault: one line names it, nothing is trained on, and a resume goes on."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.executor import Executor
-from proxima.engine.local import LocalEngine
+from proxima.engine.local import Local, LocalEngine
 from proxima.runtime.carried_groups import CARRIED_GROUPS
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.loop import RunEnded
@@ -53,6 +54,27 @@ def test_a_bad_completion_is_named_and_never_trained_on(what, mode, tiny_model, 
     monkeypatch.undo()
     assert go(tmp_path / "run", config, resume=True).status == "done"
     assert_whole(tmp_path / "run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooked(Local):
+    """A user's engine, with a hook of his own."""
+
+    kind: ClassVar[str] = "hooked"
+    calls: ClassVar[list[str]] = []
+
+    def build(self, setup):
+        executor = Executor(super().build(setup))
+        executor.register_post_pause_hook(lambda: self.calls.append("paused"))
+        return executor
+
+
+def test_the_engine_of_a_recipe_may_bring_hooks(tiny_model, tmp_path):
+    Hooked.calls.clear()
+    kind = f"{__name__}:Hooked"
+    go(tmp_path / "run", tree(tiny_model("llama"), engine__kind=kind))
+    published = sum(record.get("updates", 0) > 0 for record in RunFolder(tmp_path / "run").read_metrics())
+    assert published and Hooked.calls == ["paused"] * (1 + published)
 
 
 @pytest.mark.parametrize("mode", OVERLAP)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.runtime.journal import Journal
 from tests.manual_clock import ManualClock
 
@@ -270,8 +270,13 @@ def test_meta(journal):
 
 def test_no_journal_at_all(tmp_path):
     (tmp_path / "run.sqlite").write_text("these are not the tables you are looking for, " * 50)
-    with pytest.raises(ValueError, match="is not a journal of proxima"):
+    with pytest.raises(ValueError, match="is damaged, or no journal of proxima"):
         Journal(tmp_path / "run.sqlite")
+    Journal(tmp_path / "damaged.sqlite").close()
+    pages = (tmp_path / "damaged.sqlite").read_bytes()
+    (tmp_path / "damaged.sqlite").write_bytes(pages[:8192] + b"\xff" * (len(pages) - 8192))
+    with pytest.raises(UserError, match="is damaged, or no journal .*; move it away, and a resume restores the steps"):
+        Journal(tmp_path / "damaged.sqlite")
     raw = sqlite3.connect(tmp_path / "other.sqlite")
     raw.execute("CREATE TABLE meta (key TEXT, value TEXT)")
     raw.execute("INSERT INTO meta VALUES ('format', '99')")

@@ -435,6 +435,15 @@ def test_a_folder_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
         go(tmp_path / "run", tree(tiny_model("llama")), observer=watcher)
 
 
+def test_a_journal_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
+    journal = tmp_path / "run" / "run.sqlite"
+    watcher = Watcher(lambda event, *facts: journal.unlink() if event == "step" and facts[0]["step"] == 2 else None)
+    with pytest.raises(UserError, match="run.sqlite was deleted while the run was in it; resume the run"):
+        go(tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=1), observer=watcher)
+    assert go(tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=1), resume=True).status == "done"
+    assert [r["step"] for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"] == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatch):
     """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be

@@ -199,9 +199,9 @@ def test_the_local_engine_counts_its_tokens():
     assert before.tokens == 0 and after.tokens == tokens > 0
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1, 1e-9, float("nan"), float("inf")])
 def test_bad_settings(value, tiny_model, tmp_path):
-    with pytest.raises(ConfigError, match="runtime.stall_seconds.* must be >= 0 and finite; 0 never warns"):
+    with pytest.raises(ConfigError, match="runtime.stall_seconds.* must be finite and >= 1; 0 never warns"):
         resolve(recipe(tiny_model("llama"), runtime__stall_seconds=value))
-    with pytest.raises(ConfigError, match="runtime.stall_seconds.* must be >= 0 and finite; 0 never warns"):
+    with pytest.raises(ConfigError, match="runtime.stall_seconds.* must be finite and >= 1; 0 never warns"):
         resolve(tiny_sft.recipe(tiny_model("llama"), tmp_path, runtime__stall_seconds=value), root=SftConfig)

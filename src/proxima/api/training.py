@@ -147,7 +147,7 @@ def resolve_run(
         # Its config may name no folder, or the one that it was moved from.
         place = Path(recipe)
         run = place.parent if place.name == "config.yaml" else place
-        if (run / "run.sqlite").is_file():
+        if place.is_dir() or any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl")):
             overrides = [*overrides, f"folder={json.dumps(str(run))}"]
     resolved: Resolved[Any] = load_recipe(recipe, overrides, root=root)
     if resume and not resolved.config.folder:

@@ -39,6 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.steps is not None and arguments.steps < 2:
         raise UserError(f"--steps {arguments.steps}: must be at least 2")
+    if 0 in arguments.concurrent:
+        raise UserError("--concurrent 0: must be numbers >= 1")
+    if arguments.times is not None and not Path(arguments.times).is_file():
+        raise UserError(f"--times {arguments.times}: no such file")
     page = Path(arguments.html) if arguments.html else None
     if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
         raise UserError(f"--html {page}: must be a file in a folder that exists")

@@ -249,13 +249,13 @@ def some_tokens_are_older(r: Resolved[Any]) -> Iterator[Problem]:
         return
     if (lag := config.runtime.max_lag) < 2:
         message = (
-            f"with runtime.max_lag={lag} no token is two versions old, so this is proximal=recompute; set that to 2"
+            f"with runtime.max_lag={lag} no token is two versions old, so this is proximal=recompute; set max_lag to 2"
         )
         yield r.problem("algorithm.proximal", message)
     elif config.runtime.max_concurrent_rollouts is None and config.algorithm.dynamic_sampling is None:
         message = (
             "without runtime.max_concurrent_rollouts each step trains on its own version's tokens, so this is "
-            "proximal=recompute; set that to the prompts that generate at once"
+            "proximal=recompute; set it to the number of prompts that generate at once"
         )
         yield r.problem("algorithm.proximal", message)
 

@@ -87,8 +87,9 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
     train = r.config.train
     if (updates := train.updates) is not None and train.warmup_of(updates) >= updates:
         name = "train.warmup_ratio" if train.warmup_ratio else "train.warmup_steps"
-        message = f"the run has {updates} updates, so the learning rate never reaches its value; lower {name} "
-        yield r.problem(name, message + "or raise train.steps")
+        made = f"the run has {updates} update{'s' * (updates != 1)}"
+        message = f"{made}, so the learning rate never reaches its value; lower {name} or raise train.steps"
+        yield r.problem(name, message)
 
 
 def weights_resolve_an_update(r: Resolved[Any]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from proxima.config.algorithm_schema import AlgorithmConfig
 from proxima.config.slots import Presets, Slot, require_at_least, require_plain_folder, require_stall_seconds
-from proxima.data import require
+from proxima.data import require, require_threads
 from proxima.engine.protocol import Sampling
 from proxima.model.lora import Lora
 from proxima.rollout.admission import OverAge
@@ -224,7 +224,7 @@ class RuntimeConfig:
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
-        require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
+        require_at_least(self, 0, "max_lag", remedy="0 is synchronous training")
         require_stall_seconds(self)
         if self.max_concurrent_rollouts is not None:
             require_at_least(self, 1, "max_concurrent_rollouts", remedy="null generates between the updates")
@@ -233,7 +233,7 @@ class RuntimeConfig:
         require_at_least(self, 0, "reward_memory_mb")
         require_at_least(self, 1, "reward_workers")
         require_at_least(self, 0, "max_unscored_steps", remedy="0 never ends the run")
-        require_at_least(self, 0, "threads", remedy="0 uses all cores")
+        require_threads(self.threads, "0 uses all cores")
 
     @property
     def overlaps(self) -> bool:

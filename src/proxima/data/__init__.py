@@ -30,6 +30,7 @@ from proxima.data.errors import (
     UserError,
     renamed,
     require,
+    require_threads,
     within,
 )
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
@@ -78,5 +79,6 @@ __all__ = [
     "pack",
     "renamed",
     "require",
+    "require_threads",
     "within",
 ]

@@ -91,6 +91,11 @@ def require(condition: bool, field: str, value: object, bound: str, *, remedy: s
         raise FieldError(field, value, bound, remedy=remedy)
 
 
+def require_threads(threads: int, remedy: str) -> None:
+    """Raise `FieldError` for a number of threads that no machine has; `remedy` says what 0 means."""
+    require(0 <= threads <= 1024, "threads", threads, "must be in [0, 1024]", remedy=remedy)
+
+
 @contextmanager
 def within(section: str) -> Iterator[None]:
     """Prefix the field of each `FieldError` raised inside: `with within("task"): rows = config.task.rows(seed)`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from proxima.data import Completion, Prompt, UserError, require
+from proxima.data import Completion, Prompt, UserError, require, require_threads
 from proxima.data.columns import Floats
 from proxima.engine.channel import ProcessSetup
 from proxima.engine.local import Local, check_decoder
@@ -52,7 +52,7 @@ class LocalProcess(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 is as many as the trainer's")
+        require_threads(self.threads, "0 is as many as the trainer's")
         require(self.restarts >= 0, "restarts", self.restarts, "must be >= 0; 0 gives up at once")
         require(self.timeout > 0, "timeout", self.timeout, "must be > 0 seconds")
 
@@ -161,10 +161,10 @@ class ProcessEngine:
         await self._supervisor.ask("abort", prompt_uid)
 
     async def health(self) -> Health:
-        """Not `ok` while no process is ready; `detail` has its `pid` and how many `ended` before it."""
+        """Not `ok` while no process is ready; `detail` has its `pid`, how many `ended` before it, `why` the last."""
         supervisor = self._supervisor
         process = supervisor.process
-        detail = {"pid": process.pid if process else None, "ended": supervisor.ended}
+        detail = {"pid": process.pid if process else None, "ended": supervisor.ended, "why": supervisor.why}
         if supervisor.ready:
             with suppress(TimeoutError, UserError):
                 found: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)

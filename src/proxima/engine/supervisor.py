@@ -81,6 +81,7 @@ class Supervisor:
         self.setup, self.weights, self.restarts, self.timeout, self.log = setup, weights, restarts, timeout, log
         self.process: subprocess.Popen[bytes] | None = None
         self.ended = 0  # processes so far
+        self.why = self._hung = ""  # how the last one ended; the same of one that was killed because it hung
         self._fruitless = 0  # of these, the last ones without a completion
         self._calls: dict[int, EngineCall] = {}
         self._callers: dict[int, EngineCall] = {}  # those that still take replies, of calls answered in full too
@@ -218,12 +219,14 @@ class Supervisor:
             except Exception as error:
                 self._break(error)
             ended = ending(self.process.returncode) if self.process else "could not be started"
+            self.why, self._hung = self._hung or ended, ""
             self.ended += 1
             self._fruitless += 1
             if self._fruitless > self.restarts and self._broken is None:
                 where = f"; see {self.log}" if self.log else ""
-                message = f"the engine's process ended {self._fruitless} times in a row without a completion: {ended}"
-                self._break(UserError(message + where, remedy="resume the run (--resume), or raise engine.restarts"))
+                times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
+                message = f"the engine's process ended {times} without a completion: {self.why}{where}"
+                self._break(UserError(message, remedy="resume the run (--resume), or raise engine.restarts"))
 
     def _break(self, error: Exception) -> None:
         """No process will come any more."""
@@ -289,6 +292,7 @@ class Supervisor:
             try:
                 await asyncio.wait_for(self.ask("health"), self.timeout)
             except TimeoutError:
+                self._hung = f"it gave no answer for {self.timeout:g} s (engine.timeout) and was killed"
                 process.kill()
 
 

@@ -303,7 +303,7 @@ def make_controller(
         built, notes = build_engine(config.engine, setup, rollout_needs(config, loaded.tokenizer, data.max_length))
         for note in notes:
             observer.warning(note)
-        engine = Executor(built)
+        engine = built if isinstance(built, Executor) else Executor(built)  # one with hooks of the user's spec
         rewards = make_rewards(config, config.reward, compute)
         generator = GroupGenerator(engine, rewards, training_groups(config), clock.now)
         evaluation = make_evaluation(config, data, generator, compute, observer)

@@ -15,7 +15,7 @@ RESUME = "repair the engine and resume (--resume)"
 class EngineWatch:
     """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (the
     latest lines for the user; `told` counts all since the start, where some are dropped), `log` (where to look, if it
-    is not the engine's log in the run folder) and `ended` (processes that were replaced).
+    is not the engine's log in the run folder), `ended` (processes that were replaced) and `why` (how the last ended).
 
     Args:
         log: name of the file with the output of an engine that the run has started, for messages.
@@ -45,7 +45,8 @@ class EngineWatch:
         all the same."""
         detail = health.detail
         events = detail.get("events") or ()
-        told = [*self._replaced(int(detail.get("ended", 0))), *self._events(events, detail.get("told", len(events)))]
+        replaced = self._replaced(int(detail.get("ended", 0)), str(detail.get("why", "")))
+        told = [*replaced, *self._events(events, detail.get("told", len(events)))]
         counts = _numbers(detail.get("replicas") or {})
         grown = {name: value - self._counts.get(name, 0) for name, value in counts.items()}
         self._counts = counts
@@ -57,13 +58,14 @@ class EngineWatch:
             told.append(f"{text} no completion, and asked for again; see {detail.get('log') or self.log}")
         return told
 
-    def _replaced(self, ended: int) -> Iterator[str]:
+    def _replaced(self, ended: int, why: str) -> Iterator[str]:
         more, self._ended = ended - self._ended, max(ended, self._ended)
         if more > 0:
             times = "once" if more == 1 else f"{more} times"
+            reason = f" ({why})" if why else ""
             yield (
-                f"the engine's process ended {times} and was replaced; what it had not finished is generated again. "
-                f"See {self.log}"
+                f"the engine's process ended {times} and was replaced{reason}; what it had not finished is generated "
+                f"again. See {self.log}"
             )
 
     def _events(self, events: Sequence[Any], ever: int) -> Iterator[str]:

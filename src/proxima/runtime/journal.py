@@ -118,10 +118,13 @@ class Journal:
     def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
         self.path = Path(path)
         self._clock = clock or SystemClock()
+        self._opened = False
         self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0, check_same_thread=False)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(" ".join(damage.split()))
             with self._transaction():  # if two processes open a new file at once, the second one sees the tables
                 if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
                     for statement in _statements(SCHEMA):
@@ -138,12 +141,13 @@ class Journal:
                     raise full from error
                 remedy = "check the disk, then resume with --resume"
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
-            remedy = "move it away or use another run folder"
-            raise UserError(f"{self.path} is not a journal of proxima ({error})", remedy=remedy) from error
+            remedy = "move it away, and a resume restores the steps up to the last checkpoint from metrics.jsonl"
+            raise UserError(f"{self.path} is damaged, or no journal of proxima ({error})", remedy=remedy) from error
         if found != FORMAT:
             self._db.close()
             remedy = "resume with the version of proxima that started the run"
             raise UserError(f"{self.path}: format {found}, this version reads {FORMAT}", remedy=remedy)
+        self._opened = str(path) != ":memory:"
 
     def close(self) -> None:
         """Release the file. The journal is safe without it."""
@@ -331,6 +335,9 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        if self._opened and not self.path.exists():  # SQLite would go on in a file without a name
+            remedy = "resume the run (--resume): the steps up to the last checkpoint are restored from metrics.jsonl"
+            raise UserError(f"{self.path} was deleted while the run was in it", remedy=remedy)
         try:
             self._db.execute(
                 "BEGIN IMMEDIATE"

@@ -38,7 +38,8 @@ def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Check
     journal.set("evaluations", folder.rewind(step, steps, journal.get("evaluations") or ()))
     if step < last:
         place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
-        observer.warning(f"resuming from {place}: {last - step} finished steps are repeated; see checkpoint.every")
+        repeated = "1 finished step is" if last - step == 1 else f"{last - step} finished steps are"
+        observer.warning(f"resuming from {place}: {repeated} repeated; see checkpoint.every")
     return checkpoint
 
 

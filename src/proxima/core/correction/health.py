@@ -115,7 +115,8 @@ def _verdict(
     if metric.startswith("mismatch/") and values.get("replayed"):
         remedy = REPLAYED
     elif metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
-        aged = f"some groups are {age:.0f} policy versions old, so lower runtime.max_lag"
+        versions = f"{age:.0f} policy version{'s' * (round(age) != 1)}"
+        aged = f"some groups are {versions} old, so lower runtime.max_lag"
         remedy = f"{aged}{CORRECTED}" if corrected else f"{aged}{CORRECT}"
     elif remedy == PRECISION and corrected:
         remedy = f"{SAME_PRECISION}{CORRECTED}"

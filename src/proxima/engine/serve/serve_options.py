@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxima.data import require
+from proxima.data import require, require_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Serve:
         require(self.replicas >= 1, "replicas", self.replicas, "must be >= 1")
         last = 65535 - self.replicas + 1
         require(self.port == 0 or 1024 <= self.port <= last, "port", self.port, f"must be 0 or in 1024..{last}")
-        require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 shares the cores evenly")
+        require_threads(self.threads, "0 shares the cores evenly")
         valid = self.max_length is None or self.max_length >= 2
         require(valid, "max_length", self.max_length, "must be >= 2 tokens", remedy="null: that of the run")
         require(self.cache_gib >= 1, "cache_gib", self.cache_gib, "must be >= 1 GiB")

@@ -1,6 +1,5 @@
 """What takes how long in a simulated run."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from proxima.lab.simulate.distributions import Constant, Distribution
 PREFIX = "times."
 KINDS = "proxima.lab.simulate.distributions:DISTRIBUTIONS"
 SCORE = Constant(0.1)
+MOST = 100_000.0  # seconds, or tokens of a prompt: a day; a simulation looks once a simulated minute for a stall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Times:
     def __post_init__(self) -> None:
         for one in fields(self):
             if isinstance(value := getattr(self, one.name), int | float):
-                require(0 <= value < math.inf, one.name, value, "must be >= 0 and finite")
+                require(0 <= value <= MOST, one.name, value, f"must be in [0, {MOST:,.0f}]")
         fast = self.step + self.sequence
         require(fast > 0, "step", self.step, "must be > 0 seconds where times.sequence is 0")
         require(0 < self.accepted <= 1, "accepted", self.accepted, "must be a share in (0, 1]")
