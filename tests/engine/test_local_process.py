@@ -375,7 +375,8 @@ def _lines(log):
 
 
 def test_the_spec_checks_itself():
-    for field, value in {"threads": -1, "restarts": -1, "timeout": 0.0, "slots": 0}.items():
+    below = {"threads": -1, "restarts": -1, "timeout": 0.0, "slots": 0}
+    for field, value in [*below.items(), ("threads", 10**10), ("slots", 10**9)]:
         with pytest.raises(FieldError, match=f"{field}={value!r} must be"):
             LocalProcess(**{field: value})
 

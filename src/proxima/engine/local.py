@@ -74,7 +74,7 @@ class Local(EngineSpec):
         return always | {"top_k", "behavior_top_k_log_prob", "top_k_log_prob"} if self.top_k_log_probs else always
 
     def __post_init__(self) -> None:
-        require(self.slots >= 1, "slots", self.slots, "must be >= 1")
+        require(1 <= self.slots <= 65_536, "slots", self.slots, "must be in [1, 65536]")
         require(self.dtype in ("bfloat16", "float32"), "dtype", self.dtype, "must be bfloat16 or float32")
         require(self.top_k_log_probs >= 0, "top_k_log_probs", self.top_k_log_probs, "must be >= 0; 0 is none")
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "must be >= 1")
