@@ -127,6 +127,7 @@ def served(tmp_path):
     return tiny, saved(tiny, tmp_path / "tiny")
 
 
+@pytest.mark.slow
 def test_check_of_a_sound_server(proxima, served):
     tiny, folder = served
     options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-end-", "proxima-check-pause-"))

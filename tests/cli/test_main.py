@@ -82,6 +82,7 @@ def test_a_command_line_that_cannot_be_meant(proxima, here, words, line):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_user_sees_one_line_and_exit_2(here):
     """The exit code and the stream of a real process; the other lines are tested in this one."""
     done = as_a_user("trian", "recipes/quickstart.yaml", cwd=here)

@@ -85,6 +85,7 @@ def test_a_resume_through_the_recipe_drops_no_earlier_override(proxima, recipe, 
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(proxima, recipe, here):
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0

@@ -380,6 +380,7 @@ def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced():
     assert pool.started == 3
 
 
+@pytest.mark.slow
 def test_the_clock_holds_where_the_cpu_limit_does_not():
     (bad, good) = scored([Math(cpu_seconds=60)], r"2\sqrt{2}", RUNS_ON[0], r"$\sqrt{8}$", timeout=2.0)
     assert bad.error == "math: timed out after 2 s"

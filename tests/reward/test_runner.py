@@ -95,6 +95,7 @@ class Best(WeightedReward):
         return [Score(value=float(len(c.text) == longest)) for c in completions]
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
     texts = ("1", "hang", "2", "raise", "nan", "exit", "3", "hang", "4")
     scores = scored([Plain()], "3", *texts, timeout=1.0)

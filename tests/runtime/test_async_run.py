@@ -175,6 +175,7 @@ def test_an_engine_that_fails_is_asked_again(failures, tiny_model, tmp_path, mon
     assert_whole(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_replaced_engine_is_told(tiny_model, tmp_path):
     killed: list[int] = []
     watcher = Watcher(engine_killer(killed))
