@@ -429,16 +429,14 @@ def test_a_folder_in_use_is_refused(tiny_model, tmp_path):
 
 def test_a_folder_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
     watcher = Watcher(lambda event, *facts: shutil.rmtree(tmp_path / "run") if event == "step" else None)
-    with pytest.raises(
-        UserError, match="run was deleted, or its files, while the run was in it; .* start the run again"
-    ):
+    with pytest.raises(UserError, match="run or its files were deleted during the run; .* start the run again"):
         go(tmp_path / "run", tree(tiny_model("llama")), observer=watcher)
 
 
 def test_a_journal_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
     journal = tmp_path / "run" / "run.sqlite"
     watcher = Watcher(lambda event, *facts: journal.unlink() if event == "step" and facts[0]["step"] == 2 else None)
-    with pytest.raises(UserError, match="run.sqlite was deleted while the run was in it; resume the run"):
+    with pytest.raises(UserError, match="run.sqlite was deleted during the run; resume the run"):
         go(tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=1), observer=watcher)
     assert go(tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=1), resume=True).status == "done"
     assert [r["step"] for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"] == [1, 2, 3, 4]

@@ -73,7 +73,7 @@ def compared(folder, model, atol):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["engine", "trainer"])
-@pytest.mark.parametrize("engine", ["local", pytest.param("local_process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["local", "local_process"])
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     source, engine, tiny_model, tmp_path, monkeypatch
 ):

@@ -114,7 +114,7 @@ def execute(
         except Exception as error:
             if not folder.is_deleted:
                 raise
-            message = f"{folder.path} was deleted, or its files, while the run was in it; they are lost"
+            message = f"{folder.path} or its files were deleted during the run; they are lost"
             raise UserError(message, remedy="start the run again") from error
         finally:
             folder.release()

@@ -337,7 +337,7 @@ class Journal:
     def _transaction(self) -> Iterator[None]:
         if self._opened and not self.path.exists():  # SQLite would go on in a file without a name
             remedy = "resume the run (--resume): the steps up to the last checkpoint are restored from metrics.jsonl"
-            raise UserError(f"{self.path} was deleted while the run was in it", remedy=remedy)
+            raise UserError(f"{self.path} was deleted during the run", remedy=remedy)
         try:
             self._db.execute(
                 "BEGIN IMMEDIATE"
