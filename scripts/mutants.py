@@ -42,7 +42,7 @@ LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of
 KINDS = 4  # whose laws are checked, of those that execute a shared line
 FLIPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
 # The rest of tests/core/test_conformance.py is the laws again.
-TESTS = ["tests/core", "--deselect=tests/core/test_conformance.py", "-m", "not slow"]
+TESTS = ["tests/core", "--deselect=tests/core/test_conformance.py"]
 RECORDS = [
     r for f in sorted((ROOT / "tests" / "golden").glob("*.json")) for r in json.loads(f.read_text(encoding="utf-8"))
 ]

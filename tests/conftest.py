@@ -33,6 +33,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())  # scripts/slow_tests.py measures
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not select
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not SLOW.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
+            item.add_marker(pytest.mark.slow)
+
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so; Ctrl-C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -114,7 +114,6 @@ def test_golden_record_by_hand():
     assert (verdict.status, set(verdict.compared)) == ("matched", {"weight", "keep"})
 
 
-@pytest.mark.slow
 def test_surrogate_passes_proxima_check():
     from proxima.conformance import check_spec
 

@@ -45,6 +45,16 @@ def test_the_package_breaks_no_rule():
     assert {rule: found for rule, found in house_rules().violations().items() if found} == {}
 
 
+def test_every_slow_test_exists():
+    """A line of tests/slow.txt that names nothing would let a renamed test back into `make check` unnoticed."""
+    lines = (ROOT / "tests" / "slow.txt").read_text().splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        file, _, function = line.partition("[")[0].partition("::")
+        defined = {node.name for node in ast.walk(tree_of(ROOT / file)) if isinstance(node, ast.FunctionDef)}
+        assert function.rpartition("::")[2] in defined, line
+
+
 def test_no_name_says_old():
     """It hides which of the policies is meant: behavior, proximal, or the version before."""
     found = []

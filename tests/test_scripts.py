@@ -72,7 +72,6 @@ def test_demo_shows_every_probe_of_a_server(tmp_path):
     ]
 
 
-@pytest.mark.slow
 def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monkeypatch, tiny_model, capfd):
     demo = script("demo")
     monkeypatch.setattr(demo, "REPOSITORY", tmp_path)
@@ -137,3 +136,8 @@ def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(m
     inside = mutants.Mutant("spec.py", 0, (3, 4), "spec.py.loss()  x + 1  ->  x - 1")
     constant = mutants.Mutant("spec.py", 1, (1, 1), "spec.py  -1  ->  +1")
     assert mutants.names_at("golden", inside) == ["a"] and mutants.names_at("golden", constant) == ["a", "b"]
+
+
+def test_a_function_is_slow_if_most_of_its_cases_are():
+    measured = {"a::f[1]": 0.3, "a::f[2]": 0.2, "a::f[3]": 0.0, "a::g[1]": 0.1, "a::g[2]": 0.01, "a::h": 0.09}
+    assert script("slow_tests").slow(measured, limit=0.1) == {"a::f", "a::g[1]"}

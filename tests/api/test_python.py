@@ -88,7 +88,6 @@ def test_a_tilde_is_the_home_folder(run, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-@pytest.mark.slow
 def test_inside_a_running_event_loop(tiny_model, tmp_path, capsys):
     """As in Jupyter, where every cell is run by one."""
 
@@ -159,7 +158,6 @@ def test_ctrl_c_writes_a_checkpoint_and_a_resume_ends_as_an_unbroken_run(tiny_mo
     assert_same(traces(again.folder), traces(run.folder))
 
 
-@pytest.mark.slow
 def test_specs_classes_and_functions_in_recipes(tiny_model, tmp_path, monkeypatch):
     module = "def score(prompt, completion):\n    return len(completion.text) / 10\n"
     (tmp_path / "my_reward_of_this_test.py").write_text(module)
@@ -183,7 +181,6 @@ def test_specs_classes_and_functions_in_recipes(tiny_model, tmp_path, monkeypatc
     }
 
 
-@pytest.mark.slow
 def test_what_only_the_notebook_knows_is_refused(tiny_model, tmp_path):
     """Worker processes and a resume import it again."""
     script = """

@@ -51,7 +51,6 @@ def stranger(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.slow
 def test_a_strangers_surrogate_is_one_file(stranger, capsys):
     stranger("sound_lab", SOUND)
     assert main(["check", "sound_lab:SoftClip", "slope=0.3"]) == 0
@@ -92,7 +91,6 @@ def test_broken_laws_are_in_the_json(stranger, capsys):
     assert results["on_policy"]["status"] == "FAILED" and "counterexample: lengths [" in results["on_policy"]["detail"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "law", "told"),
     [
@@ -161,7 +159,6 @@ def test_a_strangers_reward(stranger, capsys):
     assert "so a completion has no score, or another's" in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ppo_clip", "token_mean", "grpo", "prune", "second_moment", "k3", "gsm8k"])
 def test_our_kinds(kind, capsys):
     assert main(["check", kind]) == 0

@@ -16,7 +16,6 @@ def sweep(here):
     return make_sweep(here / "runs" / "s", cells)
 
 
-@pytest.mark.slow
 def test_a_sweep(proxima, sweep):
     code, out, err = proxima("compare", "runs/s", "--target", "0.8")
     assert (code, err) == (0, "")

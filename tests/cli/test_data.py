@@ -231,7 +231,6 @@ def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):
     assert os.listdir(here) == ["raw"]
 
 
-@pytest.mark.slow
 def test_a_run_trains_on_it(proxima, here, tiny_model):
     rows = [{"question": f"{i} + {i}?", "answer": f"#### {2 * i}"} for i in range(12)]
     gsm8k_folder(here / "raw", train=rows)

@@ -127,7 +127,6 @@ def served(tmp_path):
     return tiny, saved(tiny, tmp_path / "tiny")
 
 
-@pytest.mark.slow
 def test_check_of_a_sound_server(proxima, served):
     tiny, folder = served
     options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-end-", "proxima-check-pause-"))
@@ -140,7 +139,6 @@ def test_check_of_a_sound_server(proxima, served):
     assert {line.split()[1] for line in lines if line.startswith("passed")} >= {"frequencies", "weights", "tokenizer"}
 
 
-@pytest.mark.slow
 def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
     tiny, _ = served
     options = FakeSglangOptions(
@@ -162,7 +160,6 @@ class Inverse(FakeSglang):
         return super().probabilities(logits, sampling | {"temperature": 1.0 / max(sampling["temperature"], 0.01)})
 
 
-@pytest.mark.slow
 def test_check_of_a_server_that_draws_at_another_temperature(proxima, served):
     tiny, folder = served
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:

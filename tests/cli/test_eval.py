@@ -69,7 +69,6 @@ def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
     assert result["seed"] == 1 and result["versions"]["torch"]
 
 
-@pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_bytes(proxima, here, tiny_model, gsm8k, amc23):
     command = ("eval", tiny_model("llama"), "--task", "gsm8k,amc23", "--samples", "4", "--limit", "3", *SMALL)
     for name in ("one", "two"):

@@ -30,7 +30,6 @@ def test_explain(proxima, recipe):
     assert "\ntime     up to " in out
 
 
-@pytest.mark.slow
 def test_explain_needs_no_data(proxima, recipe):
     """What is still to be made is a warning of explain, and a refusal of train."""
     said = "task.path=data/gsm8k (command line): no such folder; make it: proxima data prepare gsm8k"
@@ -159,7 +158,6 @@ def test_list_json(proxima):
     assert summaries == []
 
 
-@pytest.mark.slow
 def test_doctor(proxima):
     code, out, _ = proxima("doctor", "--json")
     found = json.loads(out)

@@ -82,7 +82,6 @@ def test_a_command_line_that_cannot_be_meant(proxima, here, words, line):
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_a_user_sees_one_line_and_exit_2(here):
     """The exit code and the stream of a real process; the other lines are tested in this one."""
     done = as_a_user("trian", "recipes/quickstart.yaml", cwd=here)
@@ -170,7 +169,6 @@ def test_interrupt_ends_with_130(proxima, monkeypatch, here):
     assert proxima("doctor") == (130, "", "interrupted\n")
 
 
-@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here):
     command = (
         f"{sys.executable} -m proxima.cli.main list --json | head -c 10; ends=${{PIPESTATUS[0]}}; echo; echo $ends"
@@ -190,7 +188,6 @@ def test_an_unwritable_place_is_one_line(proxima, here):
     assert err == "error: file/schema.json: Not a directory; give another path\n"
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_130(here, recipe):
     path = recipe()
     command = [sys.executable, "-m", "proxima.cli.main", "train", path, "train.steps=100000", "folder=run"]

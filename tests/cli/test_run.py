@@ -34,7 +34,6 @@ def test_config_yaml_loads_back_to_the_config(run, proxima, here):
     assert again == original
 
 
-@pytest.mark.slow
 def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, here):
     code, _, err = proxima("train", "run", "--resume", "train.steps=3")
     assert code == 0, err
@@ -45,7 +44,6 @@ def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, her
     ]
 
 
-@pytest.mark.slow
 def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
     code, _, err = proxima("train", recipe())
     assert code == 0, err
@@ -57,7 +55,6 @@ def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
     assert list((here / "runs").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_resume_of_a_copy_without_its_journal_leaves_the_first_run_alone(proxima, recipe, here):
     assert proxima("train", recipe(), "folder=run", "checkpoint.every=1")[0] == 0
     shutil.copytree(here / "run", here / "copy")
@@ -85,7 +82,6 @@ def test_a_resume_through_the_recipe_drops_no_earlier_override(proxima, recipe, 
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
 
 
-@pytest.mark.slow
 def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(proxima, recipe, here):
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0

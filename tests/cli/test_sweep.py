@@ -64,7 +64,6 @@ def first_step(run):
     return {(r["prompt_uid"], r["sample"]): (r["question"], r["tokens"], r["sampled_log_prob"]) for r in rows}
 
 
-@pytest.mark.slow
 def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
     code, out, err = proxima("sweep", "mine.yaml")
     assert (code, err) == (0, "")
@@ -97,7 +96,6 @@ def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
     assert "notes" not in out
 
 
-@pytest.mark.slow
 def test_a_run_that_fails_is_said_and_the_exit_code_is_1(proxima, sweep, here):
     # a config that passes every check and dies in the run: its folder is a file
     (here / "mine.yaml").write_text(SWEEP.replace("[1, 2]", "[1]").replace("jobs: 2", "jobs: 1"))

@@ -22,7 +22,6 @@ def records(here):
     return write
 
 
-@pytest.mark.slow
 def test_the_golden_files(proxima):
     files = sorted(GOLDEN.glob("*.json"))
     code, out, err = proxima("verify", *files, "--json")

@@ -1,6 +1,5 @@
 """The resolved config as YAML: complete, with provenance, and equal when it is read again."""
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,7 +73,6 @@ def test_texts_survive(recipe, tmp_path):
         assert again(dump(resolved)).config == resolved.config
 
 
-@pytest.mark.slow
 @given(
     value=st.one_of(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"])), st.sampled_from(TRICKY)),
     ratio=st.floats(allow_nan=False),

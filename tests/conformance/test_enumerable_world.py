@@ -189,7 +189,6 @@ def test_impossible_worlds_are_refused():
         EnumerableWorld(horizon=0)
 
 
-@pytest.mark.slow
 def test_page_is_up_to_date():
     scripts = Path(__file__).resolve().parents[2] / "scripts"
     sys.path.insert(0, str(scripts))

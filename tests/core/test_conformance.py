@@ -88,7 +88,6 @@ def test_laws_on_other_cases(slot: str, name: str) -> None:
     assert [result for result in results if result.status == "FAILED"] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, table in TABLES.items() for kind in sorted(table)])
 def test_every_law_on_the_fixed_cases(slot: str, kind: str) -> None:
     """What `proxima check` runs."""
@@ -159,7 +158,6 @@ def test_a_batch_reads_the_device_once() -> None:
         replace(b, sampled=torch.zeros_like(b.loss_mask), loss_mask=torch.ones_like(b.loss_mask))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("correction", sorted(CORRECTED))
 @FAST
 @given(case=batch_cases(min_sequences=2), data=st.data())
@@ -185,7 +183,6 @@ def test_a_missing_tensor_is_named_with_its_source(kind: str) -> None:
         policy_loss(bare, surrogate=SPECS[kind], aggregate=TokenMean())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_two_thousand_random_batches(part: int) -> None:
     """Every law at once, over surrogate x correction x aggregation x proximal, 500 batches a part."""

@@ -38,7 +38,6 @@ def masked(block: PaddedBlock, rows: torch.Tensor) -> torch.Tensor:
     return rows if block.inside is None else torch.where(block.inside, rows, 0.0)
 
 
-@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=8) | st.integers(1, 30).map(lambda n: [n] * 5),

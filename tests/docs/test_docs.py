@@ -32,7 +32,6 @@ def test_every_made_page_is_what_the_code_says():
     assert set((DOCS / "algorithms").glob("*.md")) == {path for path in made if path.parent.name == "algorithms"}
 
 
-@pytest.mark.slow
 def test_every_figure_is_what_the_surrogate_says():
     """To a tenth of a pixel: another CPU may round a coordinate the other way."""
     made = method_pages.figures()
@@ -152,7 +151,6 @@ def verdicts():
     return {record["name"]: verify_record(record) for record in records}
 
 
-@pytest.mark.slow
 def test_what_pins_a_peculiarity_pins_it(verdicts):
     """A record under "differs" differs for this reason and no other; one without is matched, or differs for a reason of
     its own."""

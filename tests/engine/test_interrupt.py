@@ -134,7 +134,6 @@ def test_the_field_is_checked():
 CALLS = st.tuples(st.integers(0, 9), st.sampled_from(["publish", "keep", "wait", "abort_all", "resume", "abort"]))
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.sampled_from(["recompute", "keep", "finish"]), st.lists(CALLS, max_size=8))
 def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):

@@ -84,7 +84,6 @@ def wide_gpt2() -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("make", "decoder"), [(wide_model, "fast"), (wide_model, "general"), (wide_gpt2, "general")])
 def test_at_real_sizes_too(make, decoder, dtype):

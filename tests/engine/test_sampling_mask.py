@@ -143,7 +143,6 @@ def test_an_aborted_completion_has_the_sets_of_its_tokens(loaded):
         assert c.finish_reason == "abort" and 0 < len(c.tokens) == len(c.sampling_mask)
 
 
-@pytest.mark.slow
 def test_a_process_gives_the_same(loaded):
     process = ProcessEngine(loaded, LocalProcess(dtype="float32", slots=8, sampling_mask=True, threads=1))
     try:

@@ -32,7 +32,6 @@ def test_plain_pytorch_fits_on_two_screens_and_imports_torch_only():
     assert imports == {"argparse", "torch", "proxima"}
 
 
-@pytest.mark.slow
 def test_plain_pytorch_learns_to_count(plain, capsys):
     history = plain.train(steps=40)
     assert history[0]["reward"] < 0.15  # one place in ten is right by chance
@@ -114,7 +113,6 @@ def trl_run(tmp_path, tiny_model):
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_without_bounds_it_is_trls_own_update(trl_run, accumulation):
     """delta = inf is -A r: TRL's `dapo` with a clip that never acts. The same weights after four updates, so the same
@@ -133,7 +131,6 @@ def test_without_bounds_it_is_trls_own_update(trl_run, accumulation):
     assert all(entry["proxima/masked_fraction"] == 0 for entry in log if "loss" in entry)
 
 
-@pytest.mark.slow
 def test_bounds_act_in_trl(trl_run):
     trainer = example("core_in_trl").CppoTrainer
     loose, _ = trl_run(trainer, Cppo(delta=float("inf"), delta_b=float("inf")), learning_rate=1.0)

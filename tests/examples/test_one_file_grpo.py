@@ -32,7 +32,6 @@ def test_no_question_is_both_trained_and_held_out(example):
     assert not {q.text for q in training} & {q.text for q in held_out}
 
 
-@pytest.mark.slow
 def test_the_policy_learns_what_is_rewarded(example, tiny_model, capsys):
     """On a random model: tokens of the upper half of the vocabulary. One update a batch, so the ratio is 1 and nothing
     is masked."""

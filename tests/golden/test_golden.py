@@ -104,7 +104,6 @@ def without(record: dict[str, Any], part: str, path: str, name: str, **instead: 
     return changed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("record", first_of_each_source(), ids=lambda record: record["name"])
 def test_an_absent_option_or_input_is_the_default_or_unsupported(record: dict[str, Any]) -> None:
     def outcome(changed: dict[str, Any]) -> Any:
@@ -169,7 +168,6 @@ def called_by_record(monkeypatch: pytest.MonkeyPatch) -> dict[type, list[dict[st
     return {cls: by_spec[cls] for cls in SPECS if cls in by_spec}
 
 
-@pytest.mark.slow
 def test_a_spec_that_is_a_percent_off_fails_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """No peculiarity excuses it: whatever a record may differ in is computed from our spec."""
     unnoticed = []

@@ -139,7 +139,6 @@ def test_hostile_text_passes():
     assert [row[0][:8] for row in written(distinct)] == ["half ?", "null \x00", "line \u2028 e", "xxxxxxxx"]
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path):
     """5,000 questions of 4 kB, each twice: 40 MB of text go through; what stays are hashes and counts."""
     with (tmp_path / "spool").open("w+", encoding="utf-8") as spool:

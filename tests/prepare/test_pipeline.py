@@ -338,7 +338,6 @@ def test_a_kill_between_the_renames(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["out", "raw"]
 
 
-@pytest.mark.slow
 def test_one_at_a_time_makes_a_folder(tmp_path):
     """The second one says so in a line and leaves the first one's files alone, in the same process or in another."""
     (tmp_path / ".out.part-1").mkdir()  # of processes that were killed

@@ -153,7 +153,6 @@ def test_failures_of_one_completion_and_of_the_call():
     assert values(batch([Length(), Rank(weight=0.0)], ["raise", "a"])) == [[0.0, 0.0]]
 
 
-@pytest.mark.slow
 def test_a_batch_reward_that_hangs_has_the_time_of_all_its_groups():
     scored = batch([Length(), Rank()], ["hang"], ["a"], ["b"], timeout=0.5)
     GATE.set()
@@ -276,7 +275,6 @@ def test_one_odd_score_costs_itself_only(file):
     assert scored[1].scores[1].error.startswith("odd: ValueError: returned n=nan, expected a finite number")
 
 
-@pytest.mark.slow
 def test_what_your_function_does_wrong_costs_the_step_and_the_next_goes_on(file):
     errors = {"raise": "KeyError: 'gone' (my_batch.py:8)", "die": "its worker ended", "hang": "timed out after 4 s"}
     errors["few"] = "ValueError: returned 1 lists with 1 scores, expected 2 lists with one score for each completion"

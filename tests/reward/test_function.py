@@ -118,7 +118,6 @@ def test_what_a_function_may_return(folder):
     assert second.parts["length"] == 109 and second.correct is False
 
 
-@pytest.mark.slow
 def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
     texts = (
         "fine",
@@ -284,7 +283,6 @@ def descendants(pid):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")
 def test_the_memory_of_functions_is_limited(tmp_path):
     (tmp_path / "mine.py").write_text(

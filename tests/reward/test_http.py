@@ -268,7 +268,6 @@ def test_a_number_that_is_none_costs_its_completion_alone():
     ]
 
 
-@pytest.mark.slow
 def test_requests_at_once_are_bounded_however_many_groups_wait():
     with scorer(lambda request, n: (time.sleep(0.02), lengths(request, n))[1]) as server:
 

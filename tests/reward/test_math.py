@@ -380,7 +380,6 @@ def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced():
     assert pool.started == 3
 
 
-@pytest.mark.slow
 def test_the_clock_holds_where_the_cpu_limit_does_not():
     (bad, good) = scored([Math(cpu_seconds=60)], r"2\sqrt{2}", RUNS_ON[0], r"$\sqrt{8}$", timeout=2.0)
     assert bad.error == "math: timed out after 2 s"
@@ -450,7 +449,6 @@ PLAIN += [
 ]
 
 
-@pytest.mark.slow
 def test_plain_numbers_are_equal_where_math_verify_holds_them_equal():
     from math_verify import parse, verify
 
@@ -470,7 +468,6 @@ def test_bad_fields(field, value):
         Math(**{field: value})
 
 
-@pytest.mark.slow
 def test_two_stages_of_parsing_give_the_trees_of_one():
     import latex2sympy2_extended.latex2sympy2 as module
     import sympy

@@ -57,7 +57,6 @@ def test_many_callers_and_several_event_loops_share_a_pool(pool):
     assert pool.started == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", [{"timeout": 2.0}], indirect=True)
 def test_a_hung_job_costs_itself_only(pool):
     answers = asyncio.run(pool.run([regex("1"), HANGS, regex("3"), HANGS, regex("5")]))

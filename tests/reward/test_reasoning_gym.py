@@ -31,7 +31,6 @@ def row_of(task, index=0, **config):
     return to_prompt(Task(task=task, size=2, config=config).rows(seed=3)[index], index, tiny_tokenizer())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(set(DATASETS) - NEEDS_CONFIG))
 def test_every_task_scores_its_own_answer(judged, task):
     row = row_of(task)
@@ -95,7 +94,6 @@ def test_tag_and_threshold():
     assert 0 < partly.value < 1 and partly.correct is True
 
 
-@pytest.mark.slow
 def test_rows_of_other_tasks_are_refused(judged):
     (score,) = judged(prompt("42"), "42")
     assert not score.valid and "no row of the task 'reasoning_gym'" in score.error

@@ -116,7 +116,6 @@ def test_a_length_that_is_none_is_refused(url, size):
     connection.close()
 
 
-@pytest.mark.slow
 def test_the_command(folder):
     command = [sys.executable, "-m", "proxima.cli.main", "serve-reward", folder, "--port", "0", "--device", "cpu"]
     with subprocess.Popen(

@@ -95,7 +95,6 @@ class Best(WeightedReward):
         return [Score(value=float(len(c.text) == longest)) for c in completions]
 
 
-@pytest.mark.slow
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
     texts = ("1", "hang", "2", "raise", "nan", "exit", "3", "hang", "4")
     scores = scored([Plain()], "3", *texts, timeout=1.0)
@@ -240,7 +239,6 @@ def test_a_hung_thread_does_not_keep_the_process_alive():
     assert (done.returncode, done.stdout.strip()) == (0, "hangs: timed out after 0.2 s"), done.stderr
 
 
-@pytest.mark.slow
 def test_a_group_of_thousands_opens_no_more_threads_than_workers():
     at_once, most, lock = [0], [0], threading.Lock()
 

@@ -43,7 +43,6 @@ def test_any_schedule(schedule):
     Run(schedule).go().assert_whole()
 
 
-@pytest.mark.slow
 @given(SCHEDULES)
 @settings(max_examples=5_000, deadline=None)
 def test_five_thousand_schedules(schedule):

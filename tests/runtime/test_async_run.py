@@ -175,7 +175,6 @@ def test_an_engine_that_fails_is_asked_again(failures, tiny_model, tmp_path, mon
     assert_whole(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_a_replaced_engine_is_told(tiny_model, tmp_path):
     killed: list[int] = []
     watcher = Watcher(engine_killer(killed))
@@ -185,7 +184,6 @@ def test_a_replaced_engine_is_told(tiny_model, tmp_path):
     assert_whole(tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_again_and_again(seed, tiny_model, tmp_path):
     """The trainer's process at any instant, then at the end of a step, and the engine's process several times."""
@@ -202,7 +200,6 @@ def test_killed_again_and_again(seed, tiny_model, tmp_path):
     assert sum(r["prompts_used"] for r in records) == 160 and killed
 
 
-@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_has_died(tiny_model, tmp_path):
     """While prompts generate in an engine's process, which outlives its trainer for a moment and holds no lock."""
     config = tree(tiny_model("llama"), engine__kind="local_process", engine__threads=1)

@@ -132,7 +132,6 @@ def unbroken(tiny_model, tmp_path_factory):
     return traces(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.04, 0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3])
 def test_kill_9_at_any_instant(seconds, unbroken, tiny_model, tmp_path):
     tree = distilled(tiny_model, train__steps=8)

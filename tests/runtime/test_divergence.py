@@ -87,7 +87,6 @@ def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_explo
     go(tmp_path / "run", recipe(tiny_model("llama"), train__updates_per_step=2, train__steps=1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["gradient", "weights", "weights before the update", "second moment"])
 def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, tiny_model, tmp_path, monkeypatch):
     tree = recipe(tiny_model("llama"), train__updates_per_step=2)

@@ -145,7 +145,6 @@ def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
     assert all((a == b).all() for a, b in zip(before, empty.weights(), strict=True))
 
 
-@pytest.mark.slow
 def test_no_limit_goes_on_until_the_batch_is_full(tmp_path):
     world = refilled(tmp_path / "run", every=200, max_num_gen_batches=0, oversample=1)
     world.run()
@@ -455,7 +454,6 @@ def test_forwards_of_frozen_policies_are_run_on_what_pruning_left(tiny_model, tm
     assert sum(r["log_prob"] is not None for r in rows) <= 8 and len(rows) == 16
 
 
-@pytest.mark.slow
 def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
     """2 prompts a step with half of each group pruned and its places filled: to the bit the run of 4 prompts a step,
     half pruned."""

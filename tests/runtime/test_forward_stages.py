@@ -89,7 +89,6 @@ def test_gae_by_a_value_head_supplied_from_outside(tiny_model, tmp_path):
     assert first.std() > 0 and last.std() > 0
 
 
-@pytest.mark.slow
 def test_gae_is_resumed_to_the_bit(tiny_model, tmp_path):
     def stages(policy):
         return [ValueStage(policy)]
@@ -142,7 +141,6 @@ def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path):
         assert min(trained) >= max(pruned, default=0.0)
 
 
-@pytest.mark.slow
 def test_reinforce_pp_from_a_recipe(tiny_model, tmp_path):
     """No stage at all; with dynamic sampling, whose selections decide before any advantage is known."""
     selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}]

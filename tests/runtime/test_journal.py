@@ -399,7 +399,6 @@ def test_kill_between_any_two_statements(stride, tmp_path):
     assert finished == [0] * (len(finished) - 2) + [1, 1]
 
 
-@pytest.mark.slow
 def test_kill_at_any_moment(tmp_path):
     """SIGKILL from outside in the middle of a loop of transactions."""
     path, reached = tmp_path / "run.sqlite", 0

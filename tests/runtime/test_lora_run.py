@@ -100,7 +100,6 @@ def test_a_critic_beside_an_adapter_is_resumed_too(critic, base, tmp_path):
     assert (last.path / "critic" / "model.safetensors").is_file() == (critic == "model")
 
 
-@pytest.mark.slow
 def test_kill_9_in_a_real_process(unbroken, base, tmp_path):
     held = tree(base, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}])
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(held))

@@ -26,7 +26,6 @@ def distance(row):
     return float(np.mean(np.expm1(rho) - rho))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("proximal", ["behavior", "recompute", "loglinear"])
 def test_the_mismatch_is_measured_and_changes_no_weight(proximal, tiny_model, tmp_path):
     for measure in (True, False):
@@ -59,7 +58,6 @@ def test_a_warning_says_it_once_while_it_lasts(tiny_model, tmp_path):
     assert len(lines) == 1 and lines[0].startswith("step 1: ") and "decoupled_token_is" in lines[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("proximal", "updates"), [("behavior", 1), ("behavior", 2), ("recompute", 2)])
 def test_offending_completions_are_rejected_before_the_update(proximal, updates, tiny_model, tmp_path):
     tree = recipe(
@@ -88,7 +86,6 @@ def test_offending_completions_are_rejected_before_the_update(proximal, updates,
     assert record["tokens/dropped"] == sum(len(row["tokens"]) for row in rejected)
 
 
-@pytest.mark.slow
 def test_a_step_within_the_limits_loses_nothing(tiny_model, tmp_path):
     for action in ("warn", "reject"):
         tree = recipe(tiny_model("llama"), algorithm__mismatch={"on_mismatch": action}, **BF16)
@@ -98,7 +95,6 @@ def test_a_step_within_the_limits_loses_nothing(tiny_model, tmp_path):
     assert all((ours[name] == theirs[name]).all() for name in ours)
 
 
-@pytest.mark.slow
 def test_every_action_judges_the_same_completions(tiny_model, tmp_path):
     """Those with advantage 0 have no forward in the update, and are in no figure of the pass before it either."""
     for action in ("warn", "reject"):
@@ -110,7 +106,6 @@ def test_every_action_judges_the_same_completions(tiny_model, tmp_path):
     assert [reject[name] for name in names] == pytest.approx([warn[name] for name in names], rel=1e-6, nan_ok=True)
 
 
-@pytest.mark.slow
 def test_without_learning_the_mismatch_is_constant(tiny_model, tmp_path):
     """lr = 0 for 200 steps of generation, update and weight sync: a drift would be ours, not the policy's."""
     tree = recipe(

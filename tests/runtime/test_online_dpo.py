@@ -92,7 +92,6 @@ def test_a_run_trains_on_the_best_and_the_worst_of_each_prompt(unbroken):
     assert records[-1]["rewards/margins"] != 0 and records[-1]["mismatch/k3_kl"] >= 0
 
 
-@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(unbroken, tiny_model, tmp_path):
     run = tree(tiny_model("llama"), reward=REWARD)
     with pytest.raises(Died):

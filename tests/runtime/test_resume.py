@@ -111,7 +111,6 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("place", "every"), matrix(0))
 def test_ctrl_c_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model, tmp_path):
     config = tree(tiny_model("llama"), checkpoint__every=every)
@@ -126,7 +125,6 @@ def test_ctrl_c_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_step_that_is_stopped_midway_is_given_up_whole(step, unbroken, tiny_model, tmp_path, monkeypatch):
     """And its prompts are drawn again: the checkpoint's cursor is behind the last finished step."""
@@ -177,13 +175,11 @@ def test_resume_of_a_finished_run_changes_nothing(unbroken_run, unbroken, tiny_m
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
-@pytest.mark.slow
 def test_resume_without_a_run_begins_one(unbroken, tiny_model, tmp_path):
     go(tmp_path / "run", tree(tiny_model("llama")), resume=True)
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
-@pytest.mark.slow
 def test_more_steps_than_at_first(tiny_model, tmp_path):
     """The number of steps may change; with a constant learning rate the longer run is the one that asked for them at
     once."""
@@ -194,7 +190,6 @@ def test_more_steps_than_at_first(tiny_model, tmp_path):
     assert_same(traces(tmp_path / "run"), traces(tmp_path / "long"))
 
 
-@pytest.mark.slow
 def test_a_torn_checkpoint_is_passed_over(unbroken, tiny_model, tmp_path):
     config = tree(tiny_model("llama"))
     with pytest.raises(Died):
@@ -230,7 +225,6 @@ def test_damaged_weights_without_a_checkpoint_before_are_one_line(tiny_model, tm
         go(tmp_path / "run", config, resume=True)
 
 
-@pytest.mark.slow
 def test_time_goes_on(tiny_model, tmp_path):
     config = tree(tiny_model("llama"))
     go(tmp_path / "run", config, observer=stop_at(*PLACES["after step 1"]))
@@ -307,7 +301,6 @@ def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_mod
         go(tmp_path / "run", tree(tiny_model("qwen2"), train__steps=1, eval__every=0), resume=True)
 
 
-@pytest.mark.slow
 def test_another_spelling_of_the_models_path_is_the_same_model(tiny_model, tmp_path, monkeypatch):
     model = tiny_model("llama")
     go(tmp_path / "run", tree(model, train__steps=1, eval__every=0))
@@ -315,7 +308,6 @@ def test_another_spelling_of_the_models_path_is_the_same_model(tiny_model, tmp_p
     assert go(tmp_path / "run", tree(model.name, train__steps=2, eval__every=0), resume=True).steps == 2
 
 
-@pytest.mark.slow
 def test_what_only_changes_how_long_or_how_watched_may_differ(tiny_model, tmp_path):
     go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
     free = {
@@ -328,7 +320,6 @@ def test_what_only_changes_how_long_or_how_watched_may_differ(tiny_model, tmp_pa
     assert go(tmp_path / "run", tree(tiny_model("llama"), **free), resume=True).steps == 2
 
 
-@pytest.mark.slow
 def test_an_infinite_field_can_be_resumed(tiny_model, tmp_path):
     config = tree(
         tiny_model("llama"),
@@ -381,7 +372,6 @@ def start_and_hold(folder: Path, uid: int, *more: str) -> subprocess.Popen:
     return process
 
 
-@pytest.mark.slow
 def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(held_tree(tiny_model("llama"), tmp_path)))
     folder = tmp_path / "run"
@@ -399,7 +389,6 @@ def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
     assert_same(traces(folder), unbroken)
 
 
-@pytest.mark.slow
 def test_ctrl_c_in_a_real_process(unbroken, tiny_model, tmp_path):
     config = held_tree(tiny_model("llama"), tmp_path)
     config["checkpoint"]["every"] = 0
@@ -442,7 +431,6 @@ def test_a_journal_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
     assert [r["step"] for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"] == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatch):
     """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be
     resumed."""
@@ -464,7 +452,6 @@ def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatc
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
-@pytest.mark.slow
 def test_another_length_under_a_falling_learning_rate_is_pointed_out(tiny_model, tmp_path):
     watcher = Watcher()
     go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1), observer=watcher)

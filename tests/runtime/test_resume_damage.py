@@ -43,7 +43,6 @@ def resume(run, tiny_model, **changes):
     return watcher.warnings
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_costs_a_checkpoint_not_the_run(whole, tiny_model, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     run = RunFolder(tmp_path / "run")
@@ -60,7 +59,6 @@ def test_a_flipped_bit_costs_a_checkpoint_not_the_run(whole, tiny_model, tmp_pat
     assert_same(traces(run.path), traces(whole))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_journal_without_its_wal_is_restored_from_the_metrics(left, two_steps, whole, tiny_model):
     assert checkpoints(two_steps.checkpoints)[-1].facts["pending"]
@@ -155,7 +153,6 @@ def test_inputs_that_changed_are_found_by_content(what, tiny_model, tmp_path):
         go(tmp_path / "run", tree, resume=True)
 
 
-@pytest.mark.slow
 def test_settings_that_change_the_last_bits_are_listed(two_steps, tiny_model):
     warnings = resume(two_steps, tiny_model, model__log_prob_chunk=64, engine__prefill_tokens=32)
     (note,) = [text for text in warnings if "last bits" in text]

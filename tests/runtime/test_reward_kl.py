@@ -86,7 +86,6 @@ def test_gae_reads_the_rewards_of_tokens(tiny_model, tmp_path):
         assert abs(sum(row["token_reward"]) - row["reward"]) > 1e-4
 
 
-@pytest.mark.slow
 def test_an_adaptive_coefficient_is_resumed_to_the_bit(tiny_model, tmp_path):
     def stop(event, *facts):
         if event == "step" and facts[0]["step"] == 2:
@@ -107,7 +106,6 @@ def test_an_adaptive_coefficient_is_resumed_to_the_bit(tiny_model, tmp_path):
     assert last.facts["kl_coefficient"] == pytest.approx(beta)
 
 
-@pytest.mark.slow
 def test_epochs_that_stop_are_resumed_to_the_bit(tiny_model, tmp_path):
     """Where it stopped stands in record and log; the learning rate is that of a run without a target."""
 

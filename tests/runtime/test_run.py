@@ -337,7 +337,6 @@ def test_uniform_groups_are_dropped_and_counted(tiny_model, tmp_path):
         assert set(reasons.values()) <= {"uniform_group", None}
 
 
-@pytest.mark.slow
 def test_a_step_with_nothing_to_train_on_changes_no_weight(tiny_model, tmp_path):
     watcher = Watcher()
     reward = [{"kind": "tests.runtime.tiny_run:Even", "constant": 1}]
@@ -356,7 +355,6 @@ def test_a_step_with_nothing_to_train_on_changes_no_weight(tiny_model, tmp_path)
         assert torch.equal(a, b)
 
 
-@pytest.mark.slow
 def test_zero_advantages_that_stay_are_skipped_without_a_trace_in_the_weights(tiny_model, tmp_path):
     reward = [{"kind": "tests.runtime.tiny_run:Even", "constant": 2}]
     for name, skip in {"on": True, "off": False}.items():
@@ -438,7 +436,6 @@ def test_epochs_and_updates(tiny_model, tmp_path):
     assert train_records(run)[0]["tokens/trained"] > 3 * fed
 
 
-@pytest.mark.slow
 def test_the_reference_penalty(tiny_model, tmp_path):
     """At the reference itself k3 has no gradient, so the first step is as without it; later ones are pulled back."""
     pulled = {"preset": "grpo", "reference_kl": {"kind": "k3", "coefficient": 100.0}}
@@ -490,7 +487,6 @@ def test_it_learns(tiny_model, tmp_path):
 # ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_keep_last_and_best(tiny_model, tmp_path):
     tree = recipe(
         tiny_model("llama"),
@@ -554,7 +550,6 @@ def test_what_a_kill_between_writing_and_deleting_left_goes(left, tiny_model, tm
     assert [path.name for path in run.checkpoints.iterdir()] == ["000003"]
 
 
-@pytest.mark.slow
 def test_checkpoints_only_at_the_end_and_no_evaluation(tiny_model, tmp_path):
     tree = recipe(tiny_model("gpt2"), checkpoint__every=0)
     del tree["eval"]

@@ -71,7 +71,6 @@ def compared(folder, model, atol):
     return found, interrupted, missing
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ["engine", "trainer"])
 @pytest.mark.parametrize("engine", ["local", "local_process"])
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
@@ -133,7 +132,6 @@ def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypa
     assert not any(name.startswith("next/") for record in records(folder) for name in record)
 
 
-@pytest.mark.slow
 def test_missing_ones_are_counted_and_handled(tiny_model, tmp_path, monkeypatch):
     """The hook never writes, as if every window was missed."""
 

@@ -11,7 +11,6 @@ from proxima.view.report import batch_arithmetic
 from tests.runtime.tiny_run import Watcher, go, recipe
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 2])
 def test_the_interpolated_centre_knows_the_version_of_the_weights(updates, tiny_model, tmp_path):
     """Synchronous tokens are of the present version, so their centre is the behavior policy: the run is that of
@@ -33,7 +32,6 @@ def test_a_correction_that_looks_at_the_entropy(tiny_model, tmp_path):
     assert all(0.5 < r["correction/top_entropy_masked_fraction"] < 0.8 for r in records)
 
 
-@pytest.mark.slow
 def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
     (tmp_path / "mine.py").write_text(
         "def odd(p, c):\n    return {'value': sum(c.tokens) % 7, 'correct': sum(c.tokens) % 2}\n"

@@ -119,7 +119,6 @@ def test_micro_batches_by_hand():
     assert micro_batches([], 10) == []
 
 
-@pytest.mark.slow
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 9), min_size=1, max_size=4)), max_size=6),
     budget=st.integers(1, 60),

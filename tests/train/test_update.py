@@ -36,7 +36,6 @@ def test_the_budgets_split_the_update():
     assert len(t._micro_batches(items)) > 4 and len(trainer()._micro_batches(items)) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_is_that_of_plain_forwards(kind):
     items = trajectories(kind)

@@ -40,7 +40,6 @@ def two(tmp_path):
     return comparison(make_sweep(tmp_path / "s", cells), target=0.8)
 
 
-@pytest.mark.slow
 def test_the_page_shows_the_numbers(two, tmp_path):
     page = Page(write_comparison(two, tmp_path / "c.html", title="mine"))
     assert page.open == []
@@ -60,7 +59,6 @@ def test_the_page_shows_the_numbers(two, tmp_path):
     ) >= 2
 
 
-@pytest.mark.slow
 def test_an_axis_is_a_button_that_needs_no_script(two, tmp_path):
     text = write_comparison(two, tmp_path / "c.html").read_text()
     keys = re.findall(r'<input type="radio" class="axis-choice" name="axis" id="axis-(\w+)"( checked)?>', text)
@@ -70,7 +68,6 @@ def test_an_axis_is_a_button_that_needs_no_script(two, tmp_path):
         assert f"#axis-{key}:checked ~ .charts .on-{key} {{ display: block; }}" in text
 
 
-@pytest.mark.slow
 def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(two, tmp_path):
     path = write_comparison(two, tmp_path / "c.html")
     page = Page(path)
@@ -81,7 +78,6 @@ def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(two, 
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
 
 
-@pytest.mark.slow
 def test_foreign_text_stays_text(tmp_path):
     hostile = "<script>alert(1)</script>"
     config = CONFIG.replace("path: models/m", f"path: '{hostile}'")
@@ -92,7 +88,6 @@ def test_foreign_text_stays_text(tmp_path):
     assert "a<b>&" in page.words and hostile in page.words
 
 
-@pytest.mark.slow
 def test_curves_have_areas_dots_and_the_target(two):
     charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in page_values(two)["charts"]}
     assert set(charts) == {
@@ -107,7 +102,6 @@ def test_curves_have_areas_dots_and_the_target(two):
     assert "stroke-dasharray: 2,4" not in charts["Training reward"]["step"]
 
 
-@pytest.mark.slow
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
     cells = {f"c{i}": {1: (curve([0.1, 0.5]), {})} for i in range(10)}
     legend = page_values(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
@@ -138,7 +132,6 @@ def test_wide_areas_do_not_flatten_the_lines(two):
     assert visible_range([two.cells[0].band(HELD_OUT)], 1.0) == pytest.approx((0.0, 1.0))
 
 
-@pytest.mark.slow
 def test_an_area_wider_than_the_plot_runs_off_its_edge(tmp_path):
     """The reward of three seeds, 0.15 ± 0.248, on an axis of about 0.1 … 0.25: its area fills the plot from edge to
     edge."""
@@ -153,7 +146,6 @@ def test_an_area_wider_than_the_plot_runs_off_its_edge(tmp_path):
     assert len(heights) == 2 and min(heights) < top and max(heights) > bottom  # the rest is clipped
 
 
-@pytest.mark.slow
 def test_two_seeds_are_drawn_as_the_two(tmp_path):
     """Their intervals, ± 0.127 and ± 1.9, would flatten every curve and squeeze every bar."""
     cells = {
@@ -171,7 +163,6 @@ def test_two_seeds_are_drawn_as_the_two(tmp_path):
     assert second["seeds"] == pytest.approx([80.0, 72.5]) and second["cut"] == "open-right"
 
 
-@pytest.mark.slow
 def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
     def rewarded(*values):
         records = [r if r["kind"] == "train" else {**r, "accuracy": None} for r in curve([0.0] * len(values))]
@@ -190,7 +181,6 @@ def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
     assert "target mean reward -1" in Page(write_comparison(found, tmp_path / "c.html")).words
 
 
-@pytest.mark.slow
 def test_two_seeds_are_said(two, tmp_path):
     (note,) = two.notes
     assert note.startswith("2 seeds (cppo) are too few: their 95 % intervals are very wide, ± 9.0 standard deviations")

@@ -253,7 +253,6 @@ def test_the_view_follows_the_stream(monkeypatch):
     assert isinstance(screen(Terminal()), LogLines)
 
 
-@pytest.mark.slow
 def test_all_watchers_together(tmp_path):
     """As the loop uses them: the lines on the stream and in log.txt, and the report when the last line names it."""
     folder, stream = make_run(tmp_path / "run", steps=2), io.StringIO()

@@ -336,7 +336,6 @@ def test_questions_without_right_or_wrong_are_shown_with_their_rewards(tmp_path)
     assert found["changes"] == "2 have a higher reward and 1 have a lower one; these come first."
 
 
-@pytest.mark.slow
 def test_hostile_text_stays_text(tmp_path):
     folder = make_run(tmp_path / HOSTILE.replace("/", "_").replace("\x1b", "")[:60], steps=2)
     evil = [group(uid, [HOSTILE, HOSTILE], [True, False], question=HOSTILE, failed=(1,)) for uid in range(3)]
@@ -359,7 +358,6 @@ def test_hostile_text_stays_text(tmp_path):
     assert raw.count("<script") == 2 and "alert(1)</script>" not in raw
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed(tmp_path):
     folder = make_run(tmp_path / "run", steps=3, finished=False)
     with folder.metrics.open("ab") as file:
@@ -390,7 +388,6 @@ def test_a_run_with_almost_nothing(tmp_path):
     folder.release()
 
 
-@pytest.mark.slow
 def test_a_long_run_stays_small(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin()
@@ -438,7 +435,6 @@ def test_what_is_no_run_or_is_damaged(tmp_path):
         write_report(folder.path)
 
 
-@pytest.mark.slow
 def test_a_full_disk_leaves_the_former_report(tmp_path, monkeypatch):
     folder = make_run(tmp_path / "run", steps=2)
     before = write_report(folder.path).read_bytes()

@@ -105,7 +105,6 @@ def test_a_setting_that_cannot_be_is_refused(field, value):
         TokenSetting(**{field: value})
 
 
-@pytest.mark.slow
 def test_the_svg_is_a_file_of_its_own(tmp_path):
     drawing = draw({"ppo_clip": PpoClip(), "dppo": Dppo()}, TokenSetting(behavior_probability=(0.3, 0.7)))
     assert [[p.title for p in row] for row in drawing.rows] == [

@@ -94,7 +94,6 @@ def test_a_completion_that_always_fails_ends_the_run_in_one_line(tmp_path):
     assert servers[0].calls["/generate"] == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("invariant", [True, False])
 def test_failing_hanging_dying_and_coming_back(invariant, tmp_path):
     """Four servers, 5 % of calls failing and 5 % hanging, and one dies with what it runs and comes back."""

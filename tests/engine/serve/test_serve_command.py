@@ -28,7 +28,6 @@ def recipe(tmp_path, monkeypatch, tiny_model):
     return "tiny.yaml"
 
 
-@pytest.mark.slow
 def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_path):
     program = fake_program(tmp_path)
     engine = f"engine={{kind: vllm, serve: {{executable: {program}, arguments: [--child, {tmp_path}/pids]}}}}"

@@ -74,7 +74,6 @@ def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
             ask(url, "/health")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
 def test_a_port_that_was_chosen_is_kept_between_two_starts(begin):
     servers = begin()
@@ -117,7 +116,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["proxima", "guardian"])
 def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(program, tmp_path, victim):
     words = [sys.executable, "-c", PARENT, program, str(tmp_path / "pids"), str(tmp_path / "engine.log")]
@@ -134,7 +132,6 @@ def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(progra
             os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_a_server_that_dies_is_started_again_at_its_address(begin):
     servers = begin()
     (url,), (one,) = servers.urls, servers.started
@@ -147,7 +144,6 @@ def test_a_server_that_dies_is_started_again_at_its_address(begin):
     assert servers.failure is None
 
 
-@pytest.mark.slow
 def test_a_server_that_lives_on_without_its_core_is_started_again(begin, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.servers.HEALTH", 0.1)
     servers = begin()

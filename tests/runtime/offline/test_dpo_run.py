@@ -251,7 +251,6 @@ def test_from_python(tree, tmp_path):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
 def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
     """Also while the reference's log-probs are computed or written."""

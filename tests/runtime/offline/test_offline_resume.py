@@ -127,7 +127,6 @@ def test_other_rows_are_another_run(tiny_model, tmp_path):
         go(tmp_path / "run", config, resume=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
 def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
     kill_after(seconds, tmp_path / "run", tree(), module="tests.runtime.offline.tiny_sft")

@@ -52,7 +52,6 @@ def test_ctrl_c_then_resume_is_as_if_unbroken(place, unbroken, tree, tmp_path):
     assert_same(traces(tmp_path / "run"), traces(unbroken))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
 def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
     kill_after(seconds, tmp_path / "run", tree(), module="tests.runtime.offline.tiny_reward")
