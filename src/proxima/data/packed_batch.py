@@ -88,7 +88,9 @@ class PackedBatch:
         return len(self.cu_seqlens) - 1
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        """Every tensor on `device`."""
+        """Every tensor on `device`; the batch itself if it is there."""
+        if self.tokens.device == torch.device(device):
+            return self
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
         moved: dict[str, Any] = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
         return replace(self, **moved)

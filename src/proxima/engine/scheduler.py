@@ -152,8 +152,7 @@ class Scheduler:
     def discard(self, sink: Sink) -> None:
         """Drop the requests of a caller that went away."""
         self._write()
-        for running in [r for r in self.running if r.sink is sink]:
-            self._release(running)
+        self._release([r for r in self.running if r.sink is sink])
         for entry in list(self.waiting):
             entry.requests = deque(pair for pair in entry.requests if pair[1] is not sink)
             if not entry.requests:
@@ -162,8 +161,7 @@ class Scheduler:
     def abort(self, uid: int | None = None) -> None:
         """End the completions of a prompt, or all of them, with finish_reason `abort`."""
         self._write()
-        for running in [r for r in self.running if uid in (None, r.request.prompt.uid)]:
-            self._finish(running, "abort")
+        self._finish([(r, "abort") for r in self.running if uid in (None, r.request.prompt.uid)])
         for entry in [w for w in self.waiting if uid in (None, w.prompt.uid)]:
             self.waiting.remove(entry)
             for request, sink in entry.requests:
@@ -274,11 +272,13 @@ class Scheduler:
         if len(batch.sampled) < len(batch.uniform) and self.stop_tokens.isdisjoint(tokens):
             return
         self._write()
+        finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(batch.requests, tokens, strict=True):
             if token in self.stop_tokens or self._has_stop_string(running):
-                self._finish(running, "stop")
+                finished.append((running, "stop"))
             elif self.table.is_full(running.line):
-                self._finish(running, "length")
+                finished.append((running, "length"))
+        self._finish(finished)
 
     def _has_stop_string(self, running: RunningRequest) -> bool:
         stop = running.request.sampling.stop
@@ -302,23 +302,26 @@ class Scheduler:
         limit = min(most, self.max_length - len(prompt.tokens))
         return RunningRequest(request, sink, self.table.open(len(prompt.tokens), limit, uniform))
 
-    def _finish(self, running: RunningRequest, reason: FinishReason) -> None:
-        columns = self.table.read(running.line)
-        self._release(running)
-        self._deliver(running.sink, self._completion(running.request, columns, reason))
+    def _finish(self, finished: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
+        """Deliver running completions, in the order of their slots, and free these."""
+        for running, reason in finished:
+            self._deliver(running.sink, self._completion(running.request, self.table.read(running.line), reason))
+        self._release([running for running, _ in finished])
 
     def _deliver(self, sink: Sink, completion: Completion) -> None:
         sink(completion)
         self.ended += 1
 
-    def _release(self, running: RunningRequest) -> None:
-        """Free the line and the slot; the last running completion moves into the hole."""
-        self.table.close(running.line)
-        slot, last = self.running.index(running), self.running[-1]
-        if last is not running:
-            self.cache.move(len(self.running) - 1, slot, self._length(last))
-            self.running[slot] = last
-        self.running.pop()
+    def _release(self, ended: Sequence[RunningRequest]) -> None:
+        """Free lines and slots. The last running completion moves into each hole; the last holes come first, so that
+        none moves that ends too."""
+        for running in reversed(ended):
+            self.table.close(running.line)
+            slot, last = self.running.index(running), self.running[-1]
+            if last is not running:
+                self.cache.move(len(self.running) - 1, slot, self._length(last))
+                self.running[slot] = last
+            self.running.pop()
 
     def _length(self, running: RunningRequest) -> int:
         return int(self.table.prompt_length[running.line] + self.table.length[running.line])

@@ -35,6 +35,8 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
 
 
 def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    if all(value is None for value in values):
+        return pa.nulls(len(values), field.type)
     return list_column(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
 
