@@ -55,7 +55,7 @@ def test_completions_and_requests():
 def test_other_values():
     request = ScoreRequest(prompt_tokens=(1, 2), tokens=(3,), temperature=0.5)
     assert there([request]) == [request]
-    health = Health(ok=True, version=3, detail={"pid": 7, "ended": 0})
+    health = Health(ok=True, version=3, detail={"pid": 7, "exits": 0})
     assert there(health) == health
     assert there({"a": b"\x00\n\xff", "b": [None, 1.5, float("inf")]}) == {
         "a": b"\x00\n\xff",

@@ -195,7 +195,7 @@ def test_killed_at_random_instants_nothing_is_lost_or_changed():
         stop.set()
         thread.join()
         health = asyncio.run(found.health())
-    assert health.detail["ended"] >= 1
+    assert health.detail["exits"] >= 1
     for again in made:
         assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in plain]
         assert all(
@@ -236,10 +236,10 @@ def test_a_process_that_hangs_is_replaced(monkeypatch):
         first = pid_of(found)
         freeze(first)
         health = asyncio.run(found.health())
-        assert not health.ok or found._supervisor.ended
+        assert not health.ok or found._supervisor.exits
         assert run(found, asked) == run(engine(slots=8), asked)
         assert pid_of(found) != first and not is_running(first)
-        assert found._supervisor.why == "it gave no answer for 5 s (engine.timeout) and was killed"
+        assert found._supervisor.exit_reason == "it gave no answer for 5 s (engine.timeout) and was killed"
 
 
 def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch):
@@ -259,9 +259,9 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
     monkeypatch.setattr("proxima.engine.supervisor.START_SECONDS", 20.0)
     with served() as found:
         kill(pid_of(found))
-        assert within(ALIVE, lambda: found._supervisor.ended and found._supervisor.ready)
+        assert within(ALIVE, lambda: found._supervisor.exits and found._supervisor.ready)
         assert run(found, requests(1, 1)) == run(engine(slots=8), requests(1, 1))
-        assert found._supervisor.ended == 1 and not writers
+        assert found._supervisor.exits == 1 and not writers
 
 
 def test_when_the_restarts_are_spent_one_line_says_why(tmp_path):
@@ -292,7 +292,7 @@ def test_what_is_wrong_from_the_start_is_raised_not_repeated():
     try:
         with pytest.raises(RuntimeError, match="config does not describe its weights: model.layers.0"):
             run(found, requests(1, 1))
-        assert within(ALIVE, lambda: found._supervisor.ended == 1 and not is_running(found._supervisor.process.pid))
+        assert within(ALIVE, lambda: found._supervisor.exits == 1 and not is_running(found._supervisor.process.pid))
         with pytest.raises(RuntimeError, match="config does not describe its weights: model.layers.0"):
             run(found, requests(1, 1))
     finally:

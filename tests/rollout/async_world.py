@@ -231,7 +231,7 @@ class Run:
             version, began = self.engine.version, self.clock.now()
             batch = await collector.collect(version)
             self.waited.append(self.clock.now() - began)
-            self.assert_held(collector, batch)
+            self.assert_unconsumed(collector, batch)
             await asyncio.sleep(self.schedule.train_seconds * (1 + self._chance("train", step)))
             kept = [g.prompt.uid for g in batch.groups]
             self.journal.select(step, kept, {g.prompt.uid: reason for g, reason in batch.dropped})
@@ -253,8 +253,8 @@ class Run:
                 await asyncio.sleep(1.0)  # an evaluation, while others are admitted
                 self.saved = Checkpoint(step, cursor, pending.facts(), pending.groups, self.engine.version)
 
-    def assert_held(self, collector, batch):
-        keys = [(prompt.uid, completion.sample) for prompt, completion in collector.held()]
+    def assert_unconsumed(self, collector, batch):
+        keys = [(prompt.uid, completion.sample) for prompt, completion in collector.unconsumed()]
         taken = {g.prompt.uid for g in (*batch.groups, *(group for group, _ in batch.dropped))}
         assert len(keys) == len(set(keys)) and taken.isdisjoint(uid for uid, _ in keys)
 

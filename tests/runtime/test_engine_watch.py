@@ -18,17 +18,17 @@ def test_events_are_told_once_each_beyond_those_that_are_kept() -> None:
     for number in range(2 * EVENTS + 7):
         pool.tell(f"event {number}")
         if number % 10 == 0:
-            found += news(watch, events=list(pool.events), told=pool.told)
-    found += news(watch, events=list(pool.events), told=pool.told)
+            found += news(watch, events=list(pool.events), events_total=pool.events_total)
+    found += news(watch, events=list(pool.events), events_total=pool.events_total)
     assert found == [f"event {number}" for number in range(2 * EVENTS + 7)]
-    assert news(watch, events=list(pool.events), told=pool.told) == []
+    assert news(watch, events=list(pool.events), events_total=pool.events_total) == []
 
 
 def test_events_that_nobody_asked_for_in_time_are_counted() -> None:
     pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
     for number in range(EVENTS + 3):
         pool.tell(f"event {number}")
-    first, *others = news(watch, events=list(pool.events), told=pool.told)
+    first, *others = news(watch, events=list(pool.events), events_total=pool.events_total)
     assert first == "3 earlier lines about servers were dropped"
     assert others == [f"event {number}" for number in range(3, EVENTS + 3)]
 
@@ -58,6 +58,6 @@ def test_counts_of_a_step_add_up_however_often_they_are_asked_for() -> None:
 
 def test_an_older_answer_tells_nothing_again() -> None:
     watch = EngineWatch("engine.log")
-    assert news(watch, events=["a", "b"], ended=2) != []
-    assert news(watch, events=["a"], ended=1) == []
-    assert news(watch, events=["a", "b", "c"], ended=2) == ["c"]
+    assert news(watch, events=["a", "b"], exits=2) != []
+    assert news(watch, events=["a"], exits=1) == []
+    assert news(watch, events=["a", "b", "c"], exits=2) == ["c"]

@@ -100,7 +100,7 @@ def test_an_engine_that_does_not_answer(tmp_path):
 
 def test_processes_that_die_one_after_the_other_are_no_sign_of_life(tmp_path):
     scene = Scene(tmp_path)
-    answers = [Health(ok=True, version=3, tokens=500), Health(ok=False, version=3, detail={"pid": 124, "ended": 1})]
+    answers = [Health(ok=True, version=3, tokens=500), Health(ok=False, version=3, detail={"pid": 124, "exits": 1})]
     answers += [Health(ok=True, version=3, tokens=0), answers[1]] * 20
 
     async def health():

@@ -8,7 +8,7 @@ import pytest
 
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.model.chat import completion_tokens
-from proxima.task import Jsonl, MarkedColumns, PairColumns, PreferenceReader, prompt_tokens
+from proxima.task import Jsonl, LabelColumns, PairColumns, PreferenceReader, prompt_tokens
 from tests.tiny import END, tiny_tokenizer
 
 ASKED = {"role": "user", "content": "2 + 2?"}
@@ -74,8 +74,8 @@ def test_columns_have_the_names_that_the_recipe_gives(tmp_path):
 @pytest.mark.parametrize(("label", "good"), [(True, True), (1, True), (False, False), (0, False)])
 def test_completions_with_a_label(tmp_path, label, good):
     (row,) = rows_of(tmp_path, {"prompt": "2 + 2?", "completion": "4", "label": label}, question="prompt")
-    marked = reader().marked(3, row, MarkedColumns())
-    assert (marked.row, marked.good, read(marked.completion.tokens)) == (3, good, "4<|im_end|>")
+    labeled = reader().labeled(3, row, LabelColumns())
+    assert (labeled.row, labeled.good, read(labeled.completion.tokens)) == (3, good, "4<|im_end|>")
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_more_bad_rows(tmp_path):
     with pytest.raises(FieldError, match="chosen='4' follows no prompt; map task.question to the prompt"):
         one(tmp_path, {"chosen": [said("4")], "rejected": [said("5")]}, messages="chosen")
     for label in (2, "yes", None, 1.0):
-        (marked,) = rows_of(tmp_path, row | {"completion": "4", "label": label}, question="prompt")
+        (labeled,) = rows_of(tmp_path, row | {"completion": "4", "label": label}, question="prompt")
         with pytest.raises(FieldError, match="label=.* must be true, false, 1 or 0"):
-            reader().marked(0, marked, MarkedColumns())
+            reader().labeled(0, labeled, LabelColumns())
 
 
 def test_a_completion_ends_where_the_engine_would_stop(tmp_path):

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from proxima.model import Policy, load
 from proxima.train import AdamW, checkpoint
-from proxima.train.checkpoint import checkpoints, damage, last_whole, prune, restore, write_checkpoint
+from proxima.train.checkpoint import checkpoints, damage, last_complete, prune, restore, write_checkpoint
 from tests.train.helpers import Trainer, trainer, trainer_of, trajectories, weights
 
 ALL = [list(range(13))]
@@ -195,11 +195,11 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_pat
     for step in (1, 2):
         write_checkpoint(tmp_path, step, t.model.loaded, t, {"cursor": {"drawn": 3}}, extra)
     warnings = []
-    found = last_whole(tmp_path, warnings.append)
+    found = last_complete(tmp_path, warnings.append)
     assert found is not None and found.step == 2 and not warnings
     flip(tmp_path / "000002" / name)
     shutil.copytree(tmp_path / "000001", tmp_path / "000009 copy")
-    found = last_whole(tmp_path, warnings.append)
+    found = last_complete(tmp_path, warnings.append)
     assert found is not None and found.step == 1
     (warning,) = warnings
     what = "state.json is missing or damaged" if name == "state.json" else f"{name} is damaged"
@@ -207,7 +207,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_pat
     assert [c.step for c in checkpoints(tmp_path)] == [1] and (tmp_path / "000002.damaged" / name).exists()
     (tmp_path / "000001" / name).unlink()
     with pytest.raises(ValueError, match=r"000001: .*, and no checkpoint before it is whole; restore the file, or"):
-        last_whole(tmp_path, warnings.append)
+        last_complete(tmp_path, warnings.append)
 
 
 @pytest.mark.parametrize("dies", ["prune", "write"])

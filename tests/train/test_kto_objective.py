@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core.preference import Kto
-from proxima.data import MarkedCompletion
+from proxima.data import LabeledCompletion
 from proxima.train.objectives import KtoObjective
 from tests.model.rows import plain_log_prob
 from tests.tiny import tiny
@@ -15,10 +15,10 @@ from tests.train.helpers import assert_close
 from tests.train.test_preference_objective import BUDGETS, completions, expected, gradients
 
 
-def marked():
+def labeled():
     items = completions()
     return [
-        MarkedCompletion(
+        LabeledCompletion(
             row=i,
             completion=items[i],
             good=i % 3 != 1,
@@ -31,7 +31,7 @@ def marked():
 @pytest.mark.parametrize("anchor", ["kl", "zero"])
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_kto_anchors_at_the_kl_of_mismatched_completions(anchor, budget):
-    spec, items = Kto(beta=0.3, good_weight=1.5, anchor=anchor), marked()
+    spec, items = Kto(beta=0.3, good_weight=1.5, anchor=anchor), labeled()
 
     def gap(model, row):
         return plain_log_prob(model, row).sum() - float(row.reference_log_prob.sum())
@@ -57,6 +57,6 @@ def test_kto_anchors_at_the_kl_of_mismatched_completions(anchor, budget):
 
 
 def test_kto_without_a_mismatched_completion_is_refused():
-    items = [replace(item, mismatched=None) for item in marked()]
+    items = [replace(item, mismatched=None) for item in labeled()]
     with pytest.raises(ValueError, match="KTO needs a mismatched completion in every item; row 0 lacks it"):
         gradients(KtoObjective(spec=Kto()), items, 40)

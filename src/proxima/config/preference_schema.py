@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from proxima.config.offline_schema import OfflineConfig
 from proxima.config.slots import Slot
 from proxima.core.preference import Kto
-from proxima.data import MarkedCompletion, PreferencePair, Trajectory, require
-from proxima.task.preference_rows import MarkedColumns, PairColumns, PreferenceReader
+from proxima.data import LabeledCompletion, PreferencePair, Trajectory, require
+from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.protocol import Row
 from proxima.train.objectives import PreferenceObjective
 
@@ -83,14 +83,14 @@ class PreferenceConfig(OfflineConfig):
         cut = self.data.over_length == "truncate"
         require(not cut, "data.over_length", "truncate", "would change which side is better; set skip or refuse")
 
-    def item(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair | MarkedCompletion:
+    def item(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair | LabeledCompletion:
         """What a row holds; raises as `PreferenceReader`."""
         section, data = self.preference, self.data
         reader = PreferenceReader(
             tokenizer=tokenizer, context=context, system=data.system, arguments=data.template_arguments
         )
         if section.kto is not None:
-            return reader.marked(number, row, MarkedColumns(completion=section.completion, label=section.label))
+            return reader.labeled(number, row, LabelColumns(completion=section.completion, label=section.label))
         return reader.pair(number, row, PairColumns(chosen=section.chosen, rejected=section.rejected))
 
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:

@@ -173,7 +173,7 @@ async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
         how = facts.weight_updates[0]
         handover = WeightHandover(version=1, label=LABEL, folder=case.folder.resolve(), how=how)
         await dialect.load_weights(client, facts, handover)
-        await dialect.forget_prefixes(client, facts, running=False)
+        await dialect.reset_prefix_cache(client, facts, running=False)
     finally:
         await dialect.resume(client, facts)
     told = (await dialect.load(client, facts)).weight_version

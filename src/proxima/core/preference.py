@@ -345,7 +345,7 @@ class Sft(Pairwise):
 
 @dataclass(frozen=True)
 class Kto:
-    """Kahneman-Tversky optimisation: completions marked good or bad, without partners.
+    """Kahneman-Tversky optimisation: completions labeled good or bad, without pairs.
 
         good: 1 − σ(β (x − z))    bad: 1 − σ(β (z − x))        x = log π − log π_ref, z = max(0, mean KL), detached
 

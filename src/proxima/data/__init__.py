@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from proxima.data.field_checks import check_choices, check_fields
     from proxima.data.outcomes import Outcomes
     from proxima.data.packed_batch import PackedBatch, pack
-    from proxima.data.pairs import MarkedCompletion, PreferencePair
+    from proxima.data.pairs import LabeledCompletion, PreferencePair
     from proxima.data.policy_batch import PolicyBatch
     from proxima.data.trajectory import Trajectory
 
@@ -60,7 +60,7 @@ __all__ = [
     "FieldErrors",
     "FinishReason",
     "Group",
-    "MarkedCompletion",
+    "LabeledCompletion",
     "Message",
     "NoFieldError",
     "NotFiniteError",

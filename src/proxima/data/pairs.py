@@ -26,7 +26,7 @@ class PreferencePair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkedCompletion:
+class LabeledCompletion:
     """A completion that is good or bad by itself, without a partner.
 
     Args:

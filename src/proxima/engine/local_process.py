@@ -161,10 +161,12 @@ class ProcessEngine:
         await self._supervisor.ask("abort", prompt_uid)
 
     async def health(self) -> Health:
-        """Not `ok` while no process is ready; `detail` has its `pid`, how many `ended` before it, `why` the last."""
+        """Not `ok` while no process is ready; `detail` has its `pid`, `exits` (how many processes have ended) and
+        `exit_reason` (of the last)."""
         supervisor = self._supervisor
         process = supervisor.process
-        detail = {"pid": process.pid if process else None, "ended": supervisor.ended, "why": supervisor.why}
+        pid = process.pid if process else None
+        detail = {"pid": pid, "exits": supervisor.exits, "exit_reason": supervisor.exit_reason}
         if supervisor.ready:
             with suppress(TimeoutError, UserError):
                 found: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)

@@ -80,9 +80,9 @@ class Supervisor:
     ) -> None:
         self.setup, self.weights, self.restarts, self.timeout, self.log = setup, weights, restarts, timeout, log
         self.process: subprocess.Popen[bytes] | None = None
-        self.ended = 0  # processes so far
-        self.why = self._hung = ""  # how the last one ended; the same of one that was killed because it hung
-        self._fruitless = 0  # of these, the last ones without a completion
+        self.exits = 0  # processes that have ended so far
+        self.exit_reason = self._hung = ""  # of the last one; `_hung` of one that was killed because it hung
+        self._fruitless = 0  # exits in a row without a completion
         self._calls: dict[int, EngineCall] = {}
         self._callers: dict[int, EngineCall] = {}  # those that still take replies, of calls answered in full too
         self._numbers = count(1)
@@ -218,14 +218,14 @@ class Supervisor:
                 print(f"engine: {error}", file=sys.stderr)
             except Exception as error:
                 self._break(error)
-            ended = ending(self.process.returncode) if self.process else "could not be started"
-            self.why, self._hung = self._hung or ended, ""
-            self.ended += 1
+            reason = describe_exit(self.process.returncode) if self.process else "could not be started"
+            self.exit_reason, self._hung = self._hung or reason, ""
+            self.exits += 1
             self._fruitless += 1
             if self._fruitless > self.restarts and self._broken is None:
                 where = f"; see {self.log}" if self.log else ""
                 times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
-                message = f"the engine's process ended {times} without a completion: {self.why}{where}"
+                message = f"the engine's process ended {times} without a completion: {self.exit_reason}{where}"
                 self._break(UserError(message, remedy="resume the run (--resume), or raise engine.restarts"))
 
     def _break(self, error: Exception) -> None:
@@ -296,7 +296,7 @@ class Supervisor:
                 process.kill()
 
 
-def ending(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """How a process ended, in words."""
     if code is None or code >= 0:
         return f"exit code {code}"

@@ -104,7 +104,7 @@ class AsyncCollector(Collector):
             unjudged=frozenset(one.uid for one in entries if one.stage == "unjudged"),
         )
 
-    def held(self) -> list[tuple[Prompt, Completion]]:
+    def unconsumed(self) -> list[tuple[Prompt, Completion]]:
         n = self.generator.spec.completions
         return [
             (one.prompt, completion)

@@ -157,7 +157,7 @@ class Collector:
         """What is held for later steps, at this very instant."""
         return Pending()
 
-    def held(self) -> list[tuple[Prompt, Completion]]:
+    def unconsumed(self) -> list[tuple[Prompt, Completion]]:
         """Every completion that no step has taken yet, those of unfinished groups included, with its prompt."""
         return [(group.prompt, completion) for group in self.pending().groups for completion in group.completions]
 

@@ -318,7 +318,7 @@ def make_controller(
         collector = make_collector(config, generator, data.source, recorder, reject, *made)
         if config.algorithm.proximal == "next":
             log_prob = partial(compute.run, learner.stack.log_prob)
-            cache = make_next_policy(config.algorithm, generator.engine, collector.held, log_prob, next_log_probs)
+            cache = make_next_policy(config.algorithm, generator.engine, collector.unconsumed, log_prob, next_log_probs)
             learner = replace(learner, next_policy=cache)
     metric, unscored = config.eval.metric, config.runtime.max_unscored_steps if trains_on_rewards(config) else 0
     plan = make_plan(config, config.train.steps, metric=metric, max_unscored_steps=unscored)

@@ -117,7 +117,7 @@ class Controller(TrainingLoop):
                         await self.publish(version)
             self._times["cpu"] = self.clock.cpu() - cpu
             if self.generator is not None and self._unpublished is None:
-                self.heard(await self.generator.engine.health())
+                self.on_health(await self.generator.engine.health())
             record = self.record(step, version, collected, batch, result)
             with self.activity.stage("write", step=step):
                 await self.finish_step(
@@ -272,7 +272,7 @@ class Controller(TrainingLoop):
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
 
-    def heard(self, health: Health) -> None:
+    def on_health(self, health: Health) -> None:
         """What became of the engine's processes and servers."""
         step = min(self.journal.step + 1, self.plan.steps)
         for text in self.watch.news(health):

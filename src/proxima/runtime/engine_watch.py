@@ -14,8 +14,9 @@ RESUME = "repair the engine and resume (--resume)"
 
 class EngineWatch:
     """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (the
-    latest lines for the user; `told` counts all since the start, where some are dropped), `log` (where to look, if it
-    is not the engine's log in the run folder), `ended` (processes that were replaced) and `why` (how the last ended).
+    latest lines for the user; `events_total` counts all since the start, because only the latest are kept), `log`
+    (where to look, if not in the engine's log in the run folder), `exits` (how often the process has exited) and
+    `exit_reason` (of the last exit).
 
     Args:
         log: name of the file with the output of an engine that the run has started, for messages.
@@ -26,7 +27,7 @@ class EngineWatch:
     def __init__(self, log: str) -> None:
         self.log = log
         self.metrics: dict[str, float] = {}
-        self._ended = self._told = 0
+        self._exits = self._events_total = 0
         self._counts: dict[str, float] = {}
 
     def begin_step(self) -> None:
@@ -45,8 +46,8 @@ class EngineWatch:
         all the same."""
         detail = health.detail
         events = detail.get("events") or ()
-        replaced = self._replaced(int(detail.get("ended", 0)), str(detail.get("why", "")))
-        told = [*replaced, *self._events(events, detail.get("told", len(events)))]
+        replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
+        told = [*replaced, *self._events(events, detail.get("events_total", len(events)))]
         counts = _numbers(detail.get("replicas") or {})
         grown = {name: value - self._counts.get(name, 0) for name, value in counts.items()}
         self._counts = counts
@@ -58,18 +59,18 @@ class EngineWatch:
             told.append(f"{text} no completion, and asked for again; see {detail.get('log') or self.log}")
         return told
 
-    def _replaced(self, ended: int, why: str) -> Iterator[str]:
-        more, self._ended = ended - self._ended, max(ended, self._ended)
+    def _replaced(self, exits: int, exit_reason: str) -> Iterator[str]:
+        more, self._exits = exits - self._exits, max(exits, self._exits)
         if more > 0:
             times = "once" if more == 1 else f"{more} times"
-            reason = f" ({why})" if why else ""
+            reason = f" ({exit_reason})" if exit_reason else ""
             yield (
                 f"the engine's process ended {times} and was replaced{reason}; what it had not finished is generated "
                 f"again. See {self.log}"
             )
 
-    def _events(self, events: Sequence[Any], ever: int) -> Iterator[str]:
-        new, self._told = max(0, ever - self._told), max(ever, self._told)
+    def _events(self, events: Sequence[Any], total: int) -> Iterator[str]:
+        new, self._events_total = max(0, total - self._events_total), max(total, self._events_total)
         if new > len(events):
             yield f"{new - len(events)} earlier lines about servers were dropped"
         yield from map(str, events[max(0, len(events) - new) :])

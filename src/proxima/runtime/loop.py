@@ -121,7 +121,7 @@ class TrainingLoop:
         """Engine and rewards that the steps wait for; None: they need none."""
         return None
 
-    def heard(self, health: Health) -> None:
+    def on_health(self, health: Health) -> None:
         """An answer of the engine to a health check, at any moment of a step."""
 
     async def run(self) -> bool:
@@ -133,7 +133,9 @@ class TrainingLoop:
             RunEnded, UserError: the run can't continue; a checkpoint is written all the same, unless the weights
                 diverged or are in the middle of a step.
         """
-        watch = StallWatch(self.plan.stall_seconds, self.activity, self.observer.warning, self.generator, self.heard)
+        watch = StallWatch(
+            self.plan.stall_seconds, self.activity, self.observer.warning, self.generator, self.on_health
+        )
         watching = asyncio.create_task(watch.run())
         try:
             return await self._run()

@@ -44,7 +44,7 @@ _SCHEMA = pa.schema(
     metadata={"proxima": "next policy 1"},
 )
 
-Held = Callable[[], Iterable[tuple[Prompt, Completion]]]
+Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
 LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
 
 
@@ -114,16 +114,20 @@ class NextPolicy:
 
     Args:
         engine: what generates; in `before_pause` it also scores.
-        held: every completion that came from the engine and that no step has taken.
+        unconsumed: every completion that came from the engine and that no step has taken.
         trainer: log-probs of trajectories under the trained policy, which `prepare` then writes; None: `before_pause`
             does.
         entries: of a checkpoint.
     """
 
     def __init__(
-        self, engine: Engine, held: Held, trainer: LogProbs | None = None, entries: Iterable[NextLogProbs] = ()
+        self,
+        engine: Engine,
+        unconsumed: Unconsumed,
+        trainer: LogProbs | None = None,
+        entries: Iterable[NextLogProbs] = (),
     ) -> None:
-        self.engine, self.held, self.trainer = engine, held, trainer
+        self.engine, self.unconsumed, self.trainer = engine, unconsumed, trainer
         self.entries = {one.key: one for one in entries}
         self._compared: list[tuple[Segment, Floats, Floats]] = []  # with trainer's log-probs and behavior's
         self._metrics: dict[str, float] = {}
@@ -185,9 +189,9 @@ class NextPolicy:
 
     async def _segments(self, version: int) -> list[Segment]:
         """What is to be computed while `version` is the newest."""
-        # first what the engine has: a completion that it yields meanwhile is among those that are held
+        # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
         found = {one.key: one for one in await self.engine.in_flight() if one.temperature > 0}
-        found |= {one.key: InFlight.of(one, prompt.tokens) for prompt, one in self.held()}
+        found |= {one.key: InFlight.of(one, prompt.tokens) for prompt, one in self.unconsumed()}
         segments = []
         for one in found.values():
             entry = self._entry(one)
@@ -305,7 +309,11 @@ def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
 
 
 def make_next_policy(
-    algorithm: "AlgorithmConfig", engine: Engine, held: Held, trainer: LogProbs, entries: Iterable[NextLogProbs]
+    algorithm: "AlgorithmConfig",
+    engine: Engine,
+    unconsumed: Unconsumed,
+    trainer: LogProbs,
+    entries: Iterable[NextLogProbs],
 ) -> NextPolicy:
     """The cache of a run, its hook registered.
 
@@ -320,7 +328,7 @@ def make_next_policy(
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    found = NextPolicy(engine, held, None if by_engine else trainer, entries)
+    found = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries)
     if by_engine:
         engine.register_pre_pause_hook(found.before_pause)
     return found

@@ -10,7 +10,7 @@ from proxima.data import FieldError, FieldErrors, UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
-from proxima.train.checkpoint import Checkpoint, last_whole
+from proxima.train.checkpoint import Checkpoint, last_complete
 
 BOUND = {  # why not even a user who accepts it may change a field, by section
     "model": "the checkpoint has the weights of that model",
@@ -27,7 +27,7 @@ BOUND = {  # why not even a user who accepts it may change a field, by section
 
 def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Checkpoint | None:
     """Restore journal and records as they were at the last whole checkpoint, which is returned, or at the start."""
-    checkpoint = last_whole(folder.checkpoints, observer.warning)
+    checkpoint = last_complete(folder.checkpoints, observer.warning)
     step = checkpoint.step if checkpoint else 0
     if checkpoint and journal.step < step:
         _restore_steps(journal, folder, checkpoint, observer)

@@ -25,14 +25,20 @@ class StallWatch:
         activity: what the run is doing.
         warn: takes a warning.
         generator: engine and rewards; None: there are none.
-        heard: gets each answer of the engine to a health check.
+        on_health: gets each answer of the engine to a health check.
     """
 
     def __init__(
         self, seconds: float, activity: Activity, warn: Callable[[str], None], generator: GroupGenerator | None,
-        heard: Callable[[Health], None],
+        on_health: Callable[[Health], None],
     ) -> None:  # fmt: skip
-        self.seconds, self.activity, self.warn, self.generator, self.heard = seconds, activity, warn, generator, heard
+        self.seconds, self.activity, self.warn, self.generator, self.on_health = (
+            seconds,
+            activity,
+            warn,
+            generator,
+            on_health,
+        )
         self._health: Health | None = None  # the last answer
         self._answered_at = activity.now()
         self._tokens: int | None = None  # sampled, as an engine last said that was ready
@@ -58,7 +64,7 @@ class StallWatch:
         except Exception:  # whatever it is, it is no answer
             return
         self._health, self._answered_at = health, self.activity.now()
-        self.heard(health)
+        self.on_health(health)
         if health.tokens is not None:
             if self._tokens not in (None, health.tokens):
                 self.activity.moved()

@@ -16,7 +16,7 @@ from proxima.task.cursor import Cursor, Draw
 from proxima.task.gsm8k import Gsm8kTask
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
-from proxima.task.preference_rows import MarkedColumns, PairColumns, PreferenceReader
+from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.prepared import PreparedTask
 from proxima.task.prompts import PromptSource, to_prompt
 from proxima.task.protocol import Row, Rows, Task
@@ -40,7 +40,7 @@ __all__ = [
     "Draw",
     "Gsm8kTask",
     "Jsonl",
-    "MarkedColumns",
+    "LabelColumns",
     "PairColumns",
     "Parquet",
     "PreferenceReader",

@@ -13,7 +13,7 @@ import numpy as np
 
 from proxima.data import (
     FieldError,
-    MarkedCompletion,
+    LabeledCompletion,
     Message,
     OverLengthError,
     PreferencePair,
@@ -44,7 +44,7 @@ class PairColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkedColumns:
+class LabelColumns:
     """The columns of completions without a partner; see `PairColumns` for names.
 
     Args:
@@ -84,14 +84,14 @@ class PreferenceReader:
         require(not equal, "rejected", _shown(worse), "equals chosen: the pair says nothing")
         return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
 
-    def marked(self, number: int, row: Row, columns: MarkedColumns) -> MarkedCompletion:
+    def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
         """The completion of a row, with its label; raises as `pair`, and for a label that is not true, false, 1 or
         0."""
         text = _text(row, "completion", columns.completion)
         label = _column(row, "label", columns.label)
         require(isinstance(label, int) and label in (0, 1), "label", label, "must be true, false, 1 or 0")
         completion = self._trajectory(number, 0, row, "completion", text)
-        return MarkedCompletion(row=number, completion=completion, good=bool(label))
+        return LabeledCompletion(row=number, completion=completion, good=bool(label))
 
     def _trajectory(self, number: int, sample: int, row: Row, field: str, text: str) -> Trajectory:
         require(bool(text.strip()), field, text, "is empty")

@@ -139,7 +139,7 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def last_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """The last checkpoint without damage; None if there is no checkpoint. Damaged ones after it are set aside under
     NAME.damaged, with a warning.
 

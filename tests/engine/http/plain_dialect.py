@@ -79,7 +79,7 @@ class PlainDialect:
         value = json.loads((weights.folder / "weights.json").read_text())
         await client.post("/weights", {"weights": value, "label": weights.label}, seconds=weights.seconds)
 
-    async def forget_prefixes(self, client, facts, *, running):
+    async def reset_prefix_cache(self, client, facts, *, running):
         await client.post("/forget", {"running": running})
 
     async def load(self, client, facts):
@@ -119,11 +119,11 @@ class PlainSync:
         self.update, self.label = update, label
         (self.folder / "weights.json").write_text(json.dumps(update.module.weights))
 
-    async def bring(self, replica):
+    async def push(self, replica):
         weights = WeightHandover(version=self.update.version, label=self.label, folder=self.folder, how="value")
         await replica.dialect.load_weights(replica.client, replica.facts, weights)
         running = self.spec.interrupt == "recompute"
-        await replica.dialect.forget_prefixes(replica.client, replica.facts, running=running)
+        await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=running)
         await replica.dialect.resume(replica.client, replica.facts)
         found = await replica.score(*PROBE)
         off = float(np.abs(found - sequence_log_probs(self.update.module.weights, *PROBE)).max())

@@ -16,7 +16,7 @@ from proxima.engine.http import Chunk
 from proxima.engine.http.answer_checks import WrongAnswerError, spans_of
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.held_folder import HeldFolder, remove_leftovers
+from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.http.own_loop import OwnLoop
 from proxima.engine.http.vllm import as_expected, chunk_of
 from proxima.engine.local import collect
@@ -358,13 +358,13 @@ def test_an_engine_closes_from_any_state(state, tmp_path):
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from proxima.engine.http.held_folder import HeldFolder; "
-    "held = HeldFolder(Path(sys.argv[1])); print(held.path, flush=True); time.sleep(600)"
+    "import sys, time; from pathlib import Path; from proxima.engine.http.locked_folder import LockedFolder; "
+    "held = LockedFolder(Path(sys.argv[1])); print(held.path, flush=True); time.sleep(600)"
 )
 
 
 def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(tmp_path):
-    ours = HeldFolder(tmp_path)
+    ours = LockedFolder(tmp_path)
     (tmp_path / "proxima-weights-strange").mkdir()  # it may be of another release
     other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:

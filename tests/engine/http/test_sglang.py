@@ -240,7 +240,7 @@ def test_new_weights_while_requests_run(tiny, other):
             await asyncio.sleep(0.001)
         await dialect.pause(client, facts, "keep")
         await dialect.load_weights(client, facts, handover(other))
-        await dialect.forget_prefixes(client, facts, running=True)
+        await dialect.reset_prefix_cache(client, facts, running=True)
         assert (await dialect.load(client, facts)).weight_version == "run-1"
         await dialect.resume(client, facts)
         return await task
@@ -279,14 +279,14 @@ def test_a_flush_that_fails_is_an_error(tiny):
         while (await dialect.load(client, facts)).running != 1:
             await asyncio.sleep(0.001)
         with pytest.raises(ServerError, match="the prefix cache was not emptied: requests hold on to it"):
-            await dialect.forget_prefixes(client, facts, running=False)
+            await dialect.reset_prefix_cache(client, facts, running=False)
         await client.post("/pause_generation", {"mode": "in_place"})
         with pytest.raises(ServerError, match="not emptied"):
-            await dialect.forget_prefixes(client, facts, running=True)
+            await dialect.reset_prefix_cache(client, facts, running=True)
         await dialect.resume(client, facts)
         await dialect.abort(client, facts, ["a"])
         await task
-        await dialect.forget_prefixes(client, facts, running=False)
+        await dialect.reset_prefix_cache(client, facts, running=False)
 
     with fake(tiny, pace=0.003, holds=("a",)) as server:
         talk(server, use)

@@ -198,8 +198,8 @@ def test_a_prefix_cache_that_was_not_emptied_is_an_error() -> None:
     facts = facts_of(fake)
     fake.busy = True
     with pytest.raises(ServerError, match="not emptied"):
-        run(DIALECT.forget_prefixes(fake.client(), facts, running=False))
-    run(DIALECT.forget_prefixes(fake.client(), facts, running=True))
+        run(DIALECT.reset_prefix_cache(fake.client(), facts, running=False))
+    run(DIALECT.reset_prefix_cache(fake.client(), facts, running=True))
 
 
 def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,14 +84,14 @@ def test_a_tied_head_that_stays_behind_is_found_at_the_first_sync(url: str, trai
                 sync = sync_of(trained, weights=way)
                 await sync.prepare(WeightUpdate(version=0, module=trained.model), f"{way}-0")
                 await DIALECT.pause(one.client, one.facts, "keep")
-                report = await sync.bring(one)
-                assert report.metrics["probe_mean"] < 1e-3 and report.metrics["trial_max"] < CLOSE
+                report = await sync.push(one)
+                assert report.metrics["probe_mean"] < 1e-3 and report.metrics["perturbed_max"] < CLOSE
                 assert (await DIALECT.load(one.client, one.facts)).weight_version == f"{way}-0"
                 await sync.close()
             sync = sync_of(trained, weights="reload")
             await sync.prepare(WeightUpdate(version=0, module=trained.model), "trap-0")
             with pytest.raises(UserError, match=r"perturbed copy.*nats from the trainer's.*tied embeddings"):
-                await sync.bring(one)
+                await sync.push(one)
             await sync.close()
 
     asyncio.run(main())
@@ -107,13 +107,13 @@ def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained
         async with replica(url) as one:
             sync = sync_of(trained)
             await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}")
-            assert sync._trial is not None
-            file = sync._trial.folder / "model.safetensors"
+            assert sync._perturbed is not None
+            file = sync._perturbed.folder / "model.safetensors"
             weights = load_file(file)
             weights[f"model.{name}"] = trained.model.get_parameter(f"model.{name}").detach().clone()
             save_file(weights, file)
             with pytest.raises(UserError, match="perturbed copy"):
-                await sync.bring(one)
+                await sync.push(one)
             await sync.close()
 
     asyncio.run(main())
@@ -131,7 +131,7 @@ def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained: Load
             for version in range(8):
                 await sync.prepare(WeightUpdate(version=version, module=model), f"many-{version}")
                 await DIALECT.pause(one.client, one.facts, "keep")
-                report = await sync.bring(one)
+                report = await sync.push(one)
                 assert report.metrics["probe_mean"] < 1e-3
                 slopes.extend(report.metrics[name] for name in report.metrics if name == "slope")
                 rate = (1e-6, 1e-5)[version % 2]
@@ -153,20 +153,20 @@ def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, trained: 
         async with replica(url) as one:
             sync = sync_of(loaded, probe_bound=0.2)
             await sync.prepare(WeightUpdate(version=0, module=model), "behind-0")
-            await sync.bring(one)
+            await sync.push(one)
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.mul_(1 + 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)))
             await sync.prepare(WeightUpdate(version=1, module=model), "behind-1")
-            assert sync._prepared is not None
-            file = sync._prepared.folder / "model.safetensors"
+            assert sync._staged is not None
+            file = sync._staged.folder / "model.safetensors"
             weights = load_file(file)
             for name, weight in trained.model.named_parameters():
                 if ".layers." in name and int(name.split(".")[2]) % 2:
                     weights[name] = weight.detach().to(weights[name].dtype)
             save_file(weights, file)
             with pytest.raises(UserError, match="does not follow the updates"):
-                await sync.bring(one)
+                await sync.push(one)
             await sync.close()
 
     asyncio.run(main())
@@ -192,7 +192,7 @@ def test_the_prefix_cache_of_other_weights_is_never_read(
 
             await DIALECT.pause(one.client, one.facts, "keep")
             await hand_over(one, trained, folders, "cache-1")
-            await DIALECT.forget_prefixes(one.client, one.facts, running=False)
+            await DIALECT.reset_prefix_cache(one.client, one.facts, running=False)
             await DIALECT.resume(one.client, one.facts)
             assert await away(trained.model, "a", None) < CLOSE  # and now its blocks are in the cache
             await DIALECT.pause(one.client, one.facts, "keep")
@@ -200,7 +200,7 @@ def test_the_prefix_cache_of_other_weights_is_never_read(
             await DIALECT.resume(one.client, one.facts)
             assert await away(moved.model, "b", None) > 10 * CLOSE  # not forgotten: the test can fail
             assert await away(moved.model, "c", "cache-2") < CLOSE  # a salt of one's own keeps away from it
-            await DIALECT.forget_prefixes(one.client, one.facts, running=False)
+            await DIALECT.reset_prefix_cache(one.client, one.facts, running=False)
             assert await away(moved.model, "d", None) < CLOSE
 
     asyncio.run(main())
@@ -217,7 +217,7 @@ def test_versions_of_tokens_across_a_sync(
     async def main() -> list[tuple[np.ndarray, np.ndarray, Any]]:
         async with replica(url) as one:
             await hand_over(one, trained, folders, "first")
-            await DIALECT.forget_prefixes(one.client, one.facts, running=False)
+            await DIALECT.reset_prefix_cache(one.client, one.facts, running=False)
             begun = [asyncio.Event() for _ in range(2)]
 
             async def complete(number: int) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -237,7 +237,7 @@ def test_versions_of_tokens_across_a_sync(
             await DIALECT.pause(one.client, one.facts, "wait" if interrupt == "finish" else "keep")
             await hand_over(one, moved, folders, "second")
             if interrupt != "keep":
-                await DIALECT.forget_prefixes(one.client, one.facts, running=interrupt == "recompute")
+                await DIALECT.reset_prefix_cache(one.client, one.facts, running=interrupt == "recompute")
             await DIALECT.resume(one.client, one.facts)
             return [await task for task in running]
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
-from proxima.engine.http import held_folder, weight_folder
+from proxima.engine.http import locked_folder, weight_folder
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes, weight_buckets
 from proxima.model import load
 from proxima.model.lora import Lora, attach, merge_adapter
@@ -138,8 +138,8 @@ def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
     gone, elsewhere, living = map(written, folders)
     assert len({one.parent.parent for one in (gone, elsewhere, living)}) == 1
     for one in folders[:2]:
-        one._held._file.close()  # type: ignore[union-attr] # as the end of its process does
-    (elsewhere.parent / held_folder.HELD).write_text("another kernel, whose locks nobody sees here")
+        one._locked._file.close()  # type: ignore[union-attr] # as the end of its process does
+    (elsewhere.parent / locked_folder.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
     (before := tmp_path / "given" / "0a1b2c3d.1.v1").mkdir()  # of an earlier release, or somebody's own
     again = WeightFolders(tmp_path / "given")
     assert written(again).is_dir()
@@ -160,7 +160,7 @@ def test_a_given_folder_on_a_disk_without_locks_is_used_and_left_alone(
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(held_folder.fcntl, "flock", no_locks)
+    monkeypatch.setattr(locked_folder.fcntl, "flock", no_locks)
     left, again = (WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1") for _ in range(2))
     assert left.is_dir() and again.is_dir()
 
@@ -172,6 +172,6 @@ def test_room_is_made_of_what_killed_runs_have_left(
     monkeypatch.setattr(weight_folder, "SHARED_MEMORY", tmp_path)
     gone, living = WeightFolders(), WeightFolders()
     left, kept = (one.write(loaded.model, loaded.tokenizer, "v1") for one in (gone, living))
-    gone._held._file.close()  # as the end of its process does
+    gone._locked._file.close()  # as the end of its process does
     again = WeightFolders().write(loaded.model, loaded.tokenizer, "v1")
     assert not left.parent.exists() and kept.exists() and again.exists()

@@ -14,7 +14,7 @@ import torch
 from proxima.data import UserError
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.weight_probe import WeightProbe, handed_log_prob, trainer_log_prob
+from proxima.engine.http.weight_probe import WeightProbe, rounded_log_prob, trainer_log_prob
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model import load
 from proxima.model.lora import Lora, attach, merge_adapter
@@ -110,7 +110,7 @@ def train_some(model: Any, steps: int, sync: FolderSync, server: Any) -> list[di
 
     async def one(version: int) -> Any:
         await sync.prepare(WeightUpdate(version=version, module=model), f"v{version}")
-        return await sync.bring(server)
+        return await sync.push(server)
 
     try:
         for version in range(steps):
@@ -128,7 +128,7 @@ def train_some(model: Any, steps: int, sync: FolderSync, server: Any) -> list[di
 def test_a_server_in_bfloat16_through_small_steps(follows: bool, tiny_model: Callable[[str], Path]) -> None:
     loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     sync = FolderSync(Vllm(probe_tokens=TOKENS, probe_bound=5.0), EngineSetup.of(loaded, max_length=TOKENS + 64))
-    sync._wants_trial = False
+    sync._wants_perturbed = False
     if follows:
         found = train_some(loaded.model, 40, sync, Coarse(loaded))
         slopes = [one["slope"] for one in found if "slope" in one]
@@ -156,7 +156,7 @@ def test_the_log_probs_of_what_is_handed_over(
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     needed = [weight.requires_grad for weight in loaded.model.parameters()]
     first = trainer_log_prob(loaded.model, tokens)
-    found = handed_log_prob(loaded.model, tokens, torch.bfloat16)
+    found = rounded_log_prob(loaded.model, tokens, torch.bfloat16)
     other = copy.deepcopy(loaded.model)
     if adapter:
         merge_adapter(other)
@@ -176,7 +176,7 @@ def test_weights_come_back_when_the_forward_fails(tiny_model: Callable[[str], Pa
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     handle = loaded.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        handed_log_prob(loaded.model, np.arange(40, dtype=np.int32), torch.bfloat16)
+        rounded_log_prob(loaded.model, np.arange(40, dtype=np.int32), torch.bfloat16)
     handle.remove()
     assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
     assert all(weight.dtype == torch.bfloat16 for weight in loaded.model.parameters())

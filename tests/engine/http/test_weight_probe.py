@@ -63,7 +63,7 @@ class ModelServer:
     async def resume(self, client: None, facts: ServerFacts) -> None:
         self.calls.append("resume")
 
-    async def forget_prefixes(self, client: None, facts: ServerFacts, *, running: bool) -> None:
+    async def reset_prefix_cache(self, client: None, facts: ServerFacts, *, running: bool) -> None:
         self.calls.append(f"forget {running}")
 
     async def score(self, client: None, facts: ServerFacts, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -81,25 +81,25 @@ def sync_of(loaded: LoadedModel, **settings: Any) -> FolderSync:
     return FolderSync(Vllm(probe_tokens=64, **settings), EngineSetup.of(loaded, max_length=128))
 
 
-def bring(sync: FolderSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
+def push(sync: FolderSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
     async def main() -> Any:
         await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}")
-        return await sync.bring(server)
+        return await sync.push(server)
 
     return asyncio.run(main())
 
 
 def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
     server, sync = ModelServer(loaded), sync_of(loaded)
-    report = bring(sync, server, loaded.model)
+    report = push(sync, server, loaded.model)
     assert (report.url, report.version, report.how) == (server.url, 0, "best")
-    assert report.metrics["probe_max"] < 1e-5 and report.metrics["trial_max"] < 1e-4
-    cycle = ["load v0-trial by best", "forget False", "resume", "score", "pause keep"]
+    assert report.metrics["probe_max"] < 1e-5 and report.metrics["perturbed_max"] < 1e-4
+    cycle = ["load v0-perturbed by best", "forget False", "resume", "score", "pause keep"]
     assert server.calls == [*cycle, "load v0 by best", "forget False", "resume", "score"]
-    sync._wants_trial = False
+    sync._wants_perturbed = False
     server.calls.clear()
-    bring(sync, server, loaded.model, 1)
-    assert server.calls == ["load v1 by best", "forget False", "resume", "score"]  # no trial, and no pause
+    push(sync, server, loaded.model, 1)
+    assert server.calls == ["load v1 by best", "forget False", "resume", "score"]  # no perturbed copy, and no pause
     asyncio.run(sync.close())
 
 
@@ -111,7 +111,7 @@ def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(loaded: LoadedM
         if name.endswith(dead):
             continue
         with pytest.raises(UserError, match="perturbed copy"):
-            bring(sync, ModelServer(loaded, [name]), loaded.model)
+            push(sync, ModelServer(loaded, [name]), loaded.model)
         asyncio.run(sync.close())
 
 
@@ -152,7 +152,7 @@ def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, lo
 
     server, sync = Fails(loaded), sync_of(loaded)
     with pytest.raises((UserError, ServerError), match="perturbed copy" if fails == "probe" else "status 500"):
-        bring(sync, server, loaded.model)
+        push(sync, server, loaded.model)
     if fails == "loads":
         assert server.calls[-1] == "pause keep"  # it can't be mended, and samples nothing
     else:
@@ -166,7 +166,7 @@ def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, lo
 def test_a_server_too_short_for_the_probe_gets_no_weights(loaded: LoadedModel) -> None:
     server, sync = ModelServer(loaded, facts=replace(FACTS, max_length=64 + CONTEXT)), sync_of(loaded)
     with pytest.raises(UserError, match="takes sequences of 72 tokens, too short for the 72 .*probe_tokens=63"):
-        bring(sync, server, loaded.model)
+        push(sync, server, loaded.model)
     assert not server.calls
     asyncio.run(sync.close())
 
@@ -175,7 +175,7 @@ def test_the_message_says_who_how_far_and_what_to_do(loaded: LoadedModel) -> Non
     server = ModelServer(loaded, [name for name, _ in loaded.model.named_parameters()])
     sync = sync_of(loaded)
     with pytest.raises(UserError) as error:
-        bring(sync, server, loaded.model)
+        push(sync, server, loaded.model)
     line = str(error.value)
     assert "\n" not in line
     for part in (server.url, "nats from the trainer's in the mean", "over 64 known tokens", "--worker-extension-cls"):
@@ -279,9 +279,9 @@ def test_bounds_are_of_the_servers_dtype() -> None:
     assert bound_of(replace(FACTS, quantization="fp8"), None) == weight_probe.QUANTISED
     assert bound_of(FACTS, 0.3) == Bound(0.3, 3.0)
     rounds = Bound(0.1, 0.5)
-    assert bound_of(FACTS, 0.3, trial=rounds).mean > 0.3
-    assert bound_of(FACTS, None, trial=rounds) == Bound(2 * exact.mean, 2 * exact.largest)
-    found = bound_of(replace(FACTS, dtype="bfloat16"), None, trial=rounds)
+    assert bound_of(FACTS, 0.3, copy_rounding=rounds).mean > 0.3
+    assert bound_of(FACTS, None, copy_rounding=rounds) == Bound(2 * exact.mean, 2 * exact.largest)
+    found = bound_of(replace(FACTS, dtype="bfloat16"), None, copy_rounding=rounds)
     assert 0.1 < found.mean < 0.2 and 0.5 < found.largest < 2
 
 
@@ -301,24 +301,24 @@ def test_a_server_that_was_started_again_is_proven_before_it_serves(loaded: Load
     """By the perturbed copy of the first sync, whatever the trainer's weights are by now."""
     server, sync = ModelServer(loaded), sync_of(loaded)
     start = copy.deepcopy(server.model.state_dict())
-    bring(sync, server, loaded.model)
-    assert sync._trial is not None and sync._trial_folders is not None
-    folder = sync._trial.folder
+    push(sync, server, loaded.model)
+    assert sync._perturbed is not None and sync._perturbed_folders is not None
+    folder = sync._perturbed.folder
     with torch.no_grad():
         for weight in loaded.model.parameters():
             weight.mul_(1.1)
-    bring(sync, server, loaded.model, 1)
+    push(sync, server, loaded.model, 1)
     for stays in (None, "model.layers.0.mlp.up_proj.weight"):
         server.model.load_state_dict(start)
         server.label, server.ignores = "default", [stays]  # its process is another
         server.calls.clear()
         if stays is None:
-            found = asyncio.run(sync.bring(server)).metrics
-            assert found["trial_max"] < 1e-4 and found["probe_max"] < 1e-4
+            found = asyncio.run(sync.push(server)).metrics
+            assert found["perturbed_max"] < 1e-4 and found["probe_max"] < 1e-4
         else:
             with pytest.raises(UserError, match="the perturbed copy"):
-                asyncio.run(sync.bring(server))
-        assert [call for call in server.calls if "load" in call] == ["load v0-trial by best", "load v1 by best"]
+                asyncio.run(sync.push(server))
+        assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
     assert folder.is_dir()
     asyncio.run(sync.close())
     assert not folder.exists()
@@ -326,19 +326,19 @@ def test_a_server_that_was_started_again_is_proven_before_it_serves(loaded: Load
 
 def test_a_server_that_failed_its_probe_gets_the_perturbed_copy_before_it_returns(loaded: LoadedModel) -> None:
     server, sync = ModelServer(loaded), sync_of(loaded)
-    bring(sync, server, loaded.model)
+    push(sync, server, loaded.model)
     server.ignores = [name for name, _ in loaded.model.named_parameters()]
     with torch.no_grad():
         for weight in loaded.model.parameters():
             weight.mul_(1.5)
     with pytest.raises(UserError, match="weights of version 1"):
-        bring(sync, server, loaded.model, 1)
+        push(sync, server, loaded.model, 1)
     with pytest.raises(UserError, match="the perturbed copy"):
-        asyncio.run(sync.bring(server))
+        asyncio.run(sync.push(server))
     server.ignores = ()
     server.calls.clear()
-    assert asyncio.run(sync.bring(server)).metrics["probe_max"] < 1e-4
-    assert [call for call in server.calls if "load" in call] == ["load v0-trial by best", "load v1 by best"]
+    assert asyncio.run(sync.push(server)).metrics["probe_max"] < 1e-4
+    assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
     asyncio.run(sync.close())
 
 
@@ -352,7 +352,7 @@ def test_an_adapter_is_proven_merged(tiny_model: Callable[[str], Path]) -> None:
             if "lora_" in name:
                 weight.normal_(std=0.1, generator=draws)
     sync = sync_of(base)
-    assert bring(sync, server, base.model).metrics["probe_max"] < 1e-4
+    assert push(sync, server, base.model).metrics["probe_max"] < 1e-4
     asyncio.run(sync.close())
 
 
@@ -370,7 +370,7 @@ def test_what_a_server_lacks_is_said(
     loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     sync = sync_of(loaded, **settings)
     with pytest.raises(UserError, match=reason):
-        bring(sync, ModelServer(loaded, facts=replace(FACTS, **change)), loaded.model)
+        push(sync, ModelServer(loaded, facts=replace(FACTS, **change)), loaded.model)
     asyncio.run(sync.close())
 
 
@@ -384,7 +384,7 @@ def test_what_is_forgotten_depends_on_what_runs(
     loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     facts = replace(FACTS, interrupts=frozenset({"recompute", "keep", "finish"}), cache_salt=True)
     server, sync = ModelServer(loaded, facts=facts), sync_of(loaded, interrupt=interrupt, prefix_salt=salt)
-    bring(sync, server, loaded.model)
+    push(sync, server, loaded.model)
     forgotten = [call for call in server.calls if call.startswith("forget")]
     assert forgotten == ((["forget False"] if calls == 1 else calls) * 2)
     asyncio.run(sync.close())

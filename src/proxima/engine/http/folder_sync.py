@@ -21,9 +21,9 @@ from proxima.engine.http.weight_probe import (
     Bound,
     WeightProbe,
     bound_of,
-    handed_log_prob,
     perturbed,
     probe_tokens,
+    rounded_log_prob,
     rounding,
     trainer_log_prob,
 )
@@ -37,7 +37,7 @@ T = TypeVar("T")
 FIRST_DTYPES = ("float32", "bfloat16")  # that servers may have, before any has said it
 
 
-class Prepared:
+class StagedWeights:
     """Weights that servers can read, and what the trainer computes with them.
 
     Args:
@@ -79,14 +79,14 @@ class FolderSync:
         self.spec, self.setup = spec, setup
         self._root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders: WeightFolders | None = None
-        self._trial_folders: WeightFolders | None = None
+        self._perturbed_folders: WeightFolders | None = None
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._probe = WeightProbe(self._tokens)
         self._update: WeightUpdate | None = None
-        self._prepared: Prepared | None = None
-        self._trial: Prepared | None = None
-        self._proven = set[str]()  # URLs of replicas that loaded the trial, until they come back without our label
-        self._wants_trial = True
+        self._staged: StagedWeights | None = None
+        self._perturbed: StagedWeights | None = None
+        self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
+        self._wants_perturbed = True
         self._dtypes = set[str | None]()
         self._labels = set[str]()
         self._closed = False
@@ -96,51 +96,51 @@ class FolderSync:
         module = update.module
         if module is None:
             module = await self._compute(self._load, update.checkpoint)
-        self._prepared = await self._compute(self._write, module, label)
-        if self._wants_trial:
-            self._trial = await self._compute(self._write_trial, module, f"{label}-trial")
-            self._wants_trial = False
+        self._staged = await self._compute(self._write, module, label)
+        if self._wants_perturbed:
+            self._perturbed = await self._compute(self._write_perturbed, module, f"{label}-perturbed")
+            self._wants_perturbed = False
         self._update = update
 
-    async def bring(self, replica: "Replica") -> SyncReport:
+    async def push(self, replica: "Replica") -> SyncReport:
         """Load, forget, resume, probe; the perturbed copy before, where the server is new."""
-        prepared, update = self._prepared, self._update
-        if prepared is None or update is None:
-            raise RuntimeError("bring was called before prepare")
+        staged, update = self._staged, self._update
+        if staged is None or update is None:
+            raise RuntimeError("push was called before prepare")
         start, how = monotonic(), self._way(replica)
         self._dtypes.add(replica.facts.dtype)
         metrics = dict[str, float]()
-        trial, tried = self._trial if await self._is_new(replica) else None, False
+        copy, tried = self._perturbed if await self._is_new(replica) else None, False
         try:
-            if trial is not None:
+            if copy is not None:
                 tried = True
-                metrics |= await self._prove(replica, trial, update.version, how)
+                metrics |= await self._prove(replica, copy, update.version, how)
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
-            await self._load_weights(replica, prepared, update.version, how)
+            await self._load_weights(replica, staged, update.version, how)
         except BaseException:
             if tried:
-                await self._undo(replica, prepared, update.version, how)
+                await self._undo(replica, staged, update.version, how)
             raise
         found = await self._score(replica)
         try:
-            metrics |= self._compare(replica, prepared, update.version, found)
+            metrics |= self._compare(replica, staged, update.version, found)
         except UserError:
             self._proven.discard(replica.url)  # what it loads is shown anew before it returns
             raise
-        metrics["bytes"] = float(prepared.bytes)
+        metrics["bytes"] = float(staged.bytes)
         return SyncReport(
             url=replica.url, version=update.version, how=how, seconds=monotonic() - start, metrics=metrics
         )
 
-    def _compare(self, replica: "Replica", prepared: Prepared, version: int, found: Floats) -> dict[str, float]:
+    def _compare(self, replica: "Replica", staged: StagedWeights, version: int, found: Floats) -> dict[str, float]:
         """The server's log-probs with the trainer's, and how far both moved.
 
         Raises:
             UserError: they are not those of the weights.
         """
         bound = bound_of(replica.facts, self.spec.probe_bound)
-        metrics = self._probe.check(replica.url, f"version {version}", prepared.expected, found, bound)
-        if (exact := prepared.exact.get(replica.facts.dtype or "")) is not None:
+        metrics = self._probe.check(replica.url, f"version {version}", staged.expected, found, bound)
+        if (exact := staged.exact.get(replica.facts.dtype or "")) is not None:
             judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
             metrics |= self._probe.check_movement(replica.url, version, exact, found, judged=judged)
         return metrics
@@ -148,7 +148,7 @@ class FolderSync:
     async def close(self) -> None:
         """Remove the folders."""
         self._closed = True
-        for folders in (self._folders, self._trial_folders):
+        for folders in (self._folders, self._perturbed_folders):
             if folders is not None:
                 folders.close()
 
@@ -186,26 +186,26 @@ class FolderSync:
             self._probe.forget(replica.url)
         return not ours
 
-    async def _prove(self, replica: "Replica", trial: Prepared, version: int, how: str) -> dict[str, float]:
+    async def _prove(self, replica: "Replica", copy: StagedWeights, version: int, how: str) -> dict[str, float]:
         """Load the perturbed copy, and see that the server computes with all of it."""
-        await self._load_weights(replica, trial, version, how)
+        await self._load_weights(replica, copy, version, how)
         found = await self._score(replica)
-        bound = bound_of(replica.facts, self.spec.probe_bound, trial=trial.rounding)
-        metrics = self._probe.check(replica.url, "the perturbed copy", trial.expected, found, bound)
+        bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
+        metrics = self._probe.check(replica.url, "the perturbed copy", copy.expected, found, bound)
         self._proven.add(replica.url)
-        return {f"trial_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
+        return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
 
-    async def _undo(self, replica: "Replica", prepared: Prepared, version: int, how: str) -> None:
+    async def _undo(self, replica: "Replica", staged: StagedWeights, version: int, how: str) -> None:
         """Leave no perturbed copy at a server that others may use: it gets the real weights, or stays paused."""
         self._proven.discard(replica.url)
         try:
             await replica.dialect.pause(replica.client, replica.facts, "keep")
-            await self._load_weights(replica, prepared, version, how)
+            await self._load_weights(replica, staged, version, how)
         except (ServerError, UserError):
             with suppress(ServerError, UserError):
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
-    async def _load_weights(self, replica: "Replica", weights: Prepared, version: int, how: str) -> None:
+    async def _load_weights(self, replica: "Replica", weights: StagedWeights, version: int, how: str) -> None:
         """They are loaded, the prefixes of others forgotten, and the server samples: paused, it answers no probe."""
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         handover = WeightHandover(
@@ -216,7 +216,7 @@ class FolderSync:
         recomputes = self.spec.interrupt == "recompute" and "recompute" in facts.interrupts
         salted = self.spec.prefix_salt and facts.cache_salt
         if not (self.spec.interrupt == "keep" and salted):  # what is kept holds on to its cache, which has another salt
-            await dialect.forget_prefixes(client, facts, running=recomputes)
+            await dialect.reset_prefix_cache(client, facts, running=recomputes)
         await dialect.resume(client, facts)
 
     async def _score(self, replica: "Replica") -> Floats:
@@ -239,14 +239,14 @@ class FolderSync:
             raise RuntimeError("the engine is closed")
         return WeightFolders(self._root)
 
-    def _write(self, module: nn.Module, label: str) -> Prepared:
+    def _write(self, module: nn.Module, label: str) -> StagedWeights:
         if self._folders is None:
             self._folders = self._new_folders()
         if len(self._dtypes) == 1:  # that of the servers, once they have said it
             self._folders.write_as(*self._dtypes)
         folder = self._folders.write(module, self.setup.tokenizer, label)
         expected = trainer_log_prob(module, self._tokens)
-        return Prepared(label, folder, expected, exact=self._exact(module, expected))
+        return StagedWeights(label, folder, expected, exact=self._exact(module, expected))
 
     def _exact(self, module: nn.Module, expected: Floats) -> dict[str, Floats]:
         """By dtype, of the servers once they have said it."""
@@ -254,14 +254,14 @@ class FolderSync:
         return {
             name: expected
             if ours == {torch.float32} == {DTYPES[name]}
-            else handed_log_prob(module, self._tokens, DTYPES[name])
+            else rounded_log_prob(module, self._tokens, DTYPES[name])
             for name in self._dtypes or FIRST_DTYPES
             if name in DTYPES
         }
 
-    def _write_trial(self, module: nn.Module, label: str) -> Prepared:
-        self._trial_folders = self._new_folders()
+    def _write_perturbed(self, module: nn.Module, label: str) -> StagedWeights:
+        self._perturbed_folders = self._new_folders()
         with perturbed(module, self._tokens):
-            folder = self._trial_folders.write(module, self.setup.tokenizer, label)
+            folder = self._perturbed_folders.write(module, self.setup.tokenizer, label)
             expected = trainer_log_prob(module, self._tokens)
-            return Prepared(label, folder, expected, rounding=rounding(module, self._tokens, expected))
+            return StagedWeights(label, folder, expected, rounding=rounding(module, self._tokens, expected))

@@ -64,7 +64,7 @@ class JobSegment:
     Args:
         marks: (tokens before it, version): the weights that the replica had, as far as it was told to change them.
         spans: what the server says of that at the end: (version, start, end).
-        proven: once it had a token, the server said that it has the weights which it was given.
+        confirmed: since its first token the server has said that it has the weights which it was given.
     """
 
     marks: list[tuple[int, int]]
@@ -72,7 +72,7 @@ class JobSegment:
     log_prob: list[float] = field(default_factory=list)
     spans: list[tuple[int, int, int]] | None = None
     masks: list[SamplingMask] = field(default_factory=list)
-    proven: bool = False
+    confirmed: bool = False
 
     def cut(self, length: int) -> None:
         """Drop the tokens from there on."""
@@ -278,9 +278,9 @@ class GenerationJob:
         """The segments from there on."""
         return self._segments[first:]
 
-    def unproven(self, since: int) -> bool:
-        """Whether there are tokens, from segment `since` on, of which nobody but us says which weights sampled them."""
-        return any(one.tokens and one.spans is None and not one.proven for one in self._segments[since:])
+    def is_unconfirmed(self, since: int) -> bool:
+        """Whether there are tokens, from segment `since` on, of which only we say which weights sampled them."""
+        return any(one.tokens and one.spans is None and not one.confirmed for one in self._segments[since:])
 
     def says(self, version: int, since: int) -> bool:
         """Whether a server says that tokens, from segment `since` on, are of these weights."""

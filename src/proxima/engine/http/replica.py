@@ -19,7 +19,7 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights_check import WeightsCheck
 from proxima.engine.protocol import PauseMode
 
-Ending = Literal["interrupted", "aborted"]
+CancelReason = Literal["interrupted", "aborted"]
 ABORT_SECONDS = 5.0  # in which a server that aborted a completion gives its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all come
 HEALTHY = 32  # completions after which a replica that had been ejected counts as healthy
@@ -33,7 +33,7 @@ class RunningCall:
     Args:
         name: the id of its request.
         timeout: ends it when no token comes.
-        ending: why it was made to end before the completion did; None: it was not.
+        cancel_reason: why it was cancelled before the completion ended; None: it was not.
         answered: a chunk has come.
         timed: the time-out runs; one that has ended can't be moved.
     """
@@ -41,14 +41,14 @@ class RunningCall:
     job: GenerationJob
     name: str
     timeout: asyncio.Timeout
-    ending: Ending | None = None
+    cancel_reason: CancelReason | None = None
     answered: bool = False
     timed: bool = True
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, cancel_reason: CancelReason) -> None:
         """Close its stream; what came counts."""
-        self.ending = self.ending or ending
+        self.cancel_reason = self.cancel_reason or cancel_reason
         self.limit(0.0)
 
     def limit(self, seconds: float | None) -> None:
@@ -92,7 +92,7 @@ class Replica:
         self.assigned = self.scoring = 0  # completions and scores that it has been given
         self.streak = 0  # failures since the last completion
         self._failed_at = 0.0  # when the last failure that counts was noticed
-        self.relapses = 0  # ejections since it last worked for a while
+        self.recent_ejections = 0  # ejections since it last worked for a while
         self.failed_returns = 0  # in a row, of those that came as far as new weights
         self.completed = 0  # since the last ejection
         self.received = 0  # tokens, ever
@@ -114,9 +114,9 @@ class Replica:
         """Whether it may be given one more score; these do not wait for completions, of which there may be no end."""
         return self.ready and self.scoring < max(1, self.limit // 4)
 
-    def failed(self, begun: float, now: float) -> None:
+    def failed(self, started_at: float, now: float) -> None:
         """An attempt has failed. Those that fail together count once: what broke may have been over in a moment."""
-        if begun >= self._failed_at:
+        if started_at >= self._failed_at:
             self.streak += 1
             self._failed_at = now
 
@@ -125,7 +125,7 @@ class Replica:
         self.streak = 0
         self.completed += 1
         if self.completed >= HEALTHY:
-            self.relapses = 0
+            self.recent_ejections = 0
 
     def set_version(self, version: int, label: str | None) -> None:
         """It has other weights now."""
@@ -179,7 +179,7 @@ class Replica:
 
     # ---- completions -------------------------------------------------------------------------------------------------
 
-    async def run(self, job: GenerationJob) -> Ending | None:
+    async def run(self, job: GenerationJob) -> CancelReason | None:
         """One attempt at a completion; None when it has ended by itself, and `job.reason` says how.
 
         Raises:
@@ -209,13 +209,13 @@ class Replica:
                     await _read_out(chunks)
             if last is not None:
                 return None
-            if call.ending is None:
+            if call.cancel_reason is None:
                 raise ServerError(self.url, "", "the completion broke off")
-            return call.ending
+            return call.cancel_reason
         except TimeoutError:
-            if call.ending is None:
+            if call.cancel_reason is None:
                 raise ServerError(self.url, "", f"no token for {idle:g} s") from None
-            return call.ending
+            return call.cancel_reason
         except (UserError, WrongAnswerError):
             raise
         except (ValueError, OverflowError) as error:
@@ -236,7 +236,7 @@ class Replica:
                 job.reason = reason
                 job.keep()
                 return chunk
-            if len(chunk.tokens) and not self.held and call.ending is None:
+            if len(chunk.tokens) and not self.held and call.cancel_reason is None:
                 call.limit(self.spec.idle_seconds)
         return None
 
@@ -278,7 +278,7 @@ class Replica:
         for call in self.running.values():
             call.limit(None)
 
-    async def stop(self, ending: Ending, which: Callable[[GenerationJob], bool] | None = None) -> None:
+    async def stop(self, cancel_reason: CancelReason, which: Callable[[GenerationJob], bool] | None = None) -> None:
         """End what runs, and keep its tokens; all of it: then the server is paused.
 
         Raises:
@@ -286,25 +286,25 @@ class Replica:
         """
         calls = [call for call in self.running.values() if which is None or which(call.job)]
         for call in calls:
-            call.ending = call.ending or ending
+            call.cancel_reason = call.cancel_reason or cancel_reason
         modes = self.facts.pause_modes
         if which is None:
             self.paused = True
         if which is None and modes:
             mode: PauseMode = "abort" if "abort" in modes else min(modes)
             for call in calls if mode != "abort" else ():
-                call.end(ending)
+                call.end(cancel_reason)
             await self.dialect.pause(self.client, self.facts, mode)
         elif calls:
             await self.dialect.abort(self.client, self.facts, [call.name for call in calls])
         for call in calls:
             if not call.answered:  # it may not even have arrived
-                call.end(ending)
+                call.end(cancel_reason)
         with suppress(TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
                 await _all_over(calls)
         for call in calls:
-            call.end(ending)
+            call.end(cancel_reason)
         await _all_over(calls)
 
     def drop(self) -> None:
@@ -322,7 +322,7 @@ class Replica:
             await self.dialect.resume(self.client, self.facts)
         self.paused = self.held = False
         for call in self.running.values():
-            if call.ending is None:
+            if call.cancel_reason is None:
                 call.limit(self.spec.idle_seconds)
 
     # ---- health ------------------------------------------------------------------------------------------------------
@@ -342,25 +342,27 @@ class Replica:
         return None
 
     @property
-    def begun(self) -> list[JobSegment]:
-        """What came of attempts here that are not over, where that is a token or more."""
+    def running_segments(self) -> list[JobSegment]:
+        """What the unfinished attempts here have given so far, where that is at least one token."""
         return [one for job, since in self.attempts.items() for one in job.since(since) if one.tokens]
 
-    async def doubt(self, label: str | None, seconds: float) -> str | None:
-        """Why what it has sampled or scored as of weights `label` may be of others; None: it is not.
+    async def confirm(self, label: str | None, seconds: float) -> str | None:
+        """Ask the server whether it still has weights `label`, by which it has sampled and scored.
 
         Args:
-            seconds: that it may take to say what it has.
+            seconds: deadline of the answer.
+
+        Returns: why this is not confirmed; None: it is.
         """
         if not self.facts.weight_version:  # then it takes no weights either
             return None
-        begun = self.begun
+        segments = self.running_segments
         try:
             problem = self.problem(await self.weights_check.ask(seconds), label)
         except (ServerError, RefusedError) as error:
             return f"nobody knows which weights it had: {error.reason}"
         if problem is None:
-            prove(begun)
+            mark_confirmed(segments)
         return problem
 
     def adapt(self, load: ServerLoad, queued: bool) -> None:
@@ -386,10 +388,10 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
                 pass
 
 
-def prove(segments: Sequence[JobSegment]) -> None:
-    """The server that runs these has the weights that it should have."""
+def mark_confirmed(segments: Sequence[JobSegment]) -> None:
+    """Note that the server which runs these has the weights that it should have."""
     for segment in segments:
-        segment.proven = True
+        segment.confirmed = True
 
 
 async def _all_over(calls: Sequence[RunningCall]) -> None:

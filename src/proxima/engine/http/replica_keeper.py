@@ -11,7 +11,7 @@ from proxima.data import UserError
 from proxima.engine.http.agreement import Agreement
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerLoad
-from proxima.engine.http.replica import Replica, prove
+from proxima.engine.http.replica import Replica, mark_confirmed
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.weight_sync import SyncReport, WeightSync, sync_figures
 from proxima.engine.protocol import WeightUpdate
@@ -87,9 +87,9 @@ class ReplicaKeeper:
             task.cancel()  # it would come with the weights before
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
-            begun = monotonic()
+            started_at = monotonic()
             await self.sync.prepare(update, label)
-            self.prepare_seconds = monotonic() - begun
+            self.prepare_seconds = monotonic() - started_at
             self._epoch += 1
             pool.loading = True
             try:
@@ -98,7 +98,7 @@ class ReplicaKeeper:
                 await pool.still()
                 await pool.each(pool.serving, self._confirm)
                 self._newest, self.version, self.reports = label, update.version, []
-                await self._bring_to(pool.serving)
+                await self._push_to_all(pool.serving)
             except BaseException:
                 pool.loading = False
                 raise
@@ -121,16 +121,16 @@ class ReplicaKeeper:
         Raises:
             ServerError: perhaps not.
         """
-        if (problem := await replica.doubt(replica.label, self.pool.spec.call_seconds)) is not None:
+        if (problem := await replica.confirm(replica.label, self.pool.spec.call_seconds)) is not None:
             raise ServerError(replica.url, "", problem)
 
-    async def _bring_to(self, replicas: Sequence[Replica]) -> None:
+    async def _push_to_all(self, replicas: Sequence[Replica]) -> None:
         first = not self._any_proven
 
-        async def bring(replica: Replica) -> None:
-            self.reports.append(await self._bring(replica))
+        async def push(replica: Replica) -> None:
+            self.reports.append(await self._push(replica))
 
-        found = await asyncio.gather(*(self._guarded(bring, replica) for replica in replicas), return_exceptions=True)
+        found = await asyncio.gather(*(self._guarded(push, replica) for replica in replicas), return_exceptions=True)
         away = [one for one in self.pool.replicas if one not in replicas and not one.refuses]
         for error in found:
             disproved = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
@@ -147,11 +147,11 @@ class ReplicaKeeper:
             self.pool.eject(replica, f"new weights: {error}")
             raise
 
-    async def _bring(self, replica: Replica) -> SyncReport:
+    async def _push(self, replica: Replica) -> SyncReport:
         assert self._newest is not None
         await replica.weights_check.over()
         with replica.proving(self.version, self._newest):
-            report = await self.sync.bring(replica)
+            report = await self.sync.push(replica)
         self._any_proven = True
         return report
 
@@ -182,11 +182,12 @@ class ReplicaKeeper:
         seconds = self.pool.spec.health_seconds
         if replica.in_service:
             return min(seconds, QUEUE_SECONDS) if len(self.pool.router) else seconds
-        worse = max(0, replica.relapses - 1) + replica.failed_returns
+        worse = max(0, replica.recent_ejections - 1) + replica.failed_returns
         return min(seconds * 2.0 ** min(worse, 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
-        pool, epoch, received, begun = self.pool, self._epoch, replica.received, replica.begun
+        pool, epoch, received = self.pool, self._epoch, replica.received
+        segments = replica.running_segments
         try:
             async with asyncio.timeout(pool.spec.call_seconds):
                 load = await replica.dialect.load(replica.client, replica.facts)
@@ -200,7 +201,7 @@ class ReplicaKeeper:
             pool.eject(replica, problem)
             return
         if settled:
-            prove(begun)
+            mark_confirmed(segments)
         replica.suspect = False
         replica.adapt(load, len(pool.router) > 0)
         pool.dispatch()
@@ -244,7 +245,7 @@ class ReplicaKeeper:
             if self.published and not self._has_newest(replica, load):
                 await replica.stop("interrupted")
                 try:
-                    await self._bring(replica)
+                    await self._push(replica)
                 except (ServerError, UserError):
                     replica.failed_returns += 1
                     raise

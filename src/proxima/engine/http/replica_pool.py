@@ -11,14 +11,14 @@ from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica import Ending, Replica
+from proxima.engine.http.replica import CancelReason, Replica
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 OVERLOADED = (429, 503)
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
-DOUBT_SECONDS = 5.0  # in which a server whose completion broke says which weights it had, for the tokens to be kept
+CONFIRM_SECONDS = 5.0  # in which a server whose completion broke says which weights it had, for the tokens to be kept
 EVENTS = 1000  # the latest lines for the user, that are kept
 
 
@@ -41,10 +41,10 @@ class ReplicaPool:
         self.router = Router(replicas)
         self.paused = False  # by `pause`
         self.loading = False  # new weights
-        self.finishing = False  # in a pause: what has begun goes on to its end
+        self.finishing = False  # in a pause: completions that have started run to their end
         self.counts = Counter[str]()
         self.events: deque[str] = deque(maxlen=EVENTS)
-        self.told = 0  # events ever
+        self.events_total = 0  # since the start; `events` keeps the latest
         self.changed = asyncio.Event()
         self.check_soon: Callable[[Replica], None] = lambda _: None
         self.repeatable = all(one.facts.seeds and one.facts.batch_invariant for one in replicas) and spec.seeded
@@ -59,7 +59,7 @@ class ReplicaPool:
     def tell(self, text: str) -> None:
         """A line for the user."""
         self.events.append(text)
-        self.told += 1
+        self.events_total += 1
 
     @property
     def jobs(self) -> list[GenerationJob]:
@@ -84,7 +84,7 @@ class ReplicaPool:
         if (self.paused or self.loading) and not self.finishing:
             return
         for replica in self.replicas:
-            while replica.has_room and (job := self.router.next_for(replica, only_begun=self.finishing)) is not None:
+            while replica.has_room and (job := self.router.next_for(replica, only_started=self.finishing)) is not None:
                 replica.assigned += 1
                 task = asyncio.create_task(self._attempt(job, replica))
                 self._tasks[task] = job
@@ -97,16 +97,16 @@ class ReplicaPool:
         self.dispatch()
 
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
-        begun = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         try:
-            ending = None if job.reason else await self._run(job, replica)
+            cancel_reason = None if job.reason else await self._run(job, replica)
             if job.reason and self._lacks_score(job, replica):
                 label = replica.label
                 scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
                 if replica.label == label:  # else it may be of the new weights
                     job.scored = scored
         except (ServerError, WrongAnswerError) as error:
-            self._failed(job, replica, error, begun)
+            self._failed(job, replica, error, started_at)
         except RefusedError as error:
             self._refused(replica, error)
             self.counts["retried"] += 1
@@ -120,9 +120,9 @@ class ReplicaPool:
         except Exception as error:  # whoever waits for it must not wait forever
             job.fail(error)
         else:
-            self._ended(job, replica, aborted=ending == "aborted")
+            self._ended(job, replica, aborted=cancel_reason == "aborted")
 
-    async def _run(self, job: GenerationJob, replica: Replica) -> Ending | None:
+    async def _run(self, job: GenerationJob, replica: Replica) -> CancelReason | None:
         """`Replica.run`, of which nothing stays that other weights may have sampled: those of a server that was started
         again, and does not say with each completion which weights it is of, or that says so and was then not seen to
         have them.
@@ -132,29 +132,29 @@ class ReplicaPool:
         """
         since, label, seconds = len(job.kept), replica.label, self.spec.call_seconds
         broken: ServerError | None = None
-        ending: Ending | None = None
+        cancel_reason: CancelReason | None = None
         replica.attempts[job] = since
         try:
-            ending = await replica.run(job)
+            cancel_reason = await replica.run(job)
         except ServerError as error:
             if self.repeatable:  # nothing of it is kept
                 raise
-            broken, seconds = error, min(seconds, DOUBT_SECONDS)
+            broken, seconds = error, min(seconds, CONFIRM_SECONDS)
         else:
             if (version := await replica.disproved(job)) is not None and job.says(version, since):
                 self.counts["tokens_lost"] += job.forget(since)
         finally:
             replica.attempt_over(job)
-        problem = await replica.doubt(label, seconds) if job.unproven(since) else None
+        problem = await replica.confirm(label, seconds) if job.is_unconfirmed(since) else None
         if problem is not None:
             self.counts["tokens_lost"] += job.forget(since)
             replica.suspect = True
             self.check_soon(replica)
-            if broken is None and ending is None:
+            if broken is None and cancel_reason is None:
                 raise WrongAnswerError(problem)
         if broken is not None:
             raise broken
-        return ending
+        return cancel_reason
 
     async def _score(self, replica: Replica, prompt: Ints, tokens: Ints) -> Floats:
         """`Replica.score`, by the weights that the replica was given.
@@ -164,7 +164,7 @@ class ReplicaPool:
         """
         label = replica.label
         found = await replica.score(prompt, tokens)
-        if (problem := await replica.doubt(label, self.spec.call_seconds)) is not None:
+        if (problem := await replica.confirm(label, self.spec.call_seconds)) is not None:
             raise WrongAnswerError(problem)
         return found
 
@@ -181,7 +181,7 @@ class ReplicaPool:
             self.router.add(job, first=True)
 
     def _failed(
-        self, job: GenerationJob, replica: Replica, error: ServerError | WrongAnswerError, begun: float
+        self, job: GenerationJob, replica: Replica, error: ServerError | WrongAnswerError, started_at: float
     ) -> None:
         kept = 0
         if isinstance(error, WrongAnswerError) or self.repeatable:
@@ -194,7 +194,7 @@ class ReplicaPool:
         if isinstance(error, ServerError) and error.status in OVERLOADED:
             replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
         else:
-            replica.failed(begun, asyncio.get_running_loop().time())
+            replica.failed(started_at, asyncio.get_running_loop().time())
         replica.suspect = True
         if replica.streak >= STREAK:
             self.eject(replica, f"{replica.streak} completions in a row failed, the last: {reason_of(error)}")
@@ -246,7 +246,7 @@ class ReplicaPool:
         tried, failures = set[object](), 0
         while failures <= self.spec.retries:
             replica = await self._room(tried)
-            begun, label = asyncio.get_running_loop().time(), replica.label
+            started_at, label = asyncio.get_running_loop().time(), replica.label
             try:
                 found = await self._score(replica, request.prompt_tokens, request.tokens)
                 if replica.label == label:
@@ -255,7 +255,7 @@ class ReplicaPool:
             except (ServerError, WrongAnswerError) as failed:
                 error, failures = failed, failures + 1
                 tried.add(replica)
-                replica.failed(begun, asyncio.get_running_loop().time())
+                replica.failed(started_at, asyncio.get_running_loop().time())
                 replica.suspect = True
                 self.check_soon(replica)
             except RefusedError as refused:
@@ -286,7 +286,7 @@ class ReplicaPool:
         replica.in_service, replica.reason, replica.refuses = False, reason, refuses
         self.counts["ejected"] += 1
         self.tell(f"engine: {replica.url} is out of service: {reason}")
-        replica.relapses += 1
+        replica.recent_ejections += 1
         replica.completed = 0
         replica.drop()
         self.router.leave(replica)
@@ -327,14 +327,14 @@ class ReplicaPool:
             await self.still()
 
     async def drain(self) -> None:
-        """In a pause: finish what has begun, and admit nothing else."""
+        """In a pause: finish the completions that have started, and admit no others."""
         self.finishing = True
         try:
             await self.each([one for one in self.serving if one.paused], lambda replica: replica.resume())
             self.dispatch()
             # new weights must not wait for a replica that returns, for it waits for them
             while any(replica.assigned for replica in self.serving) or (
-                self.router.begun and (self.serving or not self.loading)
+                self.router.has_started and (self.serving or not self.loading)
             ):
                 await self.change()
         finally:

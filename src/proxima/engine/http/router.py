@@ -33,7 +33,7 @@ class Router:
         """Queue it at its home, or, if it failed there, elsewhere.
 
         Args:
-            first: ahead of the others: it has begun already.
+            first: ahead of the others, because it has tokens already.
         """
         queue = self._queues[self._home(job)]
         if first:
@@ -62,20 +62,20 @@ class Router:
         return [job for queue in self._queues.values() for job in queue]
 
     @property
-    def begun(self) -> bool:
-        """Some that wait have tokens already."""
+    def has_started(self) -> bool:
+        """Whether any waiting completion has tokens already."""
         return any(job.length for job in self.jobs)
 
-    def next_for(self, replica: Replica, *, only_begun: bool = False) -> GenerationJob | None:
+    def next_for(self, replica: Replica, *, only_started: bool = False) -> GenerationJob | None:
         """What the replica, which has room, should run next; None: nothing.
 
         Args:
-            only_begun: nothing that has no token.
+            only_started: nothing that has no token yet.
         """
         queue = self._queues[replica]
         if not queue:
             self._take_a_prompt(replica)
-        if only_begun:
+        if only_started:
             queue_of = next(((one, job) for one in self._queues.values() for job in one if job.length), None)
             if queue_of is None:
                 return None

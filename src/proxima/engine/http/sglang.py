@@ -173,7 +173,7 @@ class SglangDialect:
         if named != weights.label:
             raise ServerError(client.url, path, f"its weights are called {named!r} after {weights.label!r} was loaded")
 
-    async def forget_prefixes(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
+    async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache. Requests that were paused with `keep` hold nothing in it, so `running` is the same.
 
         Raises:

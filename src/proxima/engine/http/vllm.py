@@ -133,7 +133,7 @@ class VllmDialect:
             reason = f"version {weights.version} was not loaded in {weights.seconds:g} s"
             raise ServerError(client.url, "", reason) from error
 
-    async def forget_prefixes(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
+    async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache.
 
         Raises:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from proxima.data import UserError
-from proxima.engine.http.held_folder import HeldFolder, remove_leftovers
+from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -38,7 +38,7 @@ class WeightFolders:
     def __init__(self, root: Path | None = None, *, dtype: str | None = None) -> None:
         self.write_as(dtype)
         self._root = None if root is None else root.resolve()
-        self._held: HeldFolder | None = None
+        self._locked: LockedFolder | None = None
         self._written = list[Path]()
         self._closed = False
 
@@ -105,24 +105,24 @@ class WeightFolders:
         for folder in self._written:
             shutil.rmtree(folder, ignore_errors=True)
         self._written.clear()
-        if self._held is not None:
-            self._held.remove()
+        if self._locked is not None:
+            self._locked.remove()
 
     def _size(self, weight: Tensor) -> int:
         return weight.element_size() if self.dtype is None or not weight.is_floating_point() else self.dtype.itemsize
 
     def _place(self, size: int) -> Path:
-        if self._held is None and self._root is not None:
+        if self._locked is None and self._root is not None:
             self._root.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._root, shared=True)
-            self._held = HeldFolder(self._root, shared=True)
-        elif self._held is None:
+            self._locked = LockedFolder(self._root, shared=True)
+        elif self._locked is None:
             disk = Path(tempfile.gettempdir())
             for parent in (SHARED_MEMORY, disk):
                 remove_leftovers(parent)
             memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * (KEPT + 1) * size
-            self._held = HeldFolder(SHARED_MEMORY if memory else disk)
-        return self._held.path
+            self._locked = LockedFolder(SHARED_MEMORY if memory else disk)
+        return self._locked.path
 
     def _write_weights(self, model: nn.Module, folder: Path) -> None:
         shards, held, places = 0, dict[str, Tensor](), dict[str, int]()

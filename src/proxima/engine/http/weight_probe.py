@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.dialect import ServerFacts
-from proxima.engine.http.handed_weights import as_handed, handed
+from proxima.engine.http.rounded_weights import rounded_to, rounded_weight
 from proxima.model.log_prob import token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.policy import parts
@@ -47,7 +47,7 @@ ALIKE = 1.25  # times as far, because the rounding of one token is a little like
 SLACK = 0.1  # of a slope, for what else is not noise
 WIDEST = 2 / 3  # limit of a slope up to which it is judged; beyond it is a server that stays where it was
 STILL = 0.1  # least residual, in units of what rounding does to a log-prob: outputs may not move at all for a while
-TRIAL = 2.0  # of the bounds, for the perturbed copy
+PERTURBED = 2.0  # of the bounds, for the perturbed copy
 ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # of `rounding`: how far a server that rounds may be
 
 
@@ -84,13 +84,13 @@ def trainer_log_prob(module: nn.Module, tokens: Ints) -> Floats:
         return _finite(_log_prob(module, tokens))
 
 
-def handed_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype) -> Floats:
-    """The same of the weights as a server of this dtype gets them, computed in float32; see `handed_weights`.
+def rounded_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype) -> Floats:
+    """The same of the weights as a server of this dtype gets them, computed in float32; see `rounded_weights`.
 
     Raises:
         NotFiniteError: the weights give NaN or infinity there.
     """
-    with torch.no_grad(), as_handed(parts(module)[0], dtype):
+    with torch.no_grad(), rounded_to(parts(module)[0], dtype):
         return _finite(_log_prob(module, tokens, dtype))
 
 
@@ -101,11 +101,11 @@ def _finite(log_prob: Tensor) -> Floats:
     return values
 
 
-def _log_prob(module: nn.Module, tokens: Ints, handed_as: torch.dtype | None = None) -> Tensor:
+def _log_prob(module: nn.Module, tokens: Ints, round_to: torch.dtype | None = None) -> Tensor:
     backbone, head = parts(module)
     weight, bias = weight_of(head), head.bias
-    if handed_as is not None:
-        weight, bias = handed(weight, handed_as), None if bias is None else handed(bias, handed_as)
+    if round_to is not None:
+        weight, bias = rounded_weight(weight, round_to), None if bias is None else rounded_weight(bias, round_to)
     ids = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
     with _plain(module), torch.autocast(weight.device.type, enabled=False):
         hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0, CONTEXT - 1 : -1]
@@ -283,19 +283,19 @@ class WeightProbe:
         return {"slope": slope, "slope_error": error, "slope_limit": limit}
 
 
-def bound_of(facts: ServerFacts, mean: float | None, *, trial: Bound | None = None) -> Bound:
+def bound_of(facts: ServerFacts, mean: float | None, *, copy_rounding: Bound | None = None) -> Bound:
     """How far a server with the right weights may be.
 
     Args:
         mean: set by the user; the largest distance is allowed ten times as much.
-        trial: of the perturbed copy, whose log-probs are more sensitive to rounding: its `rounding`.
+        copy_rounding: the `rounding` of the perturbed copy, which is more sensitive to it; None: for the real weights.
     """
-    if mean is None and facts.quantization is None and facts.dtype != "float32" and trial is not None:
-        return Bound(ROUNDING * trial.mean, LARGEST_ROUNDING * trial.largest)
+    if mean is None and facts.quantization is None and facts.dtype != "float32" and copy_rounding is not None:
+        return Bound(ROUNDING * copy_rounding.mean, LARGEST_ROUNDING * copy_rounding.largest)
     if mean is not None:
         bound = Bound(mean, 10 * mean)
     elif facts.quantization is not None:
         bound = QUANTISED
     else:
         bound = BOUNDS.get(facts.dtype or "", BOUNDS["bfloat16"])
-    return bound if trial is None else Bound(TRIAL * bound.mean, TRIAL * bound.largest)
+    return bound if copy_rounding is None else Bound(PERTURBED * bound.mean, PERTURBED * bound.largest)

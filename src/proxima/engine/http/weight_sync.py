@@ -47,8 +47,8 @@ def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
 class WeightSync(Protocol):
     """Brings new weights to replicas, each by itself, and proves that they arrived. Called from the engine's own loop.
 
-    `ReplicaPool.publish` calls `prepare` once, pauses the replicas, calls `bring` of all concurrently, and lets those
-    sample again where it returned. A replica that was away gets `bring` alone, with the weights prepared last.
+    `ReplicaPool.publish` calls `prepare` once, pauses the replicas, calls `push` of all concurrently, and lets those
+    sample again where it returned. A replica that was away gets `push` alone, with the weights prepared last.
     """
 
     async def prepare(self, update: WeightUpdate, label: str) -> None:
@@ -59,7 +59,7 @@ class WeightSync(Protocol):
         """
         ...
 
-    async def bring(self, replica: "Replica") -> SyncReport:
+    async def push(self, replica: "Replica") -> SyncReport:
         """Load them into a paused replica that runs nothing, or what it holds in its pause; have it forget the prefixes
         of other weights; prove that it computes with the new ones. The server may be left paused or not.
 

@@ -77,7 +77,7 @@ def start_servers(
     place = os.path.expanduser(model)
     scratch = None if log else tempfile.TemporaryDirectory(prefix="proxima-server-")
     log = log or Path(scratch.name if scratch else "") / "engine.log"
-    held = ExitStack()
+    reserved = ExitStack()
     made = [
         LAUNCHES[kind](
             serve,
@@ -87,7 +87,7 @@ def start_servers(
             quantization=quantization,
             sampling_mask=sampling_mask,
         )
-        for port in ports_for(serve, held)
+        for port in ports_for(serve, reserved)
     ]
     for one in made:
         report(f"$ {one.by_hand}")
@@ -99,27 +99,27 @@ def start_servers(
         restarts=serve.restarts,
         report=report,
         scratch=scratch,
-        held=held,
+        reserved=reserved,
     )
     return servers.start()
 
 
-def ports_for(serve: Serve, held: ExitStack) -> list[int]:
+def ports_for(serve: Serve, reserved: ExitStack) -> list[int]:
     """A port for each server: those that are asked for, or free ones.
 
     Args:
-        held: gets what keeps free ones from all others, also between two starts of a server: sockets that listen to
-            nothing, beside which Linux lets a server listen that asks for the port by its number.
+        reserved: gets the sockets that reserve free ports, also between two starts of a server. They are bound but do
+            not listen, so Linux still lets the server listen on the port.
     """
     if serve.port:
         return list(range(serve.port, serve.port + serve.replicas))
-    sockets = [held.enter_context(socket.socket()) for _ in range(serve.replicas)]
+    sockets = [reserved.enter_context(socket.socket()) for _ in range(serve.replicas)]
     for one in sockets:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind(("127.0.0.1", 0))
     found = [one.getsockname()[1] for one in sockets]
     if sys.platform != "linux":  # elsewhere they would keep the servers away too
-        held.close()
+        reserved.close()
     return found
 
 

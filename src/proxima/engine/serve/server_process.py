@@ -63,7 +63,7 @@ class ServerProcess:
             return False
         return ready and self.code is None
 
-    def is_sick(self) -> bool | None:
+    def is_unhealthy(self) -> bool | None:
         """Whether a server that has answered is beyond recovery, though its process runs: it says so, or listens no
         more. None: it does not answer, as one that is busy.
         """
@@ -85,7 +85,7 @@ class ServerProcess:
         """What it is doing, in the last words of its log."""
         return doing(self.output())
 
-    def ending(self) -> str:
+    def describe_exit(self) -> str:
         """How it ended, and the line of its log that says why."""
         code = self.code or 0
         how = f"exit code {code}"

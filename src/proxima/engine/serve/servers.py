@@ -69,18 +69,18 @@ class Servers:
         start_seconds: that a server may take until it answers.
         restarts: deaths in a row after which a server is given up.
         report: takes lines of progress.
-        held: closed at the end; see `ports_for`.
+        reserved: closed at the end; see `ports_for`.
     """
 
     def __init__(
         self, launches: Sequence[Launch], *, log: Path, key: str | None = None, start_seconds: float = 900.0,
         restarts: int = 3, report: Report = to_stderr, scratch: "tempfile.TemporaryDirectory[str] | None" = None,
-        held: ExitStack | None = None,
+        reserved: ExitStack | None = None,
     ) -> None:  # fmt: skip
         self.token = secrets.token_urlsafe(24) if key is None else key
         self.start_seconds, self.restarts, self.report = start_seconds, restarts, report
         self.failure: UserError | None = None
-        self._scratch, self._held = scratch, held
+        self._scratch, self._reserved = scratch, reserved
         logs = [log if i == 0 else log.with_name(f"{log.stem}.{i}{log.suffix}") for i in range(len(launches))]
         self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
         self._closing = threading.Event()
@@ -142,8 +142,8 @@ class Servers:
                 thread.join()
         if self._scratch is not None:
             self._scratch.cleanup()
-        if self._held is not None:
-            self._held.close()
+        if self._reserved is not None:
+            self._reserved.close()
 
     def _tell(self, seconds: float) -> None:
         for one in self.started:
@@ -167,7 +167,7 @@ class Servers:
             if self._closing.is_set():
                 return
             one.deaths += 1
-            message = f"{one.name} {reason or one.process.ending()}"
+            message = f"{one.name} {reason or one.process.describe_exit()}"
             if one.deaths > self.restarts or not one.answered:
                 where = "" if self._scratch else f"; see {one.log}"
                 self.failure = UserError(f"{message}{where}")
@@ -194,7 +194,7 @@ class Servers:
     def _watch_ready(self, one: StartedServer, process: ServerProcess) -> str:
         """The same of a server that has answered."""
         steady_from = time.monotonic() + STEADY
-        heard = checked = time.monotonic()
+        answered_at = checked = time.monotonic()
         while process.code is None and not self._closing.wait(BEAT):
             now = time.monotonic()
             if now >= steady_from:
@@ -202,10 +202,10 @@ class Servers:
             if now - checked < HEALTH:
                 continue
             checked = now
-            sick = process.is_sick()
-            if sick and process.code is None:
+            unhealthy = process.is_unhealthy()
+            if unhealthy and process.code is None:
                 return f"is not healthy any more: {process.last_error()}"
-            heard = now if sick is False else heard
-            if now - heard > SILENCE:
+            answered_at = now if unhealthy is False else answered_at
+            if now - answered_at > SILENCE:
                 return f"has not answered for {SILENCE:g} s"
         return ""

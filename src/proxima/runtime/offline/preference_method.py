@@ -10,7 +10,7 @@ import torch
 
 from proxima.config.preference_schema import PreferenceConfig
 from proxima.core.preference import Sft
-from proxima.data import FieldError, MarkedCompletion, PreferencePair, Trajectory, UserError
+from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.evaluate.intervals import Interval, Z
 from proxima.evaluate.pair_metrics import over_questions
@@ -24,16 +24,16 @@ from proxima.task.protocol import Row
 from proxima.train import LogProbStage, TrainStack, stage_columns
 from proxima.train.objectives import KtoObjective, PreferenceObjective
 
-Item = PreferencePair | MarkedCompletion
+Item = PreferencePair | LabeledCompletion
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredItem:
-    """Figures of a held-out item: of a pair those of both sides, of a marked completion those of its own side.
+    """Figures of a held-out item: of a pair those of both sides, of a labeled completion those of its own side.
 
     Args:
         question: the tokens of the prompt, which pairs of one question share.
-        reward: implicit, reward units; None for the side that a marked completion is not on. log_prob: nats, summed.
+        reward: implicit, reward units; None for the side that a labeled completion is not on. log_prob: nats, summed.
         loss: of the pair alone; None where losses depend on other pairs.
     """
 
@@ -79,7 +79,7 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
 
     def unmeasured(self, held_out: Sequence[Item]) -> str:
         """KTO's accuracy is that of couples of a good and a bad completion."""
-        labels = {item.good for item in held_out if isinstance(item, MarkedCompletion)}
+        labels = {item.good for item in held_out if isinstance(item, LabeledCompletion)}
         if len(labels) != 1:
             return ""
         kind, other = ("good", "bad") if labels == {True} else ("bad", "good")
@@ -188,14 +188,14 @@ def _make_folder(cache: str) -> None:
 
 
 def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
-    """Each marked completion with the next one in the data that has another prompt and fits behind its own.
+    """Each labeled completion with the next one in the data that has another prompt and fits behind its own.
 
     Raises:
         UserError: there is none.
     """
     out: list[Item] = []
     for i, item in enumerate(items):
-        assert isinstance(item, MarkedCompletion)
+        assert isinstance(item, LabeledCompletion)
         own = item.completion
         others = (items[(i + step) % len(items)] for step in range(1, len(items)))
         fits = (
@@ -226,7 +226,7 @@ def _with_sides(item: Item, sides: Sequence[Trajectory]) -> Item:
     return replace(item, completion=sides[0], mismatched=sides[1] if len(sides) > 1 else None)
 
 
-def _measured_alone(item: MarkedCompletion, log_prob: Floats, beta: float) -> MeasuredItem:
+def _measured_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> MeasuredItem:
     reference = item.completion.reference_log_prob
     ours = float(log_prob.sum(dtype=np.float64))
     theirs = 0.0 if reference is None else float(reference.sum(dtype=np.float64))

@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.preference import PREFERENCES, Kto, completion_log_prob
-from proxima.data import MarkedCompletion, PackedBatch, Trajectory
+from proxima.data import LabeledCompletion, PackedBatch, Trajectory
 from proxima.model import TokenOutputs
 from proxima.train.objectives.preference_objective import reference_log_prob
 from proxima.train.objectives.protocol import Objective
@@ -28,7 +28,7 @@ class KlAnchor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KtoObjective(Objective[MarkedCompletion]):
+class KtoObjective(Objective[LabeledCompletion]):
     """`proxima.core.preference.Kto` over whole updates.
 
     Its z is the mean of log π − log π_ref over the update's prompts, each with the completion of another row, from a
@@ -41,11 +41,11 @@ class KtoObjective(Objective[MarkedCompletion]):
     def whole_batch(self) -> bool:
         return self.spec.anchor == "kl"
 
-    def sequences(self, item: MarkedCompletion) -> Sequence[Trajectory]:
+    def sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
         """The label travels as the sign of the advantage."""
         return (replace(item.completion, advantage=np.asarray(1 if item.good else -1, np.float32)),)
 
-    def decision_sequences(self, item: MarkedCompletion) -> Sequence[Trajectory]:
+    def decision_sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
         if item.mismatched is None:
             raise ValueError(f"KTO needs a mismatched completion in every item; row {item.row} lacks it.")
         return (item.mismatched,)
@@ -54,7 +54,7 @@ class KtoObjective(Objective[MarkedCompletion]):
         gap = torch.cat([_log_ratio(batch, outputs.need("log_prob")) for batch, outputs in parts])
         return KlAnchor(gap.mean(), {"kl": SumCount.over(gap, torch.ones_like(gap, dtype=torch.bool))})
 
-    def denominators(self, items: Sequence[MarkedCompletion], decision: KlAnchor | None = None) -> list[Tensor]:
+    def denominators(self, items: Sequence[LabeledCompletion], decision: KlAnchor | None = None) -> list[Tensor]:
         return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: KlAnchor | None = None) -> list[Loss]:

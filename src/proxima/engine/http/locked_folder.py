@@ -14,11 +14,11 @@ except ImportError:  # Windows: nobody knows whose folder it is, and what is lef
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "proxima-weights-"
-HELD = ".held"  # a file that the process which made the folder keeps locked
+LOCK_FILE = ".held"  # a file that the process which made the folder keeps locked
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # of a running Linux kernel, and of no other, ever
 
 
-class HeldFolder:
+class LockedFolder:
     """Made at once, with a name of its own. The operating system ends its lock with the process, however that ends, and
     an unlocked one is a leftover.
 
@@ -36,7 +36,7 @@ class HeldFolder:
                 self.path.mkdir()
             else:
                 self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            self._file = _lock(self.path / HELD, may_fail=shared)
+            self._file = _lock(self.path / LOCK_FILE, may_fail=shared)
         self._file.write(_kernel())
         self._file.flush()
 
@@ -82,11 +82,11 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
     Returns: those that were removed.
     """
     found = []
-    for file in parent.glob(f"{PREFIX}*/{HELD}") if fcntl is not None else ():
+    for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}") if fcntl is not None else ():
         try:
-            with file.open("rb") as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if shared and (not _kernel() or held.read() != _kernel()):
+            with file.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if shared and (not _kernel() or lock.read() != _kernel()):
                     continue
                 shutil.rmtree(file.parent, ignore_errors=True)
                 found.append(file.parent)

@@ -16,7 +16,7 @@ from proxima.model.lora import base_layer, is_adapted, weight_of
 
 
 @contextmanager
-def as_handed(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def rounded_to(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Within it the parts of a model compute in float32, with weights rounded to `dtype`, those with an adapter merged.
     They are replaced a layer at a time, so that one layer more is in memory; afterwards all are as before, to the bit.
     """
@@ -34,7 +34,7 @@ def as_handed(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             swap.leave()
 
 
-def handed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight as a server of this dtype gets it, in float32; what is no floating-point number stays."""
     return weight.detach().to(dtype).float() if weight.is_floating_point() else weight
 
@@ -65,13 +65,13 @@ class _Swap:
             return
         below = list(self.unit.modules()) if self.whole else [self.unit]
         adapted = [one for one in below if is_adapted(one)]
-        merged = {id(base_layer(one).weight): handed(weight_of(one), self.dtype) for one in adapted}
+        merged = {id(base_layer(one).weight): rounded_weight(weight_of(one), self.dtype) for one in adapted}
         for layer in adapted:
             layer.enable_adapters(False)  # type: ignore[operator]
         self._adapted = adapted
         for parameter in self.unit.parameters(recurse=self.whole):
             self._saved.append((parameter, parameter.data))
-            parameter.data = merged.get(id(parameter), handed(parameter.data, self.dtype))
+            parameter.data = merged.get(id(parameter), rounded_weight(parameter.data, self.dtype))
 
     def leave(self) -> None:
         for parameter, values in self._saved:
