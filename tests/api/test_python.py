@@ -124,7 +124,7 @@ def test_errors_are_exceptions_and_name_the_overrides(tiny_model, tmp_path):
         proxima.train(tree, resume=True, overwrite=True)
     with pytest.raises(proxima.UserError, match="a recipe or --task must name the questions"):
         proxima.evaluate(tiny_model("llama"))
-    with pytest.raises(proxima.UserError, match="lr: --task brings its own questions"):
+    with pytest.raises(proxima.UserError, match="lr: --task has its own questions"):
         proxima.evaluate(tiny_model("llama"), task="gsm8k", overrides={"train.optimizer.lr": 1})
     assert not (tmp_path / "run").exists()
 

@@ -295,7 +295,7 @@ def test_compare_refuses(proxima, here):
             ["--task", "aime24"],
             "download the data with: proxima data prepare aime24, or name a file: --task aime24=PATH",
         ),
-        (["--task", "gsm8k", "train.steps=3"], "train.steps: --task brings its own questions, prompt and rewards"),
+        (["--task", "gsm8k", "train.steps=3"], "train.steps: --task has its own questions, prompt and rewards"),
         (["--task", "gsm8k", "--top-p", "2"], "eval.sampling.top_p=2.0 (command line): must be in (0, 1]"),
         (["--task", "gsm8k", "model.dype=float32"], "did you mean 'dtype'?"),
         ([], "is not a run folder, so a recipe or --task must name the questions: proxima eval"),

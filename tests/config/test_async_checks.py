@@ -1,4 +1,4 @@
-"""Generation beside the training: what can't work is refused before anything is loaded, what is of no use is told."""
+"""Asynchronous training: impossible settings are refused before anything is loaded, useless ones cause a warning."""
 
 from dataclasses import dataclass
 
@@ -57,17 +57,17 @@ def test_what_works_is_not_mentioned(recipe):
         ),
         (
             ["runtime.over_age=drop"],
-            "runtime.over_age=drop (command line): acts on prompts that generate beside the training; set "
+            "runtime.over_age=drop (command line): only applies to asynchronous training; set "
             "runtime.max_concurrent_rollouts too, or leave it out",
         ),
         (
             ["runtime.rollout_retries=5"],
-            "runtime.rollout_retries=5 (command line): acts on prompts that generate beside the training; set "
+            "runtime.rollout_retries=5 (command line): only applies to asynchronous training; set "
             "runtime.max_concurrent_rollouts too, or leave it out",
         ),
         (
             [*OVERLAP, "runtime.max_lag=0", "runtime.over_age=train"],
-            "runtime.over_age=train (command line): acts on prompts that generate beside the training; "
+            "runtime.over_age=train (command line): only applies to asynchronous training; "
             "runtime.max_lag=0 trains synchronously: raise that, or leave it out",
         ),
     ],

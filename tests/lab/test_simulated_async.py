@@ -1,4 +1,4 @@
-"""Simulated runs that generate beside the training: closed forms, and what more lag and long tails do."""
+"""Simulated asynchronous runs: closed forms, and what more lag and long tails do."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -60,7 +60,7 @@ def test_finish_gives_every_completion_one_version():
 
 
 def test_versions_are_those_of_the_weights_that_sampled():
-    """Two steps' prompts generate at once: the second step's tokens are partly of version 0 and partly of version 1."""
+    """Two steps' prompts are generated at once: the second step's tokens are of version 0 in part and of version 1."""
     run = simulated(KEEP, *overlapping(1, 2 * PROMPTS))
     shares = [value for key, value in run.steps[1].items() if key.startswith("lag/")]
     assert sum(shares) == pytest.approx(1.0)

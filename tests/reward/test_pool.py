@@ -110,7 +110,7 @@ def test_a_worker_that_ends_before_a_job_begins_costs_nothing_and_two_cost_the_j
     assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"] and len(lost) == 1
     monkeypatch.setattr(_Worker, "losses", 3)
     answers = asyncio.run(pool.run([regex("4"), regex("5")]))
-    assert answers[0].error == "two workers in a row ended before they began with it" and found(answers) == [None, "5"]
+    assert answers[0].error == "two workers in a row died before they started on it" and found(answers) == [None, "5"]
 
 
 @pytest.mark.parametrize("pool", [{"memory_mb": 128}], indirect=True)

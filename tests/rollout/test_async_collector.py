@@ -1,4 +1,4 @@
-"""Generation beside the training under any schedule: nothing lost or doubled, no bound passed, and always an end."""
+"""Asynchronous generation under any schedule: nothing is lost or doubled, no bound is exceeded, and it always ends."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Runs that generate beside the training: each prompt once, ages within the bound, resumed after a stop or a kill."""
+"""Asynchronous runs: each prompt once, ages within the bound, resumed after a stop or a kill."""
 
 import os
 import random

@@ -41,7 +41,7 @@ def test_an_engine_that_keeps_all_its_events_needs_no_count() -> None:
 
 def test_a_lost_answer_points_to_a_log_that_is_there() -> None:
     (ours,) = news(EngineWatch("engine.log"), replicas={"lost": 1}, log=None)
-    assert ours.endswith("asked for again; see engine.log")
+    assert ours.endswith("requested again; see engine.log")
     (theirs,) = news(EngineWatch("engine.log"), replicas={"lost": 2}, log="the servers' own logs")
     assert theirs.startswith("2 answers") and theirs.endswith("see the servers' own logs")
 

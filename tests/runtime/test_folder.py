@@ -118,7 +118,7 @@ def test_a_note_of_a_process_that_has_ended_is_told_as_such(folder):
         "since": "2026-01-01T00:00:00",
     }
     lock.write_text(dumps(note) + "\n")
-    with pytest.raises(ValueError, match=rf"its note is of pid {ended.pid} on .*`proxima train a`.* which has ended"):
+    with pytest.raises(ValueError, match=rf"its note is of pid {ended.pid} on .*`proxima train a`.* which has exited"):
         RunFolder(folder.path).begin(resume=True)
     lock.write_text(dumps(note | {"host": "elsewhere"}) + "\n")
     with pytest.raises(ValueError, match=rf"process \(pid {ended.pid} on elsewhere, `proxima train a`, since 2026"):

@@ -178,7 +178,7 @@ def test_calls_are_made_in_order_and_as_often_as_needed(tmp_path):
     assert done == ["a", "b", "c", "d"]
     assert [text.split(" (")[0] for text in warned] == [
         "metrics.jsonl: Disk quota exceeded",
-        "there is space again: the run goes on",
+        "there is space again: the run continues",
         "metrics.jsonl: Disk quota exceeded",
     ]
 

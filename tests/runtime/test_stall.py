@@ -133,7 +133,7 @@ def test_work_of_this_process(tmp_path):
     assert told == [
         (
             12,
-            "no token and no finished stage for 10 min: step 3 waits for its stage `train`, begun 12 min ago, which "
+            "no token and no finished stage for 10 min: step 3 waits for its stage `train`, started 12 min ago, which "
             "has done 3,000 of 8,000 tokens",
         )
     ]
@@ -141,7 +141,7 @@ def test_work_of_this_process(tmp_path):
     with scene.activity.stage("checkpoint", step=3):
         told = scene.play(11 * MINUTE, generator=False)
     assert told[0][1] == (
-        "no finished stage for 10 min: the checkpoint of step 3 waits for its stage `checkpoint`, begun 10 min ago, "
+        "no finished stage for 10 min: the checkpoint of step 3 waits for its stage `checkpoint`, started 10 min ago, "
         "which does not say how far it is"
     )
 

@@ -161,7 +161,7 @@ def test_dynamic_sampling_pruning_and_reward_parts_are_drawn(tmp_path):
 
 
 def beside(step, **more):
-    """Of a run that generates beside the training."""
+    """Of an asynchronous run."""
     lags = (
         {"lag/0": 0.25, "lag/1": 0.75} if step < 3 else {f"lag/{n}": share for n, share in enumerate((0.5, *[0.1] * 5))}
     )

@@ -168,7 +168,7 @@ def _resolve_evaluation(
         for word in overrides:
             if not word.startswith(SETTABLE):
                 key = word.partition("=")[0]
-                reason = f"{key}: --task brings its own questions, prompt and rewards"
+                reason = f"{key}: --task has its own questions, prompt and rewards"
                 raise UserError(reason, remedy="leave it out, or --task, and give a recipe")
     path = f"model.path={json.dumps(model, ensure_ascii=False)}"
     # the model is what is evaluated: the adapter that a recipe trains is merged in a run's checkpoint, or not there

@@ -1,4 +1,4 @@
-"""Checks of a run that generates beside the training."""
+"""Checks of asynchronous runs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ def overlap_is_possible(r: Resolved[Any]) -> Iterator[Problem]:
 
 
 def overlap_settings_have_an_effect(r: Resolved[Any]) -> Iterator[Problem]:
-    """What only acts on a run that generates beside the training is not set without one."""
+    """Settings that only apply to asynchronous training are not set without it."""
     runtime = r.config.runtime
     if runtime.overlaps:
         return
@@ -32,7 +32,7 @@ def overlap_settings_have_an_effect(r: Resolved[Any]) -> Iterator[Problem]:
     remedy = f"set {CONCURRENT} too" if missing else "runtime.max_lag=0 trains synchronously: raise that"
     for name, default in (("over_age", "wait"), ("rollout_retries", 2)):
         if getattr(runtime, name) != default:
-            message = f"acts on prompts that generate beside the training; {remedy}, or leave it out"
+            message = f"only applies to asynchronous training; {remedy}, or leave it out"
             yield r.problem(f"runtime.{name}", message)
 
 

@@ -210,7 +210,7 @@ class RuntimeConfig:
         int, "policy versions a group may be behind at its update; 0: synchronous, no surplus groups"
     ] = 1
     max_concurrent_rollouts: Annotated[
-        int | None, "prompts that generate at once, beside the training, with max_lag >= 1; null: between the updates"
+        int | None, "prompts generated at once, asynchronously, with max_lag >= 1; null: between the updates"
     ] = None
     over_age: Annotated[
         OverAge, "groups beyond max_lag: wait for the oldest, so that none is; take what is finished and drop or train"
@@ -237,7 +237,7 @@ class RuntimeConfig:
 
     @property
     def overlaps(self) -> bool:
-        """Whether prompts generate beside the training."""
+        """Whether prompts are generated during training."""
         return self.max_concurrent_rollouts is not None and self.max_lag > 0
 
 

@@ -42,7 +42,7 @@ class EngineUnderTest:
 
     @property
     def bound(self) -> float:
-        """Nats that log-probs of the engine may be off the trainer's in the mean."""
+        """Nats that log-probs of the engine may be off the trainer's on average."""
         return QUANTIZED_BOUND if self.quantized else BOUNDS.get(self.dtype or "", WIDE_BOUND)
 
     def reference(self) -> LoadedModel:

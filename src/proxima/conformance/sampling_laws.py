@@ -223,7 +223,7 @@ def _compare(
     case: EngineUnderTest, c: Completion, name: str, log_probs: np.ndarray, where: str, scale: float = 1.0
 ) -> None:
     off = mean_off(getattr(c, f"{name}_log_prob"), chosen_of(log_probs, c.tokens))
-    text = f"{where}: {name}_log_prob is {off:.3g} nats off the trainer's in the mean, bound {case.bound * scale:.3g}"
+    text = f"{where}: {name}_log_prob is {off:.3g} nats off the trainer's on average, bound {case.bound * scale:.3g}"
     require_that(off <= case.bound * scale, text)
 
 

@@ -1,4 +1,4 @@
-"""When another prompt may begin to generate beside the training."""
+"""When another prompt may be generated during training."""
 
 from dataclasses import dataclass
 from typing import Literal

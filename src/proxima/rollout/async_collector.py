@@ -1,4 +1,4 @@
-"""Groups that are generated and scored beside the training, within a bound on their age.
+"""Groups that are generated and scored during training, within a bound on their age.
 
 Prompts are admitted in the order of the data whenever `Admission` has room for them, each with an engine call of its
 own. Everything happens in the event loop: between two awaits of the caller nothing changes, so `state` and `pending`,

@@ -53,7 +53,7 @@ class CollectedBatch:
     Args:
         groups: what the step trains on, before the selection within groups; by uid.
         dropped: the groups that it doesn't train on, with the reason of each.
-        generated: the groups generated in this step, wherever they ended; beside the training, those that leave with
+        generated: the groups generated in this step, wherever they ended; if asynchronous, those that leave with
             it, whenever they were generated.
         carried: surplus for the next step.
         gen_batches: generation batches made.

@@ -334,7 +334,7 @@ def make_collector(
     pending: Pending,
     finished: int,
 ) -> Collector:
-    """What fills the batches of a run that generates: beside the training or, by default, between the updates; after
+    """What fills the batches of a run that generates: asynchronously or, by default, between the updates; after
     `finished` steps, with what a checkpoint kept."""
     runtime, factor = config.runtime, prompts_factor(config.algorithm.selection, generator.spec.completions)
     prompts, refill = config.train.prompts_per_step * factor, config.algorithm.dynamic_sampling

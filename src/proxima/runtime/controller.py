@@ -4,7 +4,7 @@
 
 A deterministic state machine: the state of each prompt is in the journal before anyone acts on it, and all times are of
 the injected clock. The collector decides whether training is synchronous: `BatchCollector` admits no prompt for a step
-before the weights of the step before it are published, `AsyncCollector` generates beside the training. What takes long
+before the weights of the step before it are published, `AsyncCollector` generates during training. What takes long
 runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
 """
 

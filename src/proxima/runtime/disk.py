@@ -78,7 +78,7 @@ class Disk:
             else:
                 if self._full and not self._waiting:
                     self._full = False
-                    self.warn("there is space again: the run goes on")
+                    self.warn("there is space again: the run continues")
                 return result
 
     def _make_calls(self) -> None:
@@ -100,6 +100,6 @@ class Disk:
             free = shutil.disk_usage(self.folder).free / 2**20
             self.warn(
                 f"{error.filename or self.folder}: {error.strerror} ({free:,.1f} MiB free): the run waits, and tries "
-                f"again every {RETRY_SECONDS:g} s. Free some space, and it goes on where it is; Ctrl-C ends it, and "
+                f"again every {RETRY_SECONDS:g} s. Free some space, and it continues where it is; Ctrl-C ends it, and "
                 "--resume continues from the last checkpoint"
             )

@@ -55,8 +55,8 @@ class EngineWatch:
             key = f"replicas/{name}"
             self.metrics[key] = value if name in ("ready", "of") else self.metrics.get(key, 0.0) + grown[name]
         if (lost := grown.get("lost", 0)) > 0:
-            text = "1 answer of a server was" if lost == 1 else f"{lost:g} answers of servers were"
-            told.append(f"{text} no completion, and asked for again; see {detail.get('log') or self.log}")
+            text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
+            told.append(f"{text} not a valid completion and requested again; see {detail.get('log') or self.log}")
         return told
 
     def _replaced(self, exits: int, exit_reason: str) -> Iterator[str]:

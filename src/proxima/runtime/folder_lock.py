@@ -75,7 +75,7 @@ def holders(path: Path) -> str:
     living = [note for note in taken if not _ended(note)]
     told = [f"pid {n['pid']} on {n['host']}, `{n['command']}`, since {n['since']}" for n in living or taken[-1:]]
     if taken and not living:
-        return f"its note is of {told[0]}, which has ended; a process that it started may be left"
+        return f"its note is of {told[0]}, which has exited; a process that it started may still be running"
     return "; ".join(told)
 
 

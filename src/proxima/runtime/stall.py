@@ -71,9 +71,9 @@ class StallWatch:
             self._tokens = health.tokens
 
     def sentence(self, still: float) -> str:
-        """What stands still, and for whom it waits."""
+        """The warning of a stalled run: for how long, and what it waits for."""
         token = "" if self._tokens is None else "no token and "
-        waits = [*self._rewards(), *self._engine(), *self._work()] or ["groups, of which none is on its way"]
+        waits = [*self._rewards(), *self._engine(), *self._work()] or ["groups, but none is being generated"]
         return f"{token}no finished stage for {_duration(still)}: {self._stage()} waits for {'; '.join(waits)}"
 
     def _stage(self) -> str:
@@ -119,13 +119,13 @@ class StallWatch:
     def _work(self) -> list[str]:
         """The work of this process, unless it only waits for others."""
         if not self.activity.stages:
-            return ["what comes between the stages"]
+            return ["the work between two stages"]
         stage = self.activity.stages[-1]
         if stage.name in ("generate", "publish") or (stage.name == "evaluate" and self.generator is not None):
             return []
         done = f"which has done {stage.done}" if stage.done else "which does not say how far it is"
         lasted = _duration(self.activity.now() - stage.since)
-        return [f"its stage `{stage.name}`, begun {lasted} ago, {done}"]
+        return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
 
 
 def _prompts(waiting: Mapping[int, float]) -> str:

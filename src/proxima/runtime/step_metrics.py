@@ -21,7 +21,7 @@ def idle_shares(record: Mapping[str, Any]) -> dict[str, float]:
     """`idle/trainer` and `idle/engine` of a step's record, in 0 … 1: the shares of the step in which the trainer waits
     for groups, and in which no prompt is generated.
 
-    A run that generates beside the training has recorded them. In a synchronous one they follow from the times: the
+    An asynchronous run has recorded them. In a synchronous one they follow from the times: the
     trainer waits while completions are generated and while the last ones are scored; the engine waits in all the rest.
     Empty for a step that generates nothing.
     """

@@ -67,7 +67,7 @@ class Timeline:
             self.mark("prompts are left out from here on", at)
             self.warn(
                 f"{self.path.name} has {MOST_BYTES // 2**20} MiB: from here on it leaves out single prompts, and has "
-                "the stages of the steps alone"
+                "only the stages of the steps"
             )
         return not self._full
 
@@ -94,7 +94,7 @@ class Timeline:
             self._size += len(content)
         except OSError as error:
             self._ended = True
-            self.warn(f"{self.path.name} ends here ({error}); the run goes on")
+            self.warn(f"{self.path.name} ends here ({error}); the run continues")
 
     def _name(self, lane: Lane) -> None:
         if lane in self._named:

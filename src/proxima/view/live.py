@@ -39,7 +39,7 @@ METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("trainer", "idle/trainer", lambda v: f"{percent(v)} idle"),
     ("engine", "idle/engine", lambda v: f"{percent(v)} idle"),
 )
-OLDEST = ("oldest", "age/max", lambda v: f"{count(v)} versions")  # behind, of a run that generates beside the training
+OLDEST = ("oldest", "age/max", lambda v: f"{count(v)} versions")  # behind, of an asynchronous run
 # Of training on a fixed data set.
 EXAMPLE_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("loss", "loss", lambda v: fixed(v, 4)),

@@ -36,7 +36,7 @@ IDLE = Curves(
 
 
 def waiting_cards(train: Sequence[Record]) -> list[Card]:
-    """The cards in the order of the page; queue, ages and lags of a run that generates beside the training."""
+    """The cards in the order of the page; queue, ages and lags of an asynchronous run."""
     records = [{**r, **idle_shares(r)} for r in train]
     specs = [QUEUE, AGE, IDLE] if any("async/queue" in r for r in train) else [IDLE]
     cards = [card for spec in specs if (card := line_card(spec, records, ())) is not None]

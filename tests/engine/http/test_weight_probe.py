@@ -178,7 +178,7 @@ def test_the_message_says_who_how_far_and_what_to_do(loaded: LoadedModel) -> Non
         push(sync, server, loaded.model)
     line = str(error.value)
     assert "\n" not in line
-    for part in (server.url, "nats from the trainer's in the mean", "over 64 known tokens", "--worker-extension-cls"):
+    for part in (server.url, "nats from the trainer's on average", "over 64 known tokens", "--worker-extension-cls"):
         assert part in line
     asyncio.run(sync.close())
 

@@ -136,7 +136,7 @@ class ServerClient:
             async with asyncio.timeout(limit):  # the client's own limit is between two bytes
                 response = await self._http.request(method, path, timeout=limit, **more)
         except TimeoutError as error:
-            raise ServerError(self.url, path, f"no whole answer in {limit:g} s") from error
+            raise ServerError(self.url, path, f"no complete response within {limit:g} s") from error
         except httpx.HTTPError as error:
             raise self.failed(path, error, limit) from error
         self.check_status(path, response.status_code, response.text)
@@ -149,7 +149,7 @@ class ServerClient:
         try:
             return response.json()
         except ValueError as error:
-            raise ServerError(self.url, path, f"answers no JSON but {_excerpt(response.text)}") from error
+            raise ServerError(self.url, path, f"response is not JSON but {_excerpt(response.text)}") from error
 
     @asynccontextmanager
     async def lines(

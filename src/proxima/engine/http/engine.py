@@ -39,7 +39,7 @@ class HttpEngine:
     Args:
         spec: the settings.
         rules: what a completion of the model can be; `max_length` and `log_probs` are replaced by what the servers say.
-        sync: brings new weights to the servers.
+        sync: pushes new weights to the servers.
         addresses: of the servers; None: those of the spec.
         failure: says that no server will come back, if that is known; None else.
         closed: called at the end of `close`.
@@ -208,7 +208,7 @@ class HttpEngine:
         return await self._loop.run(work())
 
     async def publish(self, update: WeightUpdate) -> None:
-        """Bring new weights to every server, and prove that they arrived; see `ReplicaKeeper.publish`.
+        """Push new weights to every server, and prove that they arrived; see `ReplicaKeeper.publish`.
 
         Completions that run meanwhile are held by a server that can hold them and says which tokens are of which
         weights. At others they end where they are, and the rest is asked for when the weights are there.
@@ -230,9 +230,9 @@ class HttpEngine:
         await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))
 
     async def health(self) -> Health:
-        """`detail` has `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines for
-        the user), `events_total` (how many since the start), `log` (where the servers write) and `sync` (what the last
-        `publish` found)."""
+        """`detail` has `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines
+        for the user), `events_total` (how many since the start), `log` (where the servers write) and `sync` (what the
+        last `publish` found)."""
 
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas

@@ -32,9 +32,9 @@ async def stream_events(
             try:
                 event = json.loads(data)
             except ValueError as error:
-                raise ServerError(client.url, path, f"streams no JSON but {data[:100]}") from error
+                raise ServerError(client.url, path, f"streams something else than JSON: {data[:100]}") from error
             if not isinstance(event, dict):
-                raise ServerError(client.url, path, f"streams no JSON object but {data[:100]}")
+                raise ServerError(client.url, path, f"streams something else than a JSON object: {data[:100]}")
             if (failure := event.get("error")) is not None:
                 told = failure.get("message", failure) if isinstance(failure, dict) else failure
                 raise ServerError(client.url, path, f"ended with an error: {' '.join(str(told).split())[:200]}")

@@ -103,7 +103,7 @@ class FolderSync:
         self._update = update
 
     async def push(self, replica: "Replica") -> SyncReport:
-        """Load, forget, resume, probe; the perturbed copy before, where the server is new."""
+        """Load, reset the prefix cache, resume, probe; for a new server first with the perturbed copy."""
         staged, update = self._staged, self._update
         if staged is None or update is None:
             raise RuntimeError("push was called before prepare")
@@ -158,20 +158,20 @@ class FolderSync:
         if not ways:
             raise UserError(
                 f"{replica.url} takes no weights",
-                remedy="start it with its control calls on (vLLM: VLLM_SERVER_DEV_MODE=1), or by proxima engine serve",
+                remedy="start it with its control calls on (vLLM: VLLM_SERVER_DEV_MODE=1), or use proxima engine serve",
             )
         if wanted != "auto" and wanted not in ways:
             raise UserError(f"{replica.url} can't take weights by {wanted!r}", remedy=f"it can by {', '.join(ways)}")
         if not replica.facts.scores:
             raise UserError(
-                f"{replica.url} gives no log-probs of given tokens, so nothing proves that it has new weights",
+                f"{replica.url} gives no log-probs of given tokens, so nothing can prove that it has the new weights",
                 remedy="use a server that scores",
             )
         longest, count = replica.facts.max_length, len(self._tokens)
         if longest is not None and count >= longest:
             raise UserError(
                 f"{replica.url} takes sequences of {longest} tokens, too short for the {count} of the probe",
-                remedy=f"set engine.probe_tokens={max(1, longest - 1 - CONTEXT)}, or let it take longer ones",
+                remedy=f"set engine.probe_tokens={max(1, longest - 1 - CONTEXT)}, or a longer limit on the server",
             )
         return ways[0] if wanted == "auto" else wanted
 
@@ -206,7 +206,7 @@ class FolderSync:
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
     async def _load_weights(self, replica: "Replica", weights: StagedWeights, version: int, how: str) -> None:
-        """They are loaded, the prefixes of others forgotten, and the server samples: paused, it answers no probe."""
+        """Load them, reset the prefix cache, and let the server sample: a paused one answers no probe."""
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         handover = WeightHandover(
             version=version, label=weights.label, folder=weights.folder, how=how, seconds=self.spec.weight_seconds

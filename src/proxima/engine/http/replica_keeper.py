@@ -29,7 +29,7 @@ class ReplicaKeeper:
 
     Args:
         pool: gives the completions to the replicas.
-        sync: brings the weights.
+        sync: pushes the weights.
         agreement: what replicas must have in common.
         tag: begins the names of the versions; no other engine has the same.
         failure: says that no server will come back, if that is known; None else.

@@ -197,7 +197,7 @@ class ReplicaPool:
             replica.failed(started_at, asyncio.get_running_loop().time())
         replica.suspect = True
         if replica.streak >= STREAK:
-            self.eject(replica, f"{replica.streak} completions in a row failed, the last: {reason_of(error)}")
+            self.eject(replica, f"{replica.streak} completions in a row failed, the last one with: {reason_of(error)}")
         self.check_soon(replica)
         if not job.wanted:
             return
@@ -251,7 +251,7 @@ class ReplicaPool:
                 found = await self._score(replica, request.prompt_tokens, request.tokens)
                 if replica.label == label:
                     return found
-                error, failures = ServerError(replica.url, "", "new weights came while it scored"), failures + 1
+                error, failures = ServerError(replica.url, "", "new weights arrived during scoring"), failures + 1
             except (ServerError, WrongAnswerError) as failed:
                 error, failures = failed, failures + 1
                 tried.add(replica)

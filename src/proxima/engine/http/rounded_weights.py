@@ -2,7 +2,7 @@
 rounding of its activations.
 
 Small updates are smaller than the rounding of bfloat16, so the weights at a server move by less than the trainer's, or
-not at all. Whether a server follows is therefore judged by what it was handed.
+not at all. Whether a server follows is therefore judged by the rounded weights that it got.
 """
 
 from collections.abc import Iterator

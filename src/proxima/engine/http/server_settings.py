@@ -45,7 +45,7 @@ class ServerSettings(EngineSpec):
         weights: how new weights get to the servers; `auto` takes the best way that a server has.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: tokens whose log-probs prove after every weight sync that a server has the new weights.
-        probe_bound: nats that these may differ from the trainer's in the mean; null: that of the server's dtype.
+        probe_bound: nats that these may differ from the trainer's on average; null: that of the server's dtype.
         prefix_salt: keep the prefix caches of different weights apart by a salt with each request, where the server
             takes one.
         quantization: of the weights at the servers, `fp8` and the like, as the server calls it; null: none.

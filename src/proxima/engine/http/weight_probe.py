@@ -6,7 +6,7 @@ moved so far that it alone moves the log-probs by about 0.1 to 0.3 nats, and lat
 moved with how far they should have.
 
 What is seen on SmolLM2-135M (272 tensors, 30 layers). float32, against vLLM 0.32 on a CPU: a tied head and each of six
-single tensors that stayed behind. bfloat16: bound and noise of the perturbed copy are 0.20 and 0.15 nats in the mean,
+single tensors that stayed behind. bfloat16: bound and noise of the perturbed copy are 0.20 and 0.15 nats on average,
 so a part is seen if it moves the log-probs by more than 0.13. Computed from the trainer's model, not tried at a server:
 67 of 74 single tensors do (median 0.22, least 0.10); the embedding, at 0.130, is at the edge.
 """
@@ -222,9 +222,9 @@ class WeightProbe:
         if not (mean <= bound.mean and largest <= bound.largest):  # NaN is beyond too
             raise UserError(
                 f"{url} does not compute with the weights of {what}: its log-probs are {mean:.3g} nats from the"
-                f" trainer's in the mean and {largest:.3g} at most, over {len(away)} known tokens; at most"
-                f" {bound.mean:g} and {bound.largest:g} are to be expected",
-                remedy="it ignored a part of the update, as vLLM on a CPU does with tied embeddings: start it by"
+                f" trainer's on average and {largest:.3g} at most, over {len(away)} known tokens; at most"
+                f" {bound.mean:g} and {bound.largest:g} are expected",
+                remedy="it ignored a part of the update, as vLLM on a CPU does with tied embeddings: start it with"
                 " proxima engine serve, or with --worker-extension-cls proxima_vllm_worker.ProximaWorker, and check"
                 " that it serves this model",
             )
@@ -277,7 +277,7 @@ class WeightProbe:
                 f"{url} does not follow the updates: its log-probs moved {slope:.2f} times as far as they should have"
                 f" up to version {version} (standard error {error:.2f}; {1 - limit:.2f} to {1 + limit:.2f} are to be"
                 " expected)",
-                remedy="it computes with a part of earlier weights: restart it, and see docs/engines.md",
+                remedy="some of its weights are earlier ones: restart it, and see docs/engines.md",
             )
         self._before[url] = (exact, found)
         return {"slope": slope, "slope_error": error, "slope_limit": limit}

@@ -45,10 +45,10 @@ def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
 
 
 class WeightSync(Protocol):
-    """Brings new weights to replicas, each by itself, and proves that they arrived. Called from the engine's own loop.
+    """Pushes new weights to each replica, and proves that they arrived. Called from the engine's own loop.
 
-    `ReplicaPool.publish` calls `prepare` once, pauses the replicas, calls `push` of all concurrently, and lets those
-    sample again where it returned. A replica that was away gets `push` alone, with the weights prepared last.
+    `ReplicaKeeper.publish` calls `prepare` once, pauses the replicas, calls `push` for all of them concurrently, and
+    resumes those for which it returned. For a replica that was away only `push` is called, with the latest weights.
     """
 
     async def prepare(self, update: WeightUpdate, label: str) -> None:
@@ -60,8 +60,8 @@ class WeightSync(Protocol):
         ...
 
     async def push(self, replica: "Replica") -> SyncReport:
-        """Load them into a paused replica that runs nothing, or what it holds in its pause; have it forget the prefixes
-        of other weights; prove that it computes with the new ones. The server may be left paused or not.
+        """Load them into a paused replica, whose completions, if any, are held; reset its prefix cache; prove that it
+        computes with the new weights. The server may be left paused or not.
 
         Raises:
             ServerError: a call failed; the replica is ejected, and gets them before it returns.

@@ -85,7 +85,7 @@ def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
 
 
 def is_overlapping(run: Run) -> bool:
-    """Whether the run generated beside the training."""
+    """Whether the run was asynchronous."""
     lag, concurrent = run.config.get("runtime.max_lag"), run.config.get("runtime.max_concurrent_rollouts")
     return bool(lag) and concurrent is not None
 

@@ -283,7 +283,7 @@ def _training(d: Draft, o: Options) -> None:
 
 
 def _asynchrony(d: Draft, o: Options) -> None:
-    """`async_training`, the bound of the lag, and how many prompts generate at once beside the training."""
+    """`async_training`, the bound of the lag, and how many prompts are generated at once."""
     names, batch = ("rollout.max_head_offpolicyness", "max_head_offpolicyness"), "rollout.consumer_batch_size"
     concurrent, size = "rollout.max_concurrent_rollouts", "train_dataset.batch_size"
     lag, overlaps = o.whole(*names, default=0, least=0), o.flag("async_training", default=True)

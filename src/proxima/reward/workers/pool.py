@@ -137,7 +137,7 @@ class WorkerPool:
                     worker = worker or self._start_worker()
                     worker = self._work(worker, jobs[done:], results)
                     if stuck and len(results) == done:
-                        results.append(JobResult(error="two workers in a row ended before they began with it"))
+                        results.append(JobResult(error="two workers in a row died before they started on it"))
                     stuck = len(results) == done
                 except Exception as error:  # no worker could be started: this job fails, the next one tries again
                     worker = None
