@@ -27,7 +27,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledCompletion:
-    """A completion that is good or bad by itself, without a partner.
+    """A completion that is labeled good or bad, without a pair.
 
     Args:
         row, completion: as in `PreferencePair`.

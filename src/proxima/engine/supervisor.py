@@ -1,4 +1,4 @@
-"""Keeps the process of an engine running, and repeats in a new one what a dead one owed."""
+"""Keeps the process of an engine running; after a death, a new process gets the unfinished requests."""
 
 import asyncio
 import os
@@ -100,7 +100,7 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether a process is there that answers calls."""
+        """Whether a process is running that answers calls."""
         return self._writer is not None
 
     @property
@@ -229,7 +229,7 @@ class Supervisor:
                 self._break(UserError(message, remedy="resume the run (--resume), or raise engine.restarts"))
 
     def _break(self, error: Exception) -> None:
-        """No process will come any more."""
+        """Give up: no further process is started."""
         self._broken = self._broken or error
         calls, self._calls = self._calls, {}
         for call in calls.values():

@@ -10,7 +10,7 @@ OverAge = Literal["wait", "drop", "train"]
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """How many prompts may be on their way.
+    """How many prompts may be in flight.
 
         capacity = min(C - generating, (max_lag + s + 1) B - (accepted + running), steps B - (accepted + running))
 

@@ -1,4 +1,4 @@
-"""A prompt between its admission and its step, and how long the engine had none to generate."""
+"""A prompt between its admission and its step, and how long the engine was idle."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from proxima.rollout.collector import Pending
 
 @dataclass(eq=False)
 class Admitted:
-    """A prompt on its way from admission to a step.
+    """A prompt between admission and its step.
 
     Args:
         stage: `queued`: the engine has no place for it yet, after a resume.
@@ -59,7 +59,7 @@ class IdleTime:
         self._since: float | None = None
 
     def update(self, idle: bool) -> None:
-        """From now on it is idle, or it is not."""
+        """Set whether it is idle from now on."""
         self._sum, self._since = self.seconds, self.now() if idle else None
 
     @property

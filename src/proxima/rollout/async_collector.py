@@ -238,7 +238,7 @@ class AsyncCollector(Collector):
         return (f"{calls} failed and {'was' if len(self._errors) == 1 else 'were'} repeated ({self._errors[-1]})",)
 
     def _evict(self, version: int) -> list[Group]:
-        """The groups too old to be used, removed. Under `wait` there are none, but where a step before was
+        """Remove the groups that are too old to be used. Under `wait` there are none, but where a step before was
         exhausted and took fewer groups than were admitted for it."""
         if self.admission.over_age == "train":
             return []
@@ -251,7 +251,7 @@ class AsyncCollector(Collector):
     # ---- between the steps -------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Judge and admit what can be; called after everything that may allow it."""
+        """Judge and admit whatever is possible; called after every event that may make it possible."""
         self._woken = False
         if not self._abandoned and self._failure is None:
             try:
@@ -268,7 +268,7 @@ class AsyncCollector(Collector):
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _admit(self) -> None:
-        """Start the prompts of a resume, and new ones, while there is room."""
+        """Start the prompts of a resume, then new ones, while there is room."""
         places = self.admission.concurrent - self._count("generating")
         queued = [one for one in self._entries.values() if one.stage == "queued"]
         for one in queued[:places]:

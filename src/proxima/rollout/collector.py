@@ -154,11 +154,11 @@ class Collector:
         raise NotImplementedError
 
     def pending(self) -> Pending:
-        """What is held for later steps, at this very instant."""
+        """What is kept for later steps, at this instant."""
         return Pending()
 
     def unconsumed(self) -> list[tuple[Prompt, Completion]]:
-        """Every completion that no step has taken yet, those of unfinished groups included, with its prompt."""
+        """All completions that no step has used yet, including those of unfinished groups, each with its prompt."""
         return [(group.prompt, completion) for group in self.pending().groups for completion in group.completions]
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -170,7 +170,7 @@ class Collector:
         return {}
 
     def abandon(self) -> None:
-        """End what runs between two steps; nothing is collected any more."""
+        """End what runs between two steps; nothing is collected after this."""
 
 
 class BatchCollector(Collector):

@@ -25,7 +25,7 @@ class PromptLife:
 
 @dataclass
 class RunningStage:
-    """A stage that has begun.
+    """A stage that is running.
 
     Args:
         name, since: what, and from when.
@@ -67,7 +67,7 @@ class Activity:
         return self.clock.now() - self._start
 
     def moved(self) -> float:
-        """Something was finished just now; returns when."""
+        """Note that something was finished just now; returns the time."""
         self.moved_at = self.now()
         return self.moved_at
 
@@ -84,19 +84,19 @@ class Activity:
             self.timeline.flush()
 
     def advanced(self, done: int, total: int, unit: str) -> None:
-        """The innermost stage has done a part of its work."""
+        """Note how much of its work the innermost stage has done."""
         self.moved()
         if self.stages:
             self.stages[-1].done = f"{done:,} of {total:,} {unit}"
 
     def published(self, version: int) -> None:
-        """The engine has these weights."""
+        """Note that the engine has these weights."""
         self.timeline.mark(f"weights {version}", self.moved(), version=version)
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
     def admitted(self, uids: Iterable[int]) -> None:
-        """The engine gets these prompts next."""
+        """Note that the engine gets these prompts next."""
         at = self.moved()
         for uid in uids:
             lane = heapq.heappop(self._free) if self._free else len(self._lives) + 1
@@ -105,7 +105,7 @@ class Activity:
         self._changed(at)
 
     def generated(self, uid: int) -> None:
-        """All completions of the prompt are there."""
+        """Note that all completions of the prompt have arrived."""
         at = self.moved()
         if self.generating.pop(uid, None) is not None:
             self._lives[uid].generated = self.scoring[uid] = at

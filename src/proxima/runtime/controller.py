@@ -273,7 +273,7 @@ class Controller(TrainingLoop):
         return facts, files
 
     def on_health(self, health: Health) -> None:
-        """What became of the engine's processes and servers."""
+        """Warn about engine processes and servers that died or returned."""
         step = min(self.journal.step + 1, self.plan.steps)
         for text in self.watch.news(health):
             self.observer.warning(f"step {step}: {text}")

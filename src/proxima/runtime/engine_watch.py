@@ -1,4 +1,4 @@
-"""What an engine tells of itself while a run goes on: how new weights arrived, which servers came and went."""
+"""What an engine reports about itself during a run: how new weights arrived, which servers came and went."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class EngineWatch:
         self._counts: dict[str, float] = {}
 
     def begin_step(self) -> None:
-        """No weights are published in it yet."""
+        """Forget the metrics of the previous step."""
         self.metrics = {}
 
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
@@ -42,8 +42,7 @@ class EngineWatch:
         return {"version": version, "how": str(found.get("how", "")), **self.metrics} if found else {}
 
     def news(self, health: Health) -> list[str]:
-        """Warnings about what has happened since the last call; an engine that costs time and no completion is told of
-        all the same."""
+        """Warnings about what has happened since the last call, even if it only cost time and no completion."""
         detail = health.detail
         events = detail.get("events") or ()
         replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
@@ -78,7 +77,7 @@ class EngineWatch:
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """What a server fails with after all retries, as the user's line."""
+    """Turn the error of a server, after all retries, into a `UserError`."""
     try:
         yield
     except ServerError as error:

@@ -122,7 +122,7 @@ class TrainingLoop:
         return None
 
     def on_health(self, health: Health) -> None:
-        """An answer of the engine to a health check, at any moment of a step."""
+        """Called with each answer of the engine to a health check, at any moment of a step."""
 
     async def run(self) -> bool:
         """Train to the last step, or until `stop`; both end with a checkpoint.
@@ -226,7 +226,7 @@ class TrainingLoop:
             self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        """Tell who watches how far the running stage is."""
+        """Report the progress of the running stage to the observer."""
         self.activity.advanced(done, total, unit)
         self.observer.progress(stage, done, total, unit)
 

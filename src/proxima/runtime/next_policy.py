@@ -114,7 +114,7 @@ class NextPolicy:
 
     Args:
         engine: what generates; in `before_pause` it also scores.
-        unconsumed: every completion that came from the engine and that no step has taken.
+        unconsumed: all completions that the engine has delivered and no step has used yet.
         trainer: log-probs of trajectories under the trained policy, which `prepare` then writes; None: `before_pause`
             does.
         entries: of a checkpoint.
@@ -188,7 +188,7 @@ class NextPolicy:
         return replace(batch, trajectories=trajectories)
 
     async def _segments(self, version: int) -> list[Segment]:
-        """What is to be computed while `version` is the newest."""
+        """What has to be computed while `version` is the newest."""
         # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
         found = {one.key: one for one in await self.engine.in_flight() if one.temperature > 0}
         found |= {one.key: InFlight.of(one, prompt.tokens) for prompt, one in self.unconsumed()}
@@ -204,7 +204,7 @@ class NextPolicy:
         return segments
 
     def _entry(self, one: InFlight | Trajectory) -> NextLogProbs | None:
-        """What is known of this completion, and not of another with its key."""
+        """What is known of this completion; not of an earlier one with the same key."""
         entry = self.entries.get(one.key)
         return entry if entry is not None and entry.begins(one) else None
 

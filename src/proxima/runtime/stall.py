@@ -84,7 +84,7 @@ class StallWatch:
         return f"{name}step {step}" if step is not None else "the run"
 
     def _rewards(self) -> list[str]:
-        """Each reward that has not answered, with its prompts."""
+        """The rewards that are pending, each with its prompts."""
         if self.generator is None:
             return []
         now, scoring = self.activity.now(), self.activity.scoring
@@ -97,7 +97,7 @@ class StallWatch:
         return found
 
     def _engine(self) -> list[str]:
-        """The prompts in the engine, and how the engine is."""
+        """The prompts in the engine, and the engine's health."""
         generating = self.activity.generating
         asked = {stage.name for stage in self.activity.stages} & {"evaluate", "publish"}
         if self.generator is None or not (generating or asked):

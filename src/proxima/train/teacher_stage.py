@@ -1,4 +1,4 @@
-"""What distillation asks a teacher, once a step: log-probs of the response tokens, and of those that have a bucket."""
+"""What a teacher computes once a step in distillation: log-probs of response tokens, and of those with a bucket."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -59,7 +59,7 @@ class RunningCall:
 
 
 class Replica:
-    """One server.
+    """One server, and the completions that run on it.
 
     `in_service`: it may be given completions. `suspect`: a call failed, and no health check has passed since.
     `version` and `labels`: the weights that it has, and those that it has had since what runs on it began.
@@ -82,7 +82,7 @@ class Replica:
         self.instance: str | None = None
         self.in_service, self.suspect, self.paused, self.held = True, False, False, False
         self.reason = ""  # why it is not in service
-        self.refuses = False  # that is our key
+        self.refuses = False  # it refuses our key
         self.limit = spec.max_running or FIRST_LIMIT
         self.running: dict[GenerationJob, RunningCall] = {}
         self.attempts: dict[GenerationJob, int] = {}  # and segments that each had before
@@ -115,20 +115,20 @@ class Replica:
         return self.ready and self.scoring < max(1, self.limit // 4)
 
     def failed(self, started_at: float, now: float) -> None:
-        """An attempt has failed. Those that fail together count once: what broke may have been over in a moment."""
+        """Note a failed attempt. Attempts that fail together count once: the cause may have lasted a moment only."""
         if started_at >= self._failed_at:
             self.streak += 1
             self._failed_at = now
 
     def succeeded(self) -> None:
-        """It has completed a completion."""
+        """Note a finished completion."""
         self.streak = 0
         self.completed += 1
         if self.completed >= HEALTHY:
             self.recent_ejections = 0
 
     def set_version(self, version: int, label: str | None) -> None:
-        """It has other weights now."""
+        """Note that it has other weights now."""
         if not self.running:
             self._past_labels.clear()
         for job in self.running:
@@ -328,7 +328,7 @@ class Replica:
     # ---- health ------------------------------------------------------------------------------------------------------
 
     def problem(self, load: ServerLoad, label: str | None) -> str | None:
-        """What the server says of itself that it should not; None: nothing.
+        """What is wrong with the state that the server reports; None: nothing.
 
         Args:
             label: of the weights that it should have; None: they are changing.

@@ -116,10 +116,10 @@ class ReplicaKeeper:
             pool.dispatch()
 
     async def _confirm(self, replica: Replica) -> None:
-        """What it holds, and goes on with under new weights, was sampled by those that it was given.
+        """Check that what it holds, and will continue under new weights, was sampled by the weights it was given.
 
         Raises:
-            ServerError: perhaps not.
+            ServerError: that is not certain.
         """
         if (problem := await replica.confirm(replica.label, self.pool.spec.call_seconds)) is not None:
             raise ServerError(replica.url, "", problem)
@@ -178,7 +178,7 @@ class ReplicaKeeper:
             self._look_whether_any_is_left()
 
     def pause_of(self, replica: Replica) -> float:
-        """Seconds before it is looked at again: ever more where it failed again and again."""
+        """Seconds until the next health check; they grow with repeated failures."""
         seconds = self.pool.spec.health_seconds
         if replica.in_service:
             return min(seconds, QUEUE_SECONDS) if len(self.pool.router) else seconds
@@ -228,7 +228,7 @@ class ReplicaKeeper:
         """Put it back into service.
 
         Raises:
-            ServerError, UserError, TimeoutError: it is not well yet.
+            ServerError, UserError, TimeoutError: it is not healthy yet.
         """
         dialect, client, seconds = replica.dialect, replica.client, self.pool.spec.call_seconds
         async with asyncio.timeout(seconds):

@@ -221,7 +221,7 @@ class ReplicaPool:
         return self._wants_score(job) and replica.facts.scores and same
 
     def withdraw(self, jobs: Sequence[GenerationJob]) -> None:
-        """Their caller has left."""
+        """Drop completions whose caller has left."""
         for job in jobs:
             job.withdraw()
         gone = set(map(id, jobs))
@@ -293,12 +293,12 @@ class ReplicaPool:
         self.dispatch()
 
     def _refused(self, replica: Replica, error: RefusedError) -> None:
-        """Our key is of no use there; others may take theirs."""
+        """Handle a refused key; other servers may accept theirs."""
         self.eject(replica, error.reason, refuses=True)
         self.check_soon(replica)  # it may have been the last
 
     def admit(self, replica: Replica) -> None:
-        """It is back."""
+        """Put it back into service."""
         replica.in_service, replica.suspect, replica.streak, replica.reason = True, False, 0, ""
         replica.refuses, replica.failed_returns = False, 0
         self.counts["returned"] += 1
@@ -351,7 +351,7 @@ class ReplicaPool:
         await self.changed.wait()
 
     async def still(self) -> None:
-        """No replica samples: what runs is held where it is, or ended there with the tokens it has."""
+        """Stop all sampling: running completions are held in place, or ended with the tokens they have."""
         running = [replica for replica in self.serving if not replica.paused]
         await self.each(running, lambda replica: replica.hold() if replica.in_place else replica.stop("interrupted"))
 

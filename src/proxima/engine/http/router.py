@@ -113,7 +113,7 @@ class Router:
         return taken
 
     def leave(self, replica: Replica) -> None:
-        """It is out of service: what waits for it waits for others."""
+        """Take it out of service: its waiting completions move to other queues."""
         queue, self._queues[replica] = self._queues[replica], deque()
         for job in queue:
             self.add(job)

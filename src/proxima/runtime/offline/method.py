@@ -1,4 +1,4 @@
-"""What the offline loop asks of the method that it trains."""
+"""The interface between the offline loop and the method that it trains."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar

@@ -1,4 +1,4 @@
-"""The objective of KTO: completions that are good or bad by themselves."""
+"""The objective of KTO: completions with a label, good or bad."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class KtoObjective(Objective[LabeledCompletion]):
         return self.spec.anchor == "kl"
 
     def sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
-        """The label travels as the sign of the advantage."""
+        """The label is passed on as the sign of the advantage."""
         return (replace(item.completion, advantage=np.asarray(1 if item.good else -1, np.float32)),)
 
     def decision_sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:

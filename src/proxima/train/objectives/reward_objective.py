@@ -39,7 +39,7 @@ class RewardObjective(Objective[PreferencePair]):
         return frozenset({"value"})
 
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
-        """Both sides, which share their prompt; the margin travels as the reward of the chosen one."""
+        """Both sides, which share their prompt; the margin is passed on as the reward of the chosen one."""
         margin = self.margin if item.margin is None else item.margin
         sides = (item.chosen, margin), (item.rejected, 0.0)
         rows = ((side.with_sentinel(), value) for side, value in sides)
