@@ -149,10 +149,10 @@ async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
             if mode == "abort":
                 await asyncio.wait_for(task, case.server.seconds)
             else:
-                await dialect.load(client, facts)  # answers come in order: what was sent before is here
+                await dialect.health(client, facts)  # answers come in order: what was sent before is here
                 held = len(tokens(seen))
                 for _ in range(3):
-                    await dialect.load(client, facts)
+                    await dialect.health(client, facts)
                 require_that(len(tokens(seen)) <= held + 1, "tokens come while the server is paused")
         finally:
             await dialect.resume(client, facts)
@@ -176,7 +176,7 @@ async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
         await dialect.reset_prefix_cache(client, facts, running=False)
     finally:
         await dialect.resume(client, facts)
-    told = (await dialect.load(client, facts)).weight_version
+    told = (await dialect.health(client, facts)).weight_version
     require_that(told == LABEL, f"the version is {told!r} after {LABEL!r} was loaded")
     chunks = await all_chunks(case.server, client, asked("after"))
     if facts.version_spans:

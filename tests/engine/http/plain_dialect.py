@@ -16,7 +16,7 @@ from proxima.engine.http import (
     CompletionRules,
     HttpEngine,
     ServerFacts,
-    ServerLoad,
+    ServerHealth,
     ServerSpec,
     SyncReport,
     WeightHandover,
@@ -82,10 +82,10 @@ class PlainDialect:
     async def reset_prefix_cache(self, client, facts, *, running):
         await client.post("/forget", {"running": running})
 
-    async def load(self, client, facts):
+    async def health(self, client, facts):
         told = await client.get("/load")
         label = told.pop("label")
-        return ServerLoad(weight_version=label if facts.weight_version else None, **told)
+        return ServerHealth(weight_version=label if facts.weight_version else None, **told)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,7 +186,7 @@ def test_an_abort_ends_its_request_alone(tiny):
     async def use(dialect, client, facts):
         ids = ("a1", "a10")
         tasks = {one: asyncio.create_task(whole(dialect, client, facts, request(one, max_tokens=300))) for one in ids}
-        while (await dialect.load(client, facts)).running != 2:
+        while (await dialect.health(client, facts)).running != 2:
             await asyncio.sleep(0.001)
         await dialect.abort(client, facts, ["a1", "unknown"])
         first = await tasks["a1"]
@@ -205,7 +205,7 @@ def test_a_closed_stream_ends_its_request(tiny):
     async def use(dialect, client, facts):
         async with aclosing(dialect.stream(client, facts, request(max_tokens=300))) as chunks:
             await anext(chunks)
-        while (await dialect.load(client, facts)).running:
+        while (await dialect.health(client, facts)).running:
             await asyncio.sleep(0.001)
         return True
 
@@ -236,12 +236,12 @@ def test_new_weights_while_requests_run(tiny, other):
 
     async def use(dialect, client, facts):
         task = asyncio.create_task(whole(dialect, client, facts, request(max_tokens=200)))
-        while (await dialect.load(client, facts)).running != 1:
+        while (await dialect.health(client, facts)).running != 1:
             await asyncio.sleep(0.001)
         await dialect.pause(client, facts, "keep")
         await dialect.load_weights(client, facts, handover(other))
         await dialect.reset_prefix_cache(client, facts, running=True)
-        assert (await dialect.load(client, facts)).weight_version == "run-1"
+        assert (await dialect.health(client, facts)).weight_version == "run-1"
         await dialect.resume(client, facts)
         return await task
 
@@ -258,17 +258,17 @@ def test_new_weights_while_requests_run(tiny, other):
 def test_a_pause_that_aborts_returns_when_nothing_runs(tiny):
     async def use(dialect, client, facts):
         task = asyncio.create_task(whole(dialect, client, facts, request(max_tokens=300)))
-        while (await dialect.load(client, facts)).running != 1:
+        while (await dialect.health(client, facts)).running != 1:
             await asyncio.sleep(0.001)
         await dialect.pause(client, facts, "abort")
-        load = await dialect.load(client, facts)
+        health = await dialect.health(client, facts)
         await dialect.resume(client, facts)
-        return load, await task
+        return health, await task
 
     with fake(tiny, pace=0.003, holds=("a",)) as server:
-        load, chunks = talk(server, use)
+        health, chunks = talk(server, use)
         assert [call.body for call in server.calls if call.path == "/pause_generation"] == [{"mode": "abort"}]
-    assert (load.running, load.waiting) == (0, 0) and chunks[-1].finish_reason == "abort"
+    assert (health.running, health.waiting) == (0, 0) and chunks[-1].finish_reason == "abort"
 
 
 def test_a_flush_that_fails_is_an_error(tiny):
@@ -276,7 +276,7 @@ def test_a_flush_that_fails_is_an_error(tiny):
 
     async def use(dialect, client, facts):
         task = asyncio.create_task(whole(dialect, client, facts, request(max_tokens=300)))
-        while (await dialect.load(client, facts)).running != 1:
+        while (await dialect.health(client, facts)).running != 1:
             await asyncio.sleep(0.001)
         with pytest.raises(ServerError, match="the prefix cache was not emptied: requests hold on to it"):
             await dialect.reset_prefix_cache(client, facts, running=False)

@@ -8,7 +8,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import ServerLoad
+from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.weights_check import WeightsCheck
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
@@ -169,7 +169,7 @@ def test_one_question_answers_all_who_came_before_it():
             await answer.wait()
             if number > 2:
                 raise ServerError("http://x", "/load", "status 500")
-            return ServerLoad(weight_version=f"v{number}")
+            return ServerHealth(weight_version=f"v{number}")
 
         check = WeightsCheck(ask, "http://x")
         first = asyncio.create_task(check.ask(10))
@@ -193,7 +193,7 @@ def test_a_question_whose_asker_leaves_is_asked_again_and_one_without_an_answer_
         async def ask():
             while hanging:
                 await asyncio.sleep(0.001)
-            return ServerLoad(weight_version="v")
+            return ServerHealth(weight_version="v")
 
         check = WeightsCheck(ask, "http://x")
         first = asyncio.create_task(check.ask(10))

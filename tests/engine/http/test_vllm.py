@@ -188,9 +188,9 @@ def test_the_pause_mode_is_always_sent() -> None:
     for mode in ("keep", "wait", "abort"):
         run(DIALECT.pause(fake.client(), facts, mode))
         assert fake.calls[-1] == ("/pause", {"mode": mode, "clear_cache": "false"})
-    assert run(DIALECT.load(fake.client(), facts)).paused is True
+    assert run(DIALECT.health(fake.client(), facts)).paused is True
     run(DIALECT.resume(fake.client(), facts))
-    assert run(DIALECT.load(fake.client(), facts)).paused is False
+    assert run(DIALECT.health(fake.client(), facts)).paused is False
 
 
 def test_a_prefix_cache_that_was_not_emptied_is_an_error() -> None:
@@ -214,7 +214,7 @@ def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monke
     assert [body["update_info"]["names"] for _, body in buckets] == [["a"], ["b"], ["c"]]
     assert [body["update_info"]["last"] for _, body in buckets] == [False, False, True]
     assert finish == ("/finish_weight_update", {"weight_version": "run-3"})
-    assert run(DIALECT.load(fake.client(), facts)).weight_version == "run-3"
+    assert run(DIALECT.health(fake.client(), facts)).weight_version == "run-3"
 
 
 @pytest.mark.parametrize(("how", "packs"), [("reload_packed", 1), ("reload", 0)])

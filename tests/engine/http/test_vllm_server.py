@@ -86,7 +86,7 @@ def test_a_tied_head_that_stays_behind_is_found_at_the_first_sync(url: str, trai
                 await DIALECT.pause(one.client, one.facts, "keep")
                 report = await sync.push(one)
                 assert report.metrics["probe_mean"] < 1e-3 and report.metrics["perturbed_max"] < CLOSE
-                assert (await DIALECT.load(one.client, one.facts)).weight_version == f"{way}-0"
+                assert (await DIALECT.health(one.client, one.facts)).weight_version == f"{way}-0"
                 await sync.close()
             sync = sync_of(trained, weights="reload")
             await sync.prepare(WeightUpdate(version=0, module=trained.model), "trap-0")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.http import weight_probe
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import ServerFacts, ServerLoad, WeightHandover
+from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.weight_probe import (
@@ -54,8 +54,8 @@ class ModelServer:
                     weight.copy_(values[name])
         self.label = weights.label
 
-    async def load(self, client: None, facts: ServerFacts) -> ServerLoad:
-        return ServerLoad(weight_version=self.label)
+    async def health(self, client: None, facts: ServerFacts) -> ServerHealth:
+        return ServerHealth(weight_version=self.label)
 
     async def pause(self, client: None, facts: ServerFacts, mode: str) -> None:
         self.calls.append(f"pause {mode}")

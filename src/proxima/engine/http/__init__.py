@@ -10,7 +10,7 @@ it; the tests of `tests/engine/http` run over a fake of its protocol.
 """
 
 from proxima.engine.http.client import Address, ServerClient, ServerError
-from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, TokenRequest, WeightHandover
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules
@@ -28,7 +28,7 @@ __all__ = [
     "ServerClient",
     "ServerError",
     "ServerFacts",
-    "ServerLoad",
+    "ServerHealth",
     "ServerSpec",
     "SyncReport",
     "TokenRequest",

@@ -137,8 +137,8 @@ class WeightHandover:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerLoad:
-    """What a server is doing.
+class ServerHealth:
+    """What a server answers to a health check.
 
     Args:
         running, waiting: requests; None: it does not tell.
@@ -199,10 +199,10 @@ class Dialect(Protocol):
         ...
 
     async def reset_prefix_cache(self, client: "ServerClient", facts: ServerFacts, *, running: bool) -> None:
-        """No KV that old weights computed is read any more: that of finished requests, and with `running` that of
-        requests that are paused, whose KV is computed again."""
+        """Make sure that no KV of earlier weights is read any more: that of finished requests, and with `running` also
+        that of paused requests, whose KV is computed again."""
         ...
 
-    async def load(self, client: "ServerClient", facts: ServerFacts) -> ServerLoad:
-        """A health check: cheap, answered while the server is busy or paused."""
+    async def health(self, client: "ServerClient", facts: ServerFacts) -> ServerHealth:
+        """A health check: cheap, and answered even while the server is busy or paused."""
         ...

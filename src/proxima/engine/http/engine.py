@@ -125,12 +125,12 @@ class HttpEngine:
         try:
             if problem := await agreement.problem(dialect, client, replica.facts):
                 raise UserError(f"engine: {replica.url}: {problem}", remedy="start it like the others and the trainer")
-            load = await dialect.load(client, replica.facts)
+            health = await dialect.health(client, replica.facts)
         except ServerError as error:
             replica.in_service, replica.reason = False, f"{error.call or 'a call'} failed: {error.reason}"
         else:
-            replica.instance = load.instance
-            replica.set_version(0, load.weight_version)
+            replica.instance = health.instance
+            replica.set_version(0, health.weight_version)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -179,8 +179,8 @@ class FolderSync:
         """Whether the server's weights are not ours, as of one that was started again."""
         if replica.url not in self._proven:
             return True
-        load = await replica.dialect.load(replica.client, replica.facts)
-        ours = load.weight_version is None or load.weight_version in self._labels
+        health = await replica.dialect.health(replica.client, replica.facts)
+        ours = health.weight_version is None or health.weight_version in self._labels
         if not ours:
             self._proven.discard(replica.url)
             self._probe.forget(replica.url)

@@ -13,7 +13,7 @@ from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
 from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
-from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerLoad
+from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights_check import WeightsCheck
@@ -75,7 +75,7 @@ class Replica:
     def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, spec: ServerSettings, tag: str) -> None:
         self.url, self.dialect, self.facts, self.spec, self.tag = address.url, dialect, facts, spec, tag
         self.client = ServerClient(address, seconds=spec.call_seconds)
-        self.weights_check = WeightsCheck(lambda: self.dialect.load(self.client, self.facts), self.url)
+        self.weights_check = WeightsCheck(lambda: self.dialect.health(self.client, self.facts), self.url)
         self.version = 0
         self.label: str | None = None
         self.proven: str | None = None  # label of the weights that it is known to compute with
@@ -327,18 +327,18 @@ class Replica:
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
-    def problem(self, load: ServerLoad, label: str | None) -> str | None:
+    def problem(self, health: ServerHealth, label: str | None) -> str | None:
         """What is wrong with the state that the server reports; None: nothing.
 
         Args:
             label: of the weights that it should have; None: they are changing.
         """
-        if load.model is not None and load.model != self.facts.model:
-            return f"it serves {load.model} now, not {self.facts.model}"
-        if load.instance is not None and self.instance is not None and load.instance != self.instance:
+        if health.model is not None and health.model != self.facts.model:
+            return f"it serves {health.model} now, not {self.facts.model}"
+        if health.instance is not None and self.instance is not None and health.instance != self.instance:
             return "it was started again"
-        if label is not None and self.facts.weight_version and load.weight_version != label:
-            return f"it has weights {load.weight_version!r}, not {label!r}"
+        if label is not None and self.facts.weight_version and health.weight_version != label:
+            return f"it has weights {health.weight_version!r}, not {label!r}"
         return None
 
     @property
@@ -365,7 +365,7 @@ class Replica:
             mark_confirmed(segments)
         return problem
 
-    def adapt(self, load: ServerLoad, queued: bool) -> None:
+    def adapt(self, health: ServerHealth, queued: bool) -> None:
         """Set how many completions run here at once: fewer when the server has a queue, more when it has none and there
         are more to run.
 
@@ -374,8 +374,8 @@ class Replica:
         """
         if self.spec.max_running:
             return
-        if load.waiting:
-            self.limit = max(1, min(self.limit, len(self.running)) - load.waiting)
+        if health.waiting:
+            self.limit = max(1, min(self.limit, len(self.running)) - health.waiting)
         elif queued and self.assigned >= self.limit:
             self.limit = min(2 * self.limit, HIGHEST_LIMIT)
 

@@ -10,7 +10,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.http.agreement import Agreement
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerLoad
+from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.replica import Replica, mark_confirmed
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.weight_sync import SyncReport, WeightSync, sync_figures
@@ -190,20 +190,20 @@ class ReplicaKeeper:
         segments = replica.running_segments
         try:
             async with asyncio.timeout(pool.spec.call_seconds):
-                load = await replica.dialect.load(replica.client, replica.facts)
+                health = await replica.dialect.health(replica.client, replica.facts)
         except (ServerError, TimeoutError, UserError) as error:
             if replica.received == received:  # else it is only slow
                 reason = error.reason if isinstance(error, ServerError | UserError) else "no answer to a health check"
                 pool.eject(replica, reason, refuses=isinstance(error, RefusedError))
             return
         settled = epoch == self._epoch and not pool.loading
-        if problem := replica.problem(load, replica.label if settled else None):
+        if problem := replica.problem(health, replica.label if settled else None):
             pool.eject(replica, problem)
             return
         if settled:
             mark_confirmed(segments)
         replica.suspect = False
-        replica.adapt(load, len(pool.router) > 0)
+        replica.adapt(health, len(pool.router) > 0)
         pool.dispatch()
 
     async def _try_return(self, replica: Replica) -> None:
@@ -232,7 +232,7 @@ class ReplicaKeeper:
         """
         dialect, client, seconds = replica.dialect, replica.client, self.pool.spec.call_seconds
         async with asyncio.timeout(seconds):
-            await dialect.load(client, replica.facts)
+            await dialect.health(client, replica.facts)
         async with asyncio.timeout(seconds):
             await replica.resume()  # a paused server answers no completion
             facts = await dialect.probe(client)
@@ -241,28 +241,28 @@ class ReplicaKeeper:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
-            load = await dialect.load(client, facts)
-            if self.published and not self._has_newest(replica, load):
+            health = await dialect.health(client, facts)
+            if self.published and not self._has_newest(replica, health):
                 await replica.stop("interrupted")
                 try:
                     await self._push(replica)
                 except (ServerError, UserError):
                     replica.failed_returns += 1
                     raise
-                load = await dialect.load(client, facts)
-            if not self.published and facts.weight_version and load.weight_version != replica.label:
-                raise ServerError(replica.url, "", f"it has weights {load.weight_version!r}, not {replica.label!r}")
-            replica.instance = load.instance
+                health = await dialect.health(client, facts)
+            if not self.published and facts.weight_version and health.weight_version != replica.label:
+                raise ServerError(replica.url, "", f"it has weights {health.weight_version!r}, not {replica.label!r}")
+            replica.instance = health.instance
             if self.pool.paused:
                 await replica.stop("interrupted")
             else:
                 await replica.resume()
             self.pool.admit(replica)
 
-    def _has_newest(self, replica: Replica, load: ServerLoad) -> bool:
+    def _has_newest(self, replica: Replica, health: ServerHealth) -> bool:
         """Whether it is the server that was seen to compute with the newest weights, and still has them."""
-        same = load.instance is not None and load.instance == replica.instance
-        return same and replica.proven == self._newest == load.weight_version
+        same = health.instance is not None and health.instance == replica.instance
+        return same and replica.proven == self._newest == health.weight_version
 
     def _look_whether_any_is_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()

@@ -270,7 +270,7 @@ class ReplicaPool:
         while True:
             ready = [one for one in self.replicas if one.has_room_to_score] if not self.loading else []
             if ready:
-                return min(ready, key=lambda replica: (replica in tried, self.router.load(replica)))
+                return min(ready, key=lambda replica: (replica in tried, self.router.occupancy(replica)))
             await self.change()
 
     # ---- replicas come and go ----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Router:
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def load(self, replica: Replica) -> float:
+    def occupancy(self, replica: Replica) -> float:
         """Completions that run or wait there, as a share of those that it runs at once."""
         return (replica.assigned + len(self._queues[replica])) / replica.limit
 
@@ -49,7 +49,7 @@ class Router:
             return home
         serving = [replica for replica in self.replicas if replica.in_service]
         choices = [replica for replica in serving if replica not in job.tried] or serving or self.replicas
-        best = min(choices, key=self.load)
+        best = min(choices, key=self.occupancy)
         if home is None or not home.in_service:  # a completion that failed at home leaves its siblings there
             self._homes[uid] = best
             if len(self._homes) > HOMES:

@@ -59,7 +59,7 @@ async def _ask(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
                         f"differs{which}: {problem}",
                         remedy="start it like the trainer and the others",
                     )
-                labels.add((await dialect.load(client, facts)).weight_version)
+                labels.add((await dialect.health(client, facts)).weight_version)
             except ServerError as error:
                 raise FieldError("url", client.url, f"fails{which}: {error.reason}", remedy=LOG) from error
             notes += check_facts(spec, facts, needs, client.url)

@@ -30,7 +30,7 @@ from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
-from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
 from proxima.engine.http.events import stream_events
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
@@ -187,7 +187,7 @@ class SglangDialect:
                 raise ServerError(client.url, "/flush_cache", reason, 400) from error
             raise
 
-    async def load(self, client: ServerClient, facts: ServerFacts) -> ServerLoad:
+    async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """Version, and the requests where the server counts them. It does not tell whether it is paused, and its model
         is called by the folder of the last weights: neither is in the answer."""
         version = await self._version(client)
@@ -195,15 +195,15 @@ class SglangDialect:
             told = await client.get("/get_load")
             each = told if isinstance(told, list) else [told]
             waiting = sum(one["num_waiting_reqs"] for one in each)
-            return ServerLoad(
+            return ServerHealth(
                 running=sum(one["num_reqs"] for one in each) - waiting, waiting=waiting, weight_version=version
             )
         except (KeyError, TypeError):
-            return ServerLoad(weight_version=version)
+            return ServerHealth(weight_version=version)
         except ServerError as error:
             if error.status not in (404, 405):
                 raise
-            return ServerLoad(weight_version=version)
+            return ServerHealth(weight_version=version)
 
     async def _version(self, client: ServerClient) -> str | None:
         model = await first_answer(client, "/get_model_info", "/model_info")

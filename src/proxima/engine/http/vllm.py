@@ -18,7 +18,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
-from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerLoad, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
 from proxima.engine.http.events import stream_events
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
@@ -144,15 +144,15 @@ class VllmDialect:
         if not (isinstance(answer, dict) and answer.get("success") is True):
             raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
 
-    async def load(self, client: ServerClient, facts: ServerFacts) -> ServerLoad:
+    async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """Version and pause, where the server has control calls."""
         models = client.get("/v1/models")
         if not facts_of(facts).control:
             with as_expected(client, "/v1/models"):
-                return ServerLoad(model=(await models)["data"][0]["id"])
+                return ServerHealth(model=(await models)["data"][0]["id"])
         served, version, paused = await asyncio.gather(models, client.get("/weight_info"), client.get("/is_paused"))
         with as_expected(client, "/weight_info"):
-            return ServerLoad(
+            return ServerHealth(
                 weight_version=version["weight_version"], paused=paused["is_paused"], model=served["data"][0]["id"]
             )
 

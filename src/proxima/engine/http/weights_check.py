@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerLoad
+from proxima.engine.http.dialect import ServerHealth
 
 
 class WeightsCheck:
@@ -21,13 +21,13 @@ class WeightsCheck:
         url: of the server, for messages.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[ServerLoad]], url: str) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[ServerHealth]], url: str) -> None:
         self._ask, self._url = ask, url
         self._ticks, self._asked_at = count(1), 0
-        self._found: ServerLoad | ServerError | RefusedError | None = None
+        self._found: ServerHealth | ServerError | RefusedError | None = None
         self._asking = asyncio.Lock()
 
-    async def ask(self, seconds: float) -> ServerLoad:
+    async def ask(self, seconds: float) -> ServerHealth:
         """What the server says when it is asked after this call.
 
         Args:
@@ -49,7 +49,7 @@ class WeightsCheck:
             raise found
         return found
 
-    async def _answer(self, seconds: float) -> ServerLoad | ServerError | RefusedError:
+    async def _answer(self, seconds: float) -> ServerHealth | ServerError | RefusedError:
         try:
             async with asyncio.timeout(seconds):
                 return await self._ask()
