@@ -34,7 +34,7 @@ def test_config_yaml_loads_back_to_the_config(run, proxima, here):
     assert again == original
 
 
-def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, here):
+def test_resume_of_a_finished_run_continues_only_with_more_steps(run, proxima, here):
     code, _, err = proxima("train", "run", "--resume", "train.steps=3")
     assert code == 0, err
     assert [json.loads(line)["step"] for line in (here / "run" / "metrics.jsonl").open() if '"train"' in line] == [

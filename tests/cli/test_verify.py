@@ -110,7 +110,7 @@ def test_what_nobody_here_computes_is_unsupported(proxima, records):
     assert code == 0 and "unsupported  unirl/" in out and "somebody else's framework" in out
 
 
-def test_a_record_that_cannot_be_computed_fails_and_the_rest_goes_on(proxima, records):
+def test_a_record_that_cannot_be_computed_fails_and_the_rest_continues(proxima, records):
     def change(found):
         found[0]["inputs"]["advantages"] = ["much", "more"]
         return found

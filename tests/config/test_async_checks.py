@@ -114,6 +114,6 @@ def test_no_prompt_at_all(value, recipe):
         ),
     ],
 )
-def test_what_is_of_no_use_is_told(overrides, line, recipe):
+def test_useless_settings_cause_a_warning(overrides, line, recipe):
     assert refused(recipe, *OVERLAP, *overrides) == []
     assert told(recipe, *OVERLAP, *overrides) == [line]

@@ -284,7 +284,7 @@ def test_load_raises_what_check_finds(recipe):
         load_recipe(recipe(), ["sampling.temperature=0"])
 
 
-def test_a_value_that_only_stands_in_is_refused(recipe):
+def test_a_placeholder_is_refused(recipe):
     name = recipe(BASE.replace("reward: number", "reward: math  # TO FILL IN: which one"))
     line = (
         "reward.0.kind=math (run.yaml:3, TO FILL IN): stands in for a value that is still to fill in; set it and "

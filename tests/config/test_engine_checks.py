@@ -21,7 +21,7 @@ def test_a_reference_engine_that_nothing_asks_is_refused(recipe):
     assert check(resolve(recipe(), [REFERENCE, KL])) == []
 
 
-def test_who_gets_what_is_told(recipe):
+def test_who_gets_what_is_reported(recipe):
     assert list(engine_notes(resolve(recipe()).config)) == []
     goods, reference, weights = engine_notes(resolve(recipe(), [VLLM, REFERENCE, KL]).config)
     assert goods.startswith("engine: vllm at http://127.0.0.1:8000 gets prompts, completions and")

@@ -45,7 +45,7 @@ def test_segment_wise_decoupled_ppo_is_decoupled_ppo_towards_the_next_policy(rec
     assert apart == {"preset", "proximal", "correction"}
 
 
-def test_a_lag_without_old_tokens_is_told(recipe):
+def test_a_lag_without_old_tokens_is_reported(recipe):
     path = recipe()
     told = [str(problem) for problem in warnings(resolve(path, ["algorithm=sdp"]))]
     assert any("no token is two versions old, so this is proximal=recompute; set max_lag to 2" in line for line in told)

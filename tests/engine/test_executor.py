@@ -67,7 +67,7 @@ def test_the_order_of_hooks_and_transitions():
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_failing_hook_is_named_hides_no_other_and_the_executor_goes_on(stage):
+def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues(stage):
     async def go():
         found, told = executor()
 

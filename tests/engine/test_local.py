@@ -303,7 +303,7 @@ def test_the_context_is_never_exceeded():
     assert all(len(c.tokens) <= 7 and (c.finish_reason == "stop" or len(c.tokens) == 7) for c in short)
 
 
-def test_a_prompt_without_room_is_refused_and_the_engine_goes_on():
+def test_a_prompt_without_room_is_refused_and_the_engine_continues():
     found = engine(max_length=8)
     with pytest.raises(ValueError, match=r"prompt 1 has 8 tokens; the limit, one new token included, is 8\."):
         run(found, requests(2, 2))
@@ -598,7 +598,7 @@ def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
     assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
 
 
-def test_pausing_with_abort_ends_everything_and_the_engine_goes_on():
+def test_pausing_with_abort_ends_everything_and_the_engine_continues():
     async def go():
         found, asked = engine(slots=8), requests(3, 6, max_tokens=30)
         task = asyncio.ensure_future(drain(found.generate(asked)))

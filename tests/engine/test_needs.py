@@ -55,7 +55,7 @@ def test_a_log_prob_that_the_loss_reads_is_refused_with_the_remedy(mode, samplin
     assert says in caught.value.remedy and "\n" not in str(caught.value)
 
 
-def test_a_log_prob_that_only_metrics_read_is_told():
+def test_a_log_prob_that_only_metrics_read_is_reported():
     (note,) = check_log_probs(needs(training=WARM, measured=UNTRUNCATED), found("raw"), "server S")
     assert "mismatch/ metrics are absent" in note
     assert check_log_probs(needs(training=PLAIN, log_probs=UNTRUNCATED), found("raw"), "server S") == []
@@ -83,7 +83,7 @@ def test_scoring_at_another_temperature_is_refused():
         ("bfloat16", None, None, False),
     ],
 )
-def test_coarse_weights_without_a_correction_are_told(trainer, dtype, quantization, told):
+def test_coarse_weights_without_a_correction_are_reported(trainer, dtype, quantization, told):
     facts = {"dtype": dtype, "quantization": quantization, "engine": "server S"}
     notes = precision_notes(needs(training=PLAIN, compute_dtype=trainer), **facts)
     assert len(notes) == told

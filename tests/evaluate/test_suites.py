@@ -16,7 +16,7 @@ def lines(path, *rows):
 
 
 @pytest.mark.parametrize("name", sorted(SUITES))
-def test_every_suite_is_whole(name):
+def test_every_suite_is_complete(name):
     one = SUITES[name]
     assert one.name == name and one.max_tokens >= 256
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", one.hub)

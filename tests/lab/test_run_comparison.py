@@ -195,7 +195,7 @@ def test_runs_of_different_lengths_and_a_seed_each_are_said(tmp_path):
     assert found.notes == ("one seed per cell: no intervals, and a difference may be chance; run more seeds",)
 
 
-def test_the_warnings_of_a_run_are_told(tmp_path):
+def test_the_warnings_of_a_run_are_reported(tmp_path):
     folder = make_run(tmp_path / "one", curve([0.1, 0.5]))
     told = [{"step": 1, "text": "too long", "times": 3}, {"step": 2, "text": "masked", "times": 1}]
     (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": told}))

@@ -49,7 +49,7 @@ def test_where_the_target_is_reached(tmp_path, accuracies, target, steps):
     assert run.first_reach(target, "time") == (None if steps is None else pytest.approx(3 * steps))
 
 
-def test_a_run_that_goes_on(tmp_path):
+def test_a_run_that_continues(tmp_path):
     folder = make_run(tmp_path / "a", [step(1)], status=None)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')

@@ -96,7 +96,7 @@ def test_over_age_groups_are_evicted():
     assert simulated(*settings, times=times).figures.evicted == 0
 
 
-def test_an_engine_in_the_trainers_thread_stands_still_while_it_trains():
+def test_an_engine_in_the_trainers_thread_stops_while_it_trains():
     settings = ("engine.kind=local", KEEP, *overlapping(1))
     run = simulated(*settings)
     for record in run.steps[2:-1]:

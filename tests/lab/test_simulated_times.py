@@ -46,7 +46,7 @@ def test_bad_values_are_refused(make, message):
         make()
 
 
-def test_a_file_lies_under_the_command_line_and_over_a_fit(tmp_path):
+def test_a_file_overrides_a_fit_and_the_command_line_overrides_the_file(tmp_path):
     file = tmp_path / "times.yaml"
     file.write_text("length: {kind: lognormal, mean: 30}\nupdate: 2\n")
     times, entries = read_times(file, ["times.update=3", "times.score.value=0.5"], {"publish": 4.0, "update": 1.0}, "x")

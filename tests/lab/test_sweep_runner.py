@@ -172,7 +172,7 @@ def most_at_once(times):
     return most
 
 
-def test_the_warnings_of_a_run_are_told_at_its_end(lab):
+def test_the_warnings_of_a_run_are_reported_at_its_end(lab):
     made, text = lab(a="warns", b="done"), io.StringIO()
     made.run(SweepLines(text))
     told = [line.partition("  ")[2] for line in text.getvalue().splitlines() if "WARNING" in line]
@@ -297,7 +297,7 @@ def elsewhere():
 
 
 @pytest.mark.parametrize(("outcome", "heard"), [("done", ["done a"]), ("killed", ["waiting a", "running a", "done a"])])
-def test_a_run_that_goes_on_elsewhere_is_followed_and_not_begun_again(lab, elsewhere, outcome, heard):
+def test_a_run_that_continues_elsewhere_is_followed_and_not_started_again(lab, elsewhere, outcome, heard):
     made = lab(a="done")
     folder = made.runs[0].folder
     elsewhere(folder, outcome)
@@ -457,7 +457,7 @@ def test_a_small_terminal_shows_what_moves():
     assert most_relevant(all_of_them, 10) == all_of_them
 
 
-def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monkeypatch):
+def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
     clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
     monkeypatch.setattr("proxima.view.sweep_progress.time_of_day", lambda wall: wall[11:19])
     lines = SweepLines(out, clock)

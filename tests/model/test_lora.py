@@ -61,7 +61,7 @@ def test_a_new_adapter_is_the_one_that_get_peft_model_would_make(tiny_model):
 
 
 @pytest.mark.parametrize("lora", [Lora(rank=3), Lora(rank=3, dora=True), Lora(targets=("lm_head", "c_attn"), rank=2)])
-def test_the_number_of_trained_weights_is_told_without_weights(lora, tiny_model):
+def test_the_number_of_trained_weights_is_reported_without_weights(lora, tiny_model):
     kind = "gpt2" if "c_attn" in lora.targets else "llama"
     found = with_adapter(tiny_model(kind), lora)
     with torch.device("meta"):

@@ -150,7 +150,7 @@ def test_the_peer_is_found_by_the_options(converted, tmp_path):
 
 
 @pytest.mark.parametrize(("peer", "options"), [("areal", areal("rw", beta=0.1)), ("verl", verl(made__up=1))])
-def test_every_option_is_told(converted, peer, options, tmp_path):
+def test_every_option_is_reported(converted, peer, options, tmp_path):
     done = converted(peer, options)
     told = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
     assert set(options) - told == set()

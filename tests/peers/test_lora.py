@@ -75,7 +75,7 @@ def test_an_adapter_that_is_off(converted, peer, options):
     )
 
 
-def test_dropout_is_told_also_where_it_is_a_default(converted):
+def test_dropout_is_reported_also_where_it_is_a_default(converted):
     default = converted("trl", BASE["trl"] | {"use_peft": True})
     assert "0.05, TRL's default" in next(one.why for one in default.unsupported if one.name == "lora_dropout")
     none = converted("trl", BASE["trl"] | {"use_peft": True, "lora_dropout": 0})
@@ -118,7 +118,7 @@ def test_the_adapter_of_a_script(tmp_path, bias):
     assert "peft_config.task_type" in names(done.ignored)
 
 
-def test_an_adapter_that_cannot_be_read_is_told(tmp_path):
+def test_an_adapter_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.format(bias="none").replace("adapter = LoraConfig", "adapter = make"))
     done = convert(tmp_path / "train.py", "trl")
     assert "peft_config" in names(done.unsupported)

@@ -456,7 +456,7 @@ def test_areal_scaling_counts_where_nothing_divides(converted):
     assert divided.recipe["reward"] == [{"kind": "gsm8k"}] and "actor.reward_scaling" in listed(divided)["ignored"]
 
 
-def test_areal_default_kl_is_told(converted):
+def test_areal_default_kl_is_reported(converted):
     done = converted("areal", {"actor.reward_norm.mean_level": "group"})
     assert "actor.kl_ctl" in listed(done)["unsupported"] and "AReaL's default" in done.text
 
@@ -470,7 +470,7 @@ def test_areal_default_kl_is_told(converted):
         ("adv_norm", None, "batch", "subtracts the mean too"),
     ],
 )
-def test_areal_levels_without_an_equivalent_are_told(converted, section, mean, std, why):
+def test_areal_levels_without_an_equivalent_are_reported(converted, section, mean, std, why):
     levels = {f"actor.{section}.mean_level": mean, f"actor.{section}.std_level": std}
     told = converted("areal", NORM | levels).unsupported
     assert any(why in one.why for one in told if section in one.name)

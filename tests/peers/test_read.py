@@ -309,7 +309,7 @@ args = GRPOConfig(beta=0.1, chat_template_kwargs={"level": LEVEL}, generation_kw
 """
 
 
-def test_rows_that_a_python_file_makes_are_told(tmp_path):
+def test_rows_that_a_python_file_makes_are_reported(tmp_path):
     """A system prompt in `make_conversation`, say, would be lost with the data set's name alone."""
     (tmp_path / "x.py").write_text(ROWS)
     found = read(tmp_path / "x.py")

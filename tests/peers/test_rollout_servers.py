@@ -30,7 +30,7 @@ def test_verls_vllm_is_started_by_proxima(converted):
 
 
 @pytest.mark.parametrize(("kind", "says"), [("sglang", "engine={kind: sglang, url:"), ("hf", "engine local generates")])
-def test_other_engines_of_verl_are_told(kind, says, converted):
+def test_other_engines_of_verl_are_reported(kind, says, converted):
     done = converted("verl", {R + "name": kind})
     assert engine(done) == {} and says in ignored(done)[R + "name"]
 

@@ -33,7 +33,7 @@ def names(leftovers):
 
 
 @pytest.mark.parametrize(("name", "peer"), FILES)
-def test_every_option_that_a_file_sets_is_told_in_the_text(name, peer):
+def test_every_option_that_a_file_sets_is_reported_in_the_text(name, peer):
     """As the origin of a value, or in a list: translated, to fill in, not supported, unknown, read, without effect."""
     done = convert(EXAMPLES / name, peer)
     told = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
@@ -245,7 +245,7 @@ def test_a_reward_bias_cancels_only_where_a_mean_is_taken_off(converted):
     assert "actor.reward_bias" in names(centred.ignored)
 
 
-def test_a_schedule_that_ends_before_the_run_is_told(converted):
+def test_a_schedule_that_ends_before_the_run_is_reported(converted):
     options = {"algorithm._target_": "x.CPPO", "num_rollouts": 100, "backend.scheduler_cfg.total_steps": 50}
     cosine = converted("unirl", options | {"backend.scheduler_cfg.type": "cosine"})
     assert "backend.scheduler_cfg.total_steps" in names(cosine.unsupported)

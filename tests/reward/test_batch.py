@@ -275,7 +275,7 @@ def test_one_odd_score_costs_itself_only(file):
     assert scored[1].scores[1].error.startswith("odd: ValueError: returned n=nan, expected a finite number")
 
 
-def test_what_your_function_does_wrong_costs_the_step_and_the_next_goes_on(file):
+def test_what_your_function_does_wrong_costs_the_step_and_the_next_continues(file):
     errors = {"raise": "KeyError: 'gone' (my_batch.py:8)", "die": "its worker ended", "hang": "timed out after 4 s"}
     errors["few"] = "ValueError: returned 1 lists with 1 scores, expected 2 lists with one score for each completion"
     with runner(Length(), FunctionBatch(path=f"{file}:rank"), timeout=2.0) as made:

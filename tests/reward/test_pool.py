@@ -142,7 +142,7 @@ def test_a_restricted_worker_reaches_nothing(pool, tmp_path, body):
     assert found(answers[1:]) == ["2"]
 
 
-def test_death_is_reported_and_the_rest_goes_on(pool, tmp_path):
+def test_death_is_reported_and_the_rest_continues(pool, tmp_path):
     answers = asyncio.run(
         pool.run(
             [regex("1"), code(tmp_path, "import os; os._exit(3)"), code(tmp_path, "import os; os.abort()"), regex("4")]

@@ -97,7 +97,7 @@ def test_evicted_groups_are_counted_and_refunded():
     }
 
 
-def test_failed_calls_are_repeated_and_told():
+def test_failed_calls_are_retried_and_reported():
     run = Run(Schedule(prompts=4, steps=4, concurrent=4, crashes=0.7)).go()
     run.assert_whole()
     notes = [note for batch in run.batches for note in batch.notes]
@@ -115,7 +115,7 @@ def test_the_run_ends_when_the_retries_are_spent():
 
 
 @pytest.mark.parametrize("error", [UserError("too long"), NotFiniteError("NaN")])
-def test_what_a_retry_cannot_mend_ends_the_run_at_once(error):
+def test_what_a_retry_cannot_fix_ends_the_run_at_once(error):
     run = broken(Run(Schedule(retries=9)), error)
     with pytest.raises(type(error), match=str(error)):
         run.go()

@@ -47,7 +47,7 @@ def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
 
 
 @pytest.mark.parametrize("engine", ["local", "local_process"])
-def test_prompts_generate_beside_the_training(engine, tiny_model, tmp_path):
+def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path):
     assert go(tmp_path / "run", tree(tiny_model("llama"), engine__kind=engine)).status == "done"
     records = assert_whole(tmp_path / "run")
     assert any(r["age/max"] > 0 for r in records)  # some were generated before the weights of the step before
@@ -175,7 +175,7 @@ def test_an_engine_that_fails_is_asked_again(failures, tiny_model, tmp_path, mon
     assert_whole(tmp_path / "run")
 
 
-def test_a_replaced_engine_is_told(tiny_model, tmp_path):
+def test_a_replaced_engine_is_reported(tiny_model, tmp_path):
     killed: list[int] = []
     watcher = Watcher(engine_killer(killed))
     go(tmp_path / "run", tree(tiny_model("llama"), engine__kind="local_process", engine__threads=1), observer=watcher)

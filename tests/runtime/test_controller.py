@@ -203,7 +203,7 @@ class World:
         return [p.detach().clone() for p in self.stack.parameters]
 
 
-def test_where_prompts_stand_at_each_stage(tmp_path):
+def test_the_state_of_prompts_at_each_stage(tmp_path):
     world = World(tmp_path / "run")
     at_update = []
     inner = world.controller.update

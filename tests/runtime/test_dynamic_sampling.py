@@ -145,7 +145,7 @@ def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
     assert all((a == b).all() for a, b in zip(before, empty.weights(), strict=True))
 
 
-def test_no_limit_goes_on_until_the_batch_is_full(tmp_path):
+def test_no_limit_continues_until_the_batch_is_full(tmp_path):
     world = refilled(tmp_path / "run", every=200, max_num_gen_batches=0, oversample=1)
     world.run()
     assert counts(world)[0] == (402, 3, 399, 0, 134) and world.source.drawn == 1602

@@ -69,7 +69,7 @@ class Hooked(Local):
         return executor
 
 
-def test_the_engine_of_a_recipe_may_bring_hooks(tiny_model, tmp_path):
+def test_the_engine_of_a_recipe_may_register_hooks(tiny_model, tmp_path):
     Hooked.calls.clear()
     kind = f"{__name__}:Hooked"
     go(tmp_path / "run", tree(tiny_model("llama"), engine__kind=kind))
@@ -123,7 +123,7 @@ def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path
 
 
 @pytest.mark.parametrize("error", [UserError("no such port"), NotFiniteError("NaN")])
-def test_what_the_user_must_mend_still_ends_the_run(error, tiny_model, tmp_path, monkeypatch):
+def test_what_the_user_must_fix_still_ends_the_run(error, tiny_model, tmp_path, monkeypatch):
     async def broken(self, asked):
         raise error
 
@@ -145,7 +145,7 @@ def test_a_torn_file_of_an_asynchronous_checkpoint_costs_its_step(name, tiny_mod
     assert_whole(run.path, steps=6, prompts=2, lag=3)
 
 
-def test_a_torn_journal_is_one_line_and_a_restored_one_goes_on(tiny_model, tmp_path):
+def test_a_torn_journal_is_one_line_and_a_restored_one_continues(tiny_model, tmp_path):
     config, run = tree(tiny_model("llama")), RunFolder(tmp_path / "run")
     with pytest.raises(Died):
         go(run.path, config, observer=die_at("step", lambda record, sample: record["step"] == 3))

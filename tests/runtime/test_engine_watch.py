@@ -12,7 +12,7 @@ def news(watch: EngineWatch, **detail: Any) -> list[str]:
     return watch.news(Health(ok=True, version=0, detail=detail))
 
 
-def test_events_are_told_once_each_beyond_those_that_are_kept() -> None:
+def test_each_event_is_reported_once_even_if_no_longer_kept() -> None:
     pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
     found = list[str]()
     for number in range(2 * EVENTS + 7):

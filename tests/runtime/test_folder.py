@@ -106,7 +106,7 @@ def test_one_process_at_a_time(folder):
     assert folder.begin() is False
 
 
-def test_a_note_of_a_process_that_has_ended_is_told_as_such(folder):
+def test_a_lock_note_of_a_process_that_has_ended_says_so(folder):
     """What it started holds the lock on."""
     lock = folder.path / ".lock"
     ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -144,7 +144,7 @@ def test_every_pair_of_states(journal, source, target):
         assert journal.prompt(1) == before
 
 
-def test_the_rules_stand_in_the_database(tmp_path, journal):
+def test_the_rules_are_in_the_database(tmp_path, journal):
     """Not only this class keeps them: any writer of the file has to."""
     advance_to_scored(journal, 1)
     journal.select(1, [1])
@@ -171,7 +171,7 @@ def test_the_rules_stand_in_the_database(tmp_path, journal):
             raw.execute(statement)
 
 
-def test_errors_name_the_prompt_and_where_it_stands(journal):
+def test_errors_name_the_prompt_and_its_state(journal):
     journal.admit(prompts(7))
     with pytest.raises(ValueError, match="prompt 7 was admitted before \\(queued\\); a uid is used once"):
         journal.admit(prompts(8, 7))

@@ -183,7 +183,7 @@ def test_the_best_checkpoint_is_kept_and_found(base, tmp_path):
     assert load(str(best.model), device="cpu").name == f"run step {best.step}"
 
 
-def test_a_run_goes_on_from_an_adapter(whole, base, tmp_path):
+def test_a_run_continues_from_an_adapter(whole, base, tmp_path):
     """The first completions of the second run are those of the first run's policy."""
     start = str(export(whole, tmp_path / "adapter", adapter=True))
     config = tree(base, model__lora=LORA | {"path": start}, train__steps=1, eval__every=0)

@@ -181,7 +181,7 @@ def test_a_token_is_written_once_under_the_version_after_its_own_and_only_then()
     assert cache.metrics()["next/cached_fraction"] == 0.8
 
 
-def test_a_completion_in_flight_goes_on_and_is_then_held():
+def test_a_completion_in_flight_continues_and_is_then_unconsumed():
     whole = completion([1, 1, 2, 2, 2])
     flying = InFlight.of(whole, prompt(0).tokens)
     found, held = Recording(), []
@@ -286,7 +286,7 @@ class Settings:
     next_from = "engine"
 
 
-def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_told():
+def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
     found = Recording()
     cache = make_next_policy(Settings, executor := Executor(found), list, None, ())
     assert cache.trainer is None

@@ -252,7 +252,7 @@ def test_a_column_that_a_reward_asks_for_is_missed_before_weights_are_loaded(tin
         load_run_data(resolve(tree).config)
 
 
-def test_a_run_says_it_and_goes_on(tiny_model, tmp_path):
+def test_a_run_says_it_and_continues(tiny_model, tmp_path):
     answers = [str(i) for i in range(4)]
     tree = recipe(
         tiny_model("llama"),

@@ -273,7 +273,7 @@ def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step
     assert {error.field for error in caught.value.errors} == {"seed", "train.completions_per_prompt"}
 
 
-def test_an_accepted_change_is_told_from_then_on(tiny_model, tmp_path):
+def test_an_accepted_change_is_reported_from_then_on(tiny_model, tmp_path):
     folder = tmp_path / "run"
     go(folder, tree(tiny_model("llama"), train__steps=1, eval__every=0))
     changes = {"algorithm": {"preset": "grpo"}, "train__optimizer__lr": 1e-4, "reward": [{"kind": "length"}]}

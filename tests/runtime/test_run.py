@@ -596,7 +596,7 @@ def test_bad_input_leaves_no_folder(changes, said, tiny_model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_failure_in_the_loop_is_told_and_leaves_a_summary(tiny_model, tmp_path):
+def test_a_failure_in_the_loop_is_reported_and_leaves_a_summary(tiny_model, tmp_path):
     def trip(event, *facts):
         if event == "step" and facts[0]["step"] == 2:
             raise RuntimeError("the observer fell over")

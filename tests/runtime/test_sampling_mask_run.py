@@ -215,7 +215,7 @@ def test_what_compares_with_the_whole_vocabulary_is_refused_beside_it(changes, p
     assert len(found) == 1, [str(one) for one in check(resolve(tree))]
 
 
-def test_a_recipe_with_it_is_whole_and_what_is_seldom_meant_is_told(tiny_model):
+def test_a_recipe_with_it_is_complete_and_unlikely_settings_cause_a_warning(tiny_model):
     def told(**changes):
         resolved = resolve(recipe(tiny_model("llama"), **REPLAY | changes))
         assert not check(resolved)

@@ -42,7 +42,7 @@ def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
     assert [row["correct"] for row in rows] == [sum(row["tokens"]) % 2 == 1 for row in rows]
 
 
-def test_pruning_and_dynamic_sampling_are_told_at_the_start_and_done(tiny_model, tmp_path):
+def test_pruning_and_dynamic_sampling_are_announced_and_done(tiny_model, tmp_path):
     """4 prompts × 4 / 2 = 8 groups a step, drawn from 12 at a time, 2 completions of each trained on."""
     selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5, "allocate": True}]
     told = []

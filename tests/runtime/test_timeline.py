@@ -109,7 +109,7 @@ def test_prompts_that_overlap_get_lanes_of_their_own(tmp_path):
     assert [(e["ts"], e["dur"]) for e in spans(found, ENGINE)] == [(0, 7_000_000)]
 
 
-def test_a_killed_run_leaves_an_array_that_goes_on(tmp_path):
+def test_a_killed_run_leaves_an_array_that_continues(tmp_path):
     path = tmp_path / "timeline.json"
     first = Timeline(path, print)
     first.span("step", 0.0, 1.0, TRAINER, step=1)
@@ -154,7 +154,7 @@ def test_a_resume_doubles_no_step(tmp_path, tiny_model):
     assert steps(events(folder.timeline)) == [1]
 
 
-def test_a_run_that_generates_beside_the_training(tmp_path, tiny_model):
+def test_a_run_that_generates_asynchronously(tmp_path, tiny_model):
     tree = recipe(tiny_model("llama"), runtime__max_concurrent_rollouts=6, eval__every=0, train__steps=4)
     go(tmp_path / "run", tree)
     found = events(tmp_path / "run" / "timeline.json")

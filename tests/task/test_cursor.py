@@ -65,7 +65,7 @@ def test_however_it_is_cut_each_epoch_holds_each_row_once(size, seed, parts):
     after=st.integers(0, 100),
     shuffle=st.booleans(),
 )
-def test_a_loaded_cursor_goes_on(size, seed, before, after, shuffle):
+def test_a_loaded_cursor_continues(size, seed, before, after, shuffle):
     import json
 
     cursor = Cursor(size, seed, shuffle)

@@ -50,7 +50,7 @@ def test_a_system_prompt_goes_only_before_rows_that_have_none():
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_without_a_chat_template_the_contents_stand_one_a_line(ends):
+def test_without_a_chat_template_the_contents_are_one_per_line(ends):
     tokens = prompt_tokens((SYSTEM, {"role": "user", "content": "Hi"}), BaseTokenizer(ends))
     assert tokens[0] == 1 and "".join(chr(token - 10) for token in tokens[1:]) == "Be brief.\nHi\n"
 
@@ -183,7 +183,7 @@ def test_survey_counts_and_moves_nothing():
         source([1, 50], context=10, over_length="refuse").count_over_length()
 
 
-def test_a_resumed_source_goes_on():
+def test_a_resumed_source_continues():
     options = {"lengths": [1, 50, 2, 50, 3, 4, 5], "context": 10}
     made = source(**options, cursor=Cursor(7, seed=4))
     made.next(5)

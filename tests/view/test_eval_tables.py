@@ -204,7 +204,7 @@ def test_stages_where_there_is_no_terminal():
     assert stream.getvalue() == "read  500/1,000   25.0/s   eta 20 s\nread  900   30.0/s\n"
 
 
-def test_each_of_several_sets_is_told_when_it_is_done():
+def test_each_of_several_sets_is_reported_when_it_is_done():
     stream = io.StringIO()
     view = EvalProgress(stream, ManualClock(), show_results=True)
     view.suite_finished("gsm8k", facts(), 62.0)

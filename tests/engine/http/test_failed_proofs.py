@@ -58,7 +58,7 @@ def test_it_is_given_weights_again_ever_more_rarely_and_serves_nothing(tmp_path)
     assert len(health.detail["events"]) == 1  # told once, however often it fails
 
 
-def test_a_server_that_was_started_again_and_fails_its_proof_is_told(tmp_path):
+def test_a_server_that_was_started_again_and_fails_its_proof_is_reported(tmp_path):
     async def go(engine, servers):
         await engine.publish(update(1, WEIGHTS[1]))
         servers[1].ignores_weights = True
@@ -133,7 +133,7 @@ def test_the_run_ends_at_its_first_sync_whoever_fails(tmp_path):
             asyncio.run(engine.publish(update(1, WEIGHTS[1])))
 
 
-def test_what_it_goes_on_with_before_it_is_found_does_not_count(tmp_path):
+def test_what_it_continues_with_before_it_is_found_does_not_count(tmp_path):
     """Completions that it held end after it says that it has the new weights, and before the probe is answered."""
     asked = requests(6, 2)
 

@@ -78,7 +78,7 @@ def test_the_tokens_of_a_broken_completion_are_kept(fault, tmp_path):
     assert second["seed"] != first["seed"]  # the server begins its draws again
 
 
-def test_a_server_that_goes_on_after_the_stop_token(tmp_path):
+def test_a_server_that_continues_after_the_stop_token(tmp_path):
     asked = requests(6, 4)
     with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
         clean = asyncio.run(collect(engine, asked))

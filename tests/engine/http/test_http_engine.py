@@ -30,7 +30,7 @@ def test_completions_have_the_log_probs_of_the_model(tmp_path):
     assert len({one.tokens.tobytes() for one in given}) > len(given) / 2
 
 
-def test_new_weights_are_used_and_told(tmp_path):
+def test_new_weights_are_used_and_reported(tmp_path):
     asked = requests(4, 2)
 
     async def go(engine):
@@ -109,7 +109,7 @@ def test_scores_do_not_wait_for_completions(tmp_path):
         assert len(asyncio.run(go(engine, servers[0]))) == 40
 
 
-def test_of_several_replicas_the_one_that_follows_least_is_told():
+def test_of_several_replicas_the_one_that_follows_least_is_reported():
     def report(url, **metrics):
         return SyncReport(url=url, version=3, how="value", seconds=metrics.pop("seconds"), metrics=metrics)
 

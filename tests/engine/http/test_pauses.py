@@ -40,7 +40,7 @@ def go_on(servers):
 
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("facts", [IN_PLACE, ELSEWHERE, NO_PAUSE])
-def test_recompute_goes_on_under_the_new_weights(facts, paused, tmp_path):
+def test_recompute_continues_under_the_new_weights(facts, paused, tmp_path):
     asked = requests(5, 3)
 
     async def go(engine, servers):
@@ -68,7 +68,7 @@ def test_recompute_goes_on_under_the_new_weights(facts, paused, tmp_path):
     assert again == (0 if facts is IN_PLACE else len(long))
 
 
-def test_keep_goes_on_with_the_kv_that_it_has(tmp_path):
+def test_keep_continues_with_the_kv_that_it_has(tmp_path):
     asked = requests(4, 2)
 
     async def go(engine, servers):

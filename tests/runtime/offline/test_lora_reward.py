@@ -45,7 +45,7 @@ def test_a_checkpoint_holds_adapter_and_head_and_is_a_reward(whole, tmp_path):
     assert not torch.equal(first.score.weight, ours.score.weight), "the head is trained"
 
 
-def test_a_reward_model_goes_on_from_an_adapter(whole, tree, tmp_path):
+def test_a_reward_model_continues_from_an_adapter(whole, tree, tmp_path):
     start = export(whole, tmp_path / "adapter", adapter=True)
     lora = {"rank": 4, "alpha": 8.0, "path": str(start)}
     go(tmp_path / "run", tree(model__lora=lora, train__steps=1))

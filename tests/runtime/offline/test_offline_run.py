@@ -150,7 +150,7 @@ def test_a_model_that_diverges_ends_the_run_with_a_remedy(tiny_model, tmp_path):
     assert summary_of(tmp_path / "run")["status"] == "failed"
 
 
-def test_a_turn_that_ends_with_another_token_than_generation_is_told(tiny_model, tmp_path):
+def test_a_turn_that_ends_with_another_token_than_generation_is_reported(tiny_model, tmp_path):
     """A base model with the template of its chat model: its EOS is not what ends a turn."""
     model = tmp_path / "base"
     shutil.copytree(tiny_model("llama"), model)

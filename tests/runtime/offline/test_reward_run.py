@@ -74,7 +74,7 @@ def test_the_run_leaves_a_model_for_hugging_face_and_for_rl(unbroken, tmp_path):
     assert {"accuracy", "accuracy/low", "length_only/accuracy", "random/accuracy", "calibration/error"} <= record.keys()
 
 
-def test_training_goes_on_from_a_reward_model(unbroken, tree, tmp_path):
+def test_training_continues_from_a_reward_model(unbroken, tree, tmp_path):
     """Its head stays; from a language model the head is drawn by the run's seed."""
     last = checkpoints(RunFolder(unbroken).checkpoints)[-1].model
     head = AutoModelForSequenceClassification.from_pretrained(last).score.weight
