@@ -43,7 +43,7 @@ def test_a_lost_answer_points_to_a_log_that_is_there() -> None:
     (ours,) = news(EngineWatch("engine.log"), replicas={"lost": 1}, log=None)
     assert ours.endswith("requested again; see engine.log")
     (theirs,) = news(EngineWatch("engine.log"), replicas={"lost": 2}, log="the servers' own logs")
-    assert theirs.startswith("2 answers") and theirs.endswith("see the servers' own logs")
+    assert theirs.startswith("2 server responses") and theirs.endswith("see the servers' own logs")
 
 
 def test_counts_of_a_step_add_up_however_often_they_are_asked_for() -> None:

@@ -55,7 +55,7 @@ class EngineWatch:
             self.metrics[key] = value if name in ("ready", "of") else self.metrics.get(key, 0.0) + grown[name]
         if (lost := grown.get("lost", 0)) > 0:
             text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
-            told.append(f"{text} not a valid completion and requested again; see {detail.get('log') or self.log}")
+            told.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
         return told
 
     def _replaced(self, exits: int, exit_reason: str) -> Iterator[str]:
