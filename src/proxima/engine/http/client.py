@@ -149,7 +149,7 @@ class ServerClient:
         try:
             return response.json()
         except ValueError as error:
-            raise ServerError(self.url, path, f"response is not JSON but {_excerpt(response.text)}") from error
+            raise ServerError(self.url, path, f"answers no JSON but {_excerpt(response.text)}") from error
 
     @asynccontextmanager
     async def lines(
