@@ -9,12 +9,17 @@ from proxima.config.resolve import Resolved
 from proxima.core.advantage import ADVANTAGES, Gdpo, needs_baseline
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.aggregate import TokenMean
+from proxima.core.loss import SUPPLIED_BY
 from proxima.core.selection import Balance, BestAndWorst, Prune
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.reward.base import as_reward
 
 FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy", "token"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
+LOADED_BY = {
+    "reference_log_prob": "set algorithm.reference_kl, which loads the reference model",
+    "next_log_prob": "set algorithm.proximal=next, in asynchronous training, or towards=proximal",
+}
 FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
 
 
@@ -57,8 +62,6 @@ def teacher_is_usable(r: Resolved[Any]) -> Iterator[Problem]:
 
 def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
     """Every tensor that a spec declares in `needs` comes from the engine, the trainer or the reference model."""
-    from proxima.core.loss import SUPPLIED_BY
-
     algorithm, engine = r.config.algorithm, r.config.engine
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
     if algorithm.reference_kl is not None or algorithm.reward_kl is not None:
@@ -75,13 +78,9 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
             yield r.problem(f"algorithm.{slot}.kind", message)
             missing -= FROM_TOP_K
         for name in sorted(missing):
-            remedy = SUPPLIED_BY.get(name, "nothing supplies it")
-            if name == "reference_log_prob":
-                remedy = "set algorithm.reference_kl, which loads the reference model"
-            elif name == "next_log_prob":
-                remedy = "set algorithm.proximal=next, in asynchronous training, or towards=proximal"
-            else:
-                remedy = f"engine {r.entry('engine.kind').value!r} does not supply it; {remedy}"
+            supplier = SUPPLIED_BY.get(name, "nothing supplies it")
+            lacking = f"engine {r.entry('engine.kind').value!r} does not supply it; {supplier}"
+            remedy = LOADED_BY.get(name, lacking)
             yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
 
 
@@ -141,10 +140,8 @@ def gdpo_has_the_weights(r: Resolved[Any]) -> Iterator[Problem]:
         return
     shown = ", ".join(f"{weight:g}" for weight in weights)
     if advantage.weights is None and set(weights) != {1.0}:
-        message = (
-            f"weighs every reward by 1, and the rewards have weights of their own; set it to [{shown}], or these to 1"
-        )
-        yield r.problem("algorithm.advantage.weights", message)
+        message = "weighs every reward by 1, and the rewards have weights of their own"
+        yield r.problem("algorithm.advantage.weights", f"{message}; set it to [{shown}], or these to 1")
 
 
 def advantage_reads_the_kl(r: Resolved[Any]) -> Iterator[Problem]:
@@ -185,8 +182,6 @@ def dynamic_sampling_has_a_selection(r: Resolved[Any]) -> Iterator[Problem]:
 
 def baseline_rewards_are_per_completion(r: Resolved[Any]) -> Iterator[Problem]:
     """A reward of the whole batch is computed after the greedy baseline."""
-    from proxima.reward.base import as_reward
-
     if needs_baseline(r.config.algorithm.advantage):
         for i, reward in enumerate(r.config.reward):
             if as_reward(reward).whole_batch:
@@ -196,8 +191,6 @@ def baseline_rewards_are_per_completion(r: Resolved[Any]) -> Iterator[Problem]:
 
 def selection_metrics_exist(r: Resolved[Any]) -> Iterator[Problem]:
     """A selection by a metric names one that completions have."""
-    from proxima.reward.base import as_reward
-
     known = {*METRICS, *METRIC_ALIASES, *(as_reward(reward).label for reward in r.config.reward)}
     for i, spec in enumerate(r.config.algorithm.selection):
         metric = getattr(spec, "metric", None)
@@ -248,16 +241,12 @@ def some_tokens_are_older(r: Resolved[Any]) -> Iterator[Problem]:
     if config.algorithm.proximal != "next":
         return
     if (lag := config.runtime.max_lag) < 2:
-        message = (
-            f"with runtime.max_lag={lag} no token is two versions old, so this is proximal=recompute; set max_lag to 2"
-        )
-        yield r.problem("algorithm.proximal", message)
+        message = f"with runtime.max_lag={lag} no token is two versions old, so this is proximal=recompute"
+        yield r.problem("algorithm.proximal", f"{message}; set max_lag to 2")
     elif config.runtime.max_concurrent_rollouts is None and config.algorithm.dynamic_sampling is None:
-        message = (
-            "without runtime.max_concurrent_rollouts each step trains on its own version's tokens, so this is "
-            "proximal=recompute; set it to the number of prompts that generate at once"
-        )
-        yield r.problem("algorithm.proximal", message)
+        message = "without runtime.max_concurrent_rollouts each step trains on its own version's tokens"
+        remedy = "so this is proximal=recompute; set it to the number of prompts that generate at once"
+        yield r.problem("algorithm.proximal", f"{message}, {remedy}")
 
 
 def correction_has_an_effect(r: Resolved[Any]) -> Iterator[Problem]:

@@ -49,11 +49,10 @@ def overlap_is_of_use(r: Resolved[Any]) -> Iterator[Problem]:
     prompts = pruned(train.prompts_per_step, train.completions_per_prompt, r.config.algorithm.selection)[0]
     most = (runtime.max_lag + 1) * prompts
     if runtime.max_concurrent_rollouts > most:
-        message = (
-            f"can't be reached: runtime.max_lag={runtime.max_lag} admits ({runtime.max_lag} + 1) x {prompts} prompts "
-            f"of steps to come; set {most} or fewer, or raise runtime.max_lag or train.prompts_per_step"
-        )
-        yield r.problem(CONCURRENT, message)
+        lag = runtime.max_lag
+        message = f"can't be reached: runtime.max_lag={lag} admits ({lag} + 1) x {prompts} prompts of steps to come"
+        remedy = f"set {most} or fewer, or raise runtime.max_lag or train.prompts_per_step"
+        yield r.problem(CONCURRENT, f"{message}; {remedy}")
     if runtime.max_lag >= train.steps:
         message = f"bounds nothing: the run has {train.steps} steps, so all prompts may be generated before the first"
         yield r.problem("runtime.max_lag", f"{message}; lower it or raise train.steps")

@@ -59,10 +59,10 @@ def _one(node: Node, hint: Any) -> Any:
         return node.to_python()
     if origin is Literal:
         return _literal(node, get_args(hint))
-    if hint in _SCALARS:
-        return _SCALARS[hint](node)
-    if hint is Path:
-        return Path(_text(node))
+    if hint in (bool, int, float):
+        return _scalar(node, hint)
+    if hint in (str, Path):
+        return hint(_text(node))
     base = origin or hint
     if base is tuple:
         return tuple(_items(node, _entry_hints(node, get_args(hint))))
@@ -86,22 +86,13 @@ def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
     raise Mismatch(f"one of {', '.join(names)}" + (f"; did you mean {near!r}?" if near else ""))
 
 
-def _bool(node: Node) -> bool:
-    if isinstance(node.value, bool):
-        return node.value
-    raise Mismatch("true or false")
-
-
-def _int(node: Node) -> int:
-    if isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.value == node.value // 1:
-        return int(node.value)
-    raise Mismatch("a whole number")
-
-
-def _float(node: Node) -> float:
-    if isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return float(node.value)
-    raise Mismatch("a number")
+def _scalar(node: Node, kind: type) -> Any:
+    value = node.value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {bool: isinstance(value, bool), int: number and value % 1 == 0, float: number}  # type: ignore[operator]
+    if fits[kind]:
+        return kind(value)
+    raise Mismatch({bool: "true or false", int: "a whole number", float: "a number"}[kind])
 
 
 def _text(node: Node) -> str:
@@ -114,9 +105,6 @@ def _text(node: Node) -> str:
     if node.mapping is not None or node.items is not None or node.value is None:
         raise Mismatch("a text")
     raise Mismatch(f'a text; put it in quotes: "{node.text}"')
-
-
-_SCALARS: dict[Any, Any] = {bool: _bool, int: _int, float: _float, str: _text}
 
 
 def _entry_hints(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -36,67 +36,27 @@ class FieldClass(Enum):
     REPLICATION = frozenset({Purpose.CELL})  # the repetitions of an experiment differ in it
 
 
-FIELD_CLASSES: Mapping[str, FieldClass] = {
-    "algorithm": FieldClass.METHOD,
-    "algorithm.dynamic_sampling.exhausted": FieldClass.RESUMABLE,  # it says what ends a run
-    "algorithm.dynamic_sampling.max_num_gen_batches": FieldClass.RESUMABLE,  # likewise
-    "algorithm.mismatch": FieldClass.RESUMABLE,  # it says what a step does from now on, or what ends a run
-    "algorithm.preset": FieldClass.LABEL,  # its fields are compared
-    "checkpoint": FieldClass.OPERATION,
-    "engine": FieldClass.METHOD,
-    "engine.allow_remote": FieldClass.LABEL,
-    "engine.away_seconds": FieldClass.OPERATION,
-    "engine.call_seconds": FieldClass.OPERATION,
-    "engine.chunk_tokens": FieldClass.OPERATION,
-    "engine.health_seconds": FieldClass.OPERATION,
-    "engine.idle_seconds": FieldClass.OPERATION,
-    "engine.max_running": FieldClass.RESUMABLE,
-    "engine.prefill_tokens": FieldClass.RESUMABLE,
-    "engine.probe_bound": FieldClass.OPERATION,
-    "engine.probe_tokens": FieldClass.OPERATION,
-    "engine.restarts": FieldClass.OPERATION,
-    "engine.retries": FieldClass.OPERATION,
-    "engine.serve": FieldClass.OPERATION,  # where and how servers run: they are asked at each start what they are
-    "engine.serve.arguments": FieldClass.METHOD,
-    "engine.serve.dtype": FieldClass.METHOD,
-    "engine.serve.log_probs": FieldClass.METHOD,
-    "engine.threads": FieldClass.LABEL,
-    "engine.timeout": FieldClass.OPERATION,
-    "engine.token_env": FieldClass.LABEL,
-    "engine.url": FieldClass.LABEL,
-    "engine.weight_folder": FieldClass.LABEL,
-    "engine.weight_seconds": FieldClass.OPERATION,
-    "engine.weights": FieldClass.OPERATION,
-    "eval": FieldClass.RESUMABLE,
-    "eval.after": FieldClass.PROGRESS,
-    "eval.before": FieldClass.PROGRESS,
-    "eval.every": FieldClass.PROGRESS,
-    "eval.metric": FieldClass.LABEL,
-    "folder": FieldClass.LABEL,
-    "model.device": FieldClass.RESUMABLE,
-    "model.gradient_checkpointing": FieldClass.RESUMABLE,
-    "model.log_prob_chunk": FieldClass.RESUMABLE,
-    "reward": FieldClass.METHOD,
-    "rollouts": FieldClass.RESUMABLE,  # the files are compared by content
-    "monitor": FieldClass.LABEL,
-    "runtime": FieldClass.METHOD,
-    "runtime.max_concurrent_rollouts": FieldClass.CHECKPOINTED,
-    "runtime.max_lag": FieldClass.CHECKPOINTED,
-    "runtime.max_unscored_steps": FieldClass.OPERATION,
-    "runtime.reward_timeout": FieldClass.OPERATION,
-    "runtime.reward_memory_mb": FieldClass.OPERATION,
-    "runtime.reward_workers": FieldClass.OPERATION,
-    "runtime.rollout_retries": FieldClass.OPERATION,
-    "runtime.stall_seconds": FieldClass.OPERATION,
-    "runtime.threads": FieldClass.LABEL,
-    "sampling": FieldClass.METHOD,
-    "seed": FieldClass.REPLICATION,
-    "train": FieldClass.METHOD,
-    "train.completions_per_prompt": FieldClass.CHECKPOINTED,
-    "train.epochs": FieldClass.PROGRESS,
-    "train.optimizer.kind": FieldClass.CHECKPOINTED,
-    "train.steps": FieldClass.PROGRESS,
+_PATHS: Mapping[FieldClass, str] = {
+    FieldClass.LABEL: """algorithm.preset engine.allow_remote engine.threads engine.token_env engine.url
+        engine.weight_folder eval.metric folder monitor runtime.threads""",
+    FieldClass.METHOD: """algorithm engine engine.serve.arguments engine.serve.dtype engine.serve.log_probs reward
+        runtime sampling train""",
+    FieldClass.CHECKPOINTED: """runtime.max_concurrent_rollouts runtime.max_lag train.completions_per_prompt
+        train.optimizer.kind""",
+    # `engine.serve`, where and how servers run: at each start they are asked what they are
+    FieldClass.OPERATION: """checkpoint engine.away_seconds engine.call_seconds engine.chunk_tokens
+        engine.health_seconds engine.idle_seconds engine.probe_bound engine.probe_tokens engine.restarts engine.retries
+        engine.serve engine.timeout engine.weight_seconds engine.weights runtime.max_unscored_steps
+        runtime.reward_timeout runtime.reward_memory_mb runtime.reward_workers runtime.rollout_retries
+        runtime.stall_seconds""",
+    FieldClass.PROGRESS: "eval.after eval.before eval.every train.epochs train.steps",
+    # what ends a run, and what a step does from now on; `rollouts`: the files are compared by content
+    FieldClass.RESUMABLE: """algorithm.dynamic_sampling.exhausted algorithm.dynamic_sampling.max_num_gen_batches
+        algorithm.mismatch engine.max_running engine.prefill_tokens eval model.device model.gradient_checkpointing
+        model.log_prob_chunk rollouts""",
+    FieldClass.REPLICATION: "seed",
 }
+FIELD_CLASSES = {path: one for one, paths in _PATHS.items() for path in paths.split()}
 ABSENT = object()  # stands for the value of a field that one of the two configs lacks
 
 

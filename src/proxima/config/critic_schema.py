@@ -56,9 +56,8 @@ class ModelCritic(CriticConfig):
         super().__post_init__()
         steps = self.value_warmup_steps
         require(steps >= 0, "value_warmup_steps", steps, "must be >= 0")
-        require(
-            self.revision is None or self.path is not None, "revision", self.revision, "must be null without a path"
-        )
+        named = self.path is not None or self.revision is None
+        require(named, "revision", self.revision, "must be null without a path")
 
     def training(self, train: TrainConfig) -> TrainConfig:
         """`train` of the run with the critic's own settings in their place.

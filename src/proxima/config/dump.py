@@ -1,42 +1,56 @@
 """The resolved config as YAML: complete, each value with its provenance behind it; it loads back to the same config."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from proxima.config.builder import ResolvedValue
 from proxima.config.resolve import Resolved
 from proxima.config.scalars import for_any_reader
 
-Branch = dict[str, Any]  # nested by the parts of the path; a leaf is a `ResolvedValue`
+Lines = list[tuple[str, str | None]]  # each with the comment behind it
 
 
 def dump(resolved: Resolved[Any]) -> str:
     """YAML text, of which `resolve` gives a config equal to `resolved.config`; comments say where values came from."""
-    root: Branch = {}
-    for entry in resolved.entries:
-        *parents, leaf = entry.path.split(".")
-        branch = root
-        for part in parents:
-            branch = branch.setdefault(part, {})
-        branch[leaf] = entry
-    lines = _branch(root, 0)
+    lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), _leaf)
     width = min(60, max((len(text) for text, _ in lines), default=0))
     body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
     header = f"# Resolved from {resolved.recipe}; each value with its origin.\n" if resolved.recipe else ""
     return f"{header}{body}\n"
 
 
-def _branch(branch: Branch, depth: int) -> list[tuple[str, str | None]]:
-    margin = "  " * depth
-    lines: list[tuple[str, str | None]] = []
-    for key, child in branch.items():
-        if isinstance(child, ResolvedValue):
-            lines.append((f"{margin}{key}: {for_any_reader(child.value)}", child.source))
+def _leaf(key: str, value: ResolvedValue, margin: str) -> Lines:
+    return [(f"{margin}{key}: {for_any_reader(value.value)}", value.source)]
+
+
+def nested(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Leaves by their dotted paths as a tree by the parts of the paths; a list has the keys 0, 1, …"""
+    root: dict[str, Any] = {}
+    for path, leaf in leaves:
+        *parents, last = path.split(".")
+        branch = root
+        for part in parents:
+            branch = branch.setdefault(part, {})
+        branch[last] = leaf
+    return root
+
+
+def yaml_lines(tree: dict[str, Any], leaf: Callable[[str, Any, str], Lines], margin: str = "") -> Lines:
+    """A tree of `nested` as YAML; `leaf(key, value, margin)` gives the lines of a leaf, of which the last is no
+    comment."""
+    lines: Lines = []
+    for key, child in tree.items():
+        if not isinstance(child, dict):
+            lines += leaf(key, child, margin)
             continue
         lines.append((f"{margin}{key}:", None))
         if not all(part.isdigit() for part in child):
-            lines += _branch(child, depth + 1)
+            lines += yaml_lines(child, leaf, f"{margin}  ")
             continue
-        for item in child.values():  # of a list: the dash stands before its first field
-            (first, comment), *rest = _branch(item, depth + 2)
-            lines += [(f"{margin}  - {first.lstrip()}", comment), *rest]
+        for index in sorted(child, key=int):  # of a list: the dash stands before its first field
+            inner = yaml_lines(child[index], leaf, f"{margin}    ")
+            first = next(i for i, (text, _) in enumerate(inner) if not text.lstrip().startswith("#"))
+            for at, (text, comment) in enumerate(inner[: first + 1]):
+                lines.append((f"{margin}  {'- ' if at == first else ''}{text.lstrip()}", comment))
+            lines += inner[first + 1 :]
     return lines

@@ -18,10 +18,13 @@ from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory
 from proxima.engine import LocalProcess
+from proxima.model.load import load_shape, load_tokenizer
 from proxima.model.lora import Lora, adapter_parameters
+from proxima.model.micro_batch import micro_batches
 from proxima.reward import ModelReward
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.task import Jsonl, Parquet
+from proxima.task.prompts import to_prompt
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # share of the machine's GEMM rate that generation and training reach: SmolLM2-135M, 2 cores, bf16
@@ -53,8 +56,6 @@ class ModelFacts:
 def model_facts(path: str, revision: str | None = None, lora: Lora | None = None) -> ModelFacts:
     """Read config.json and build the model without weights (on the meta device), which counts its parameters exactly.
     UserError if the model can't be found, its architecture is not known, or it lacks the layers of an adapter."""
-    from proxima.model.load import load_shape
-
     model = load_shape(path, revision)
     text: Any = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", 1)
@@ -73,9 +74,6 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
 def longest_prompt(config: RunConfig) -> int:
     """The longest prompt among the first questions, tokens, chat template included; ValueError, which says why, if the
     data or the tokenizer can't be read."""
-    from proxima.model.load import load_tokenizer
-    from proxima.task.prompts import to_prompt
-
     tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     rows = config.task.rows(config.seed)
     count = min(SAMPLE_ROWS, len(rows))
@@ -175,8 +173,6 @@ def besides(completions: int, kept: int | None, together: int | None) -> str:
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
     """What the trainer's own packing makes of `prompts` groups when everything is as long as it can be."""
-    from proxima.model.micro_batch import micro_batches
-
     question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
     groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
     longest = [(trajectory,) for trajectory in groups for _ in range(completions)]
@@ -205,8 +201,7 @@ def memory_of(
         if isinstance(reward, ModelReward)
     )
     p, master = model.parameters, BYTES[config.model.dtype]
-    engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
-    engine_bytes = BYTES.get(str(engine_dtype), BYTES[config.model.compute_dtype])
+    engine_bytes = _weight_bytes(config, config.engine)
     rows = batch.generated[1]
     slots = min(rows, getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None) or rows)
     slots = slots if _here(config.engine) else 0  # a server's memory is its own
@@ -240,14 +235,19 @@ def _here(engine: Any) -> bool:
     return not hasattr(engine, "urls")
 
 
+def _weight_bytes(config: RunConfig, engine: Any) -> int:
+    """Of each weight of an engine, and each element of its keys and values."""
+    return BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
+
+
 def _reference_bytes(config: RunConfig, parameters: int) -> int:
     """Weights of the frozen reference here: the policy without its adapter needs none of its own."""
     algorithm = config.algorithm
     if not algorithm.needs_reference or (engine := algorithm.reference_engine) is None:
         alone = algorithm.needs_reference and config.model.lora is None
         return parameters * BYTES[config.model.dtype] if alone else 0
-    copied = BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
-    return parameters * (BYTES[config.model.dtype] + copied) if engine.needs_weights else 0
+    copied = BYTES[config.model.dtype] + _weight_bytes(config, engine)
+    return parameters * copied if engine.needs_weights else 0
 
 
 ACTIVATIONS = "activations of a micro-batch"
@@ -275,8 +275,8 @@ def _teacher_bytes(config: RunConfig, parameters: int) -> int:
     engine = config.algorithm.distillation and config.algorithm.distillation.engine
     if engine is not None and not _here(engine):
         return 0
-    copied = BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
-    return parameters * (BYTES[config.model.dtype] + (copied if engine and engine.needs_weights else 0))
+    copied = _weight_bytes(config, engine) if engine and engine.needs_weights else 0
+    return parameters * (BYTES[config.model.dtype] + copied)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.load import check_device, check_path, export_remedy, is_run, load_shape, load_tokenizer
 from proxima.model.lora import Lora, missing_peft, target_layers
+from proxima.reward import ModelReward
+from proxima.task.prepared import PreparedTask, prepare_command
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # what no hub name begins with
@@ -69,8 +71,6 @@ def has_score(path: str) -> bool:
 
 def reward_models_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
     """A reward model has a scalar head, and reads the policy's tokens only if it has its vocabulary."""
-    from proxima.reward import ModelReward
-
     lists = {"reward": r.config.reward}
     lists |= {f"{path}.reward": one.reward for path, one in (r.get("eval.all_sets") or {}).items() if one.reward}
     for path, rewards in lists.items():
@@ -155,8 +155,6 @@ def _context_of(file: Path) -> int | None:
 
 def data_files_exist(r: Resolved[Any]) -> Iterator[Problem]:
     """A task that names a data file, or prepared data, names some that exist."""
-    from proxima.task.prepared import PreparedTask, prepare_command
-
     held_out = r.get("eval.all_sets") or {}
     tasks = {f"{path}.task": one.task for path, one in held_out.items()}
     if not r.get("rollouts"):  # a replay reads no training questions

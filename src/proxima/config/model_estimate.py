@@ -1,24 +1,29 @@
-"""The size of a config's model, on which all estimates rest."""
+"""The size of a config's model and the rate of the machine, on which all estimates rest."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxima.config.estimate import model_facts
+from proxima.config.estimate import Time, gemm_rate, model_facts
 from proxima.config.families import command_of
 from proxima.config.known_models import known_facts
+from proxima.config.machine_checks import device_exists
 from proxima.config.resolve import Resolved
 from proxima.model.demo_model import is_downloadable
+from proxima.model.load import resolve_device
 
 Value = TypeVar("Value")
 
 
 class ModelEstimates:
-    """The size of a config's model, None where its config.json can't be read; `notes` says why.
+    """The size of a config's model, and what rests on it; None where that can't be read, and `notes` says why.
 
     The size of a model whose config.json can't be read is that of `known_models`, and `known_size` is true; else it is
     not known.
     """
+
+    memory: dict[str, int] | None = None
+    time: Time | None = None
 
     def __init__(self, resolved: Resolved[Any]) -> None:
         config = resolved.config
@@ -44,9 +49,9 @@ class ModelEstimates:
             self.notes.append(f"{name} unknown: {' '.join(str(error).split())}")
             return None
 
-
-def device_of(name: str) -> str:
-    """The device that a config's name stands for here."""
-    from proxima.model.load import resolve_device
-
-    return str(resolve_device(name))
+    def _rate(self, resolved: Resolved[Any], gemm: float | None) -> float | None:
+        """FLOP/s to reckon with: `gemm`, or measured here; None where the device does not exist."""
+        if gemm is not None or any(device_exists(resolved)):
+            return gemm
+        model = resolved.config.model
+        return gemm_rate(model.compute_dtype, str(resolve_device(model.device)))

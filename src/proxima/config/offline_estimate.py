@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.config.estimate import BYTES, TRAIN_SHARE, Time, gemm_rate, training_memory
-from proxima.config.machine_checks import device_exists
-from proxima.config.model_estimate import ModelEstimates, device_of
+from proxima.config.estimate import BYTES, TRAIN_SHARE, Time, training_memory
+from proxima.config.model_estimate import ModelEstimates
 from proxima.config.offline_schema import OfflineConfig
 from proxima.config.resolve import Resolved
 from proxima.data import FieldError
+from proxima.model.load import context_limit, load_config, load_tokenizer
 
 SAMPLE_ROWS = 64  # rows whose tokens are counted
 ASSUMED_TOKENS = 256  # of an example, where none can be read
@@ -61,8 +61,6 @@ class OfflineEstimates(ModelEstimates):
             budget=train.tokens_per_micro_batch,
             steps=train.steps or (train.steps_of(rows) if rows else 0),
         )
-        self.memory: dict[str, int] | None = None
-        self.time: Time | None = None
         if self.model is None:
             return
         forwarded = max(min(train.tokens_per_micro_batch, tokens), self.batch.longest)
@@ -70,10 +68,8 @@ class OfflineEstimates(ModelEstimates):
         copy = self.model.parameters * BYTES["bfloat16"] if samples else 0
         parts = training_memory(config.model, self.model, forwarded) | {"engine's copy of the weights": copy}
         self.memory = {name: size for name, size in parts.items() if size}
-        if gemm is None and not any(device_exists(resolved)):
-            gemm = gemm_rate(config.model.compute_dtype, device_of(config.model.device))
-        if gemm is not None:
-            self.time = self._time(config, gemm)
+        if (rate := self._rate(resolved, gemm)) is not None:
+            self.time = self._time(config, rate)
         if self.time is not None and config.eval.task is not None and not self.time.evaluate:
             self.notes.append("evaluations are not in the time: eval.limit=0 takes all held-out rows")
 
@@ -92,8 +88,6 @@ class OfflineEstimates(ModelEstimates):
 
 def _rows(config: OfflineConfig) -> tuple[int, list[int]]:
     """How many rows there are, and the tokens of the first ones that can be used."""
-    from proxima.model.load import context_limit, load_config, load_tokenizer
-
     tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     text = load_config(config.model.path, config.model.revision).get_text_config()
     limit = context_limit(text)

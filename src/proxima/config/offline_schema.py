@@ -176,6 +176,21 @@ class SftConfig(OfflineConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairConfig(OfflineConfig):
+    """What a run on compared completions has, whatever its method."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        cut = self.data.over_length == "truncate"
+        require(not cut, "data.over_length", "truncate", "would change which side is better; set skip or refuse")
+
+    def reader(self, tokenizer: Any, context: int) -> PreferenceReader:
+        """What makes pairs of rows."""
+        system, arguments = self.data.system, self.data.template_arguments
+        return PreferenceReader(tokenizer=tokenizer, context=context, system=system, arguments=arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardModelSection:
     """Which columns hold the pairs, and the loss between the scores of the two sides."""
 
@@ -195,7 +210,7 @@ class RewardModelSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardModelConfig(OfflineConfig):
+class RewardModelConfig(PairConfig):
     """A run that trains a reward model on pairs."""
 
     command: ClassVar[str] = "reward"
@@ -204,19 +219,11 @@ class RewardModelConfig(OfflineConfig):
 
     reward_model: Annotated[RewardModelSection, "pairs and loss"] = field(default_factory=RewardModelSection)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        cut = self.data.over_length == "truncate"
-        require(not cut, "data.over_length", "truncate", "would change which side is better; set skip or refuse")
-
     def pair(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair:
         """The pair of a row; raises as `PreferenceReader.pair`."""
-        section, data = self.reward_model, self.data
-        reader = PreferenceReader(
-            tokenizer=tokenizer, context=context, system=data.system, arguments=data.template_arguments
-        )
+        section = self.reward_model
         columns = PairColumns(chosen=section.chosen, rejected=section.rejected, margin=section.margin_column)
-        return reader.pair(number, row, columns)
+        return self.reader(tokenizer, context).pair(number, row, columns)
 
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
         pair = self.pair(number, row, tokenizer, context)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from proxima.config.offline_schema import OfflineConfig
+from proxima.config.offline_schema import PairConfig
 from proxima.config.slots import Slot
 from proxima.core.preference import Kto
 from proxima.data import LabeledCompletion, PreferencePair, Trajectory, require
-from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
+from proxima.task.preference_rows import LabelColumns, PairColumns
 from proxima.task.protocol import Row
 from proxima.train.objectives import PreferenceObjective
 
@@ -69,7 +69,7 @@ class PreferenceSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceConfig(OfflineConfig):
+class PreferenceConfig(PairConfig):
     """A run of DPO or one of its relatives."""
 
     command: ClassVar[str] = "dpo"
@@ -78,17 +78,9 @@ class PreferenceConfig(OfflineConfig):
 
     preference: Annotated[PreferenceSection, "loss, reference and columns"]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        cut = self.data.over_length == "truncate"
-        require(not cut, "data.over_length", "truncate", "would change which side is better; set skip or refuse")
-
     def item(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair | LabeledCompletion:
         """What a row holds; raises as `PreferenceReader`."""
-        section, data = self.preference, self.data
-        reader = PreferenceReader(
-            tokenizer=tokenizer, context=context, system=data.system, arguments=data.template_arguments
-        )
+        section, reader = self.preference, self.reader(tokenizer, context)
         if section.kto is not None:
             return reader.labeled(number, row, LabelColumns(completion=section.completion, label=section.label))
         return reader.pair(number, row, PairColumns(chosen=section.chosen, rejected=section.rejected))

@@ -3,18 +3,8 @@
 from typing import Any
 
 from proxima.config.engine_checks import engine_notes
-from proxima.config.estimate import (
-    Time,
-    batch_of,
-    critic_facts,
-    gemm_rate,
-    longest_prompt,
-    memory_of,
-    model_facts,
-    time_of,
-)
-from proxima.config.machine_checks import device_exists
-from proxima.config.model_estimate import ModelEstimates, device_of
+from proxima.config.estimate import batch_of, critic_facts, longest_prompt, memory_of, model_facts, time_of
+from proxima.config.model_estimate import ModelEstimates
 from proxima.config.offline_estimate import OfflineEstimates
 from proxima.config.offline_schema import OfflineConfig
 from proxima.config.problems import Problem
@@ -43,9 +33,8 @@ class Estimates(ModelEstimates):
             self.notes.append("prompts are taken to have 128 tokens")
         self.notes += engine_notes(config)
         if config.replayed is not None:
-            self.notes.append(
-                f"replay of {config.replayed}: the groups are those it stored; only answers are generated"
-            )
+            note = f"replay of {config.replayed}: the groups are those it stored"
+            self.notes.append(f"{note}; only answers are generated")
         elif (refill := config.algorithm.dynamic_sampling) is not None:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
             note = "dynamic sampling: the time is that with one generation batch a step; to fill the batch there may be"
@@ -53,18 +42,14 @@ class Estimates(ModelEstimates):
         if any(getattr(spec, "by_accuracy", False) for spec in config.algorithm.selection):
             rule = "groups are compared by accuracy; those of which no reward says what is right, by their rewards"
             self.notes.append(f"drop_uniform_groups: {rule}")
-        self.memory: dict[str, int] | None = None
-        self.time: Time | None = None
-        if self.model is not None:
+        if (own := self.model) is not None:
             distillation, teacher = config.algorithm.distillation, None
             if distillation is not None:
                 teacher = self._read(lambda: model_facts(distillation.path), "teacher size")
-            own = self.model
             critic = self._read(lambda: critic_facts(config, own), "critic size")
             self.memory = memory_of(config, own, self.batch, teacher, critic)
-            if gemm is None and not any(device_exists(resolved)):
-                gemm = gemm_rate(config.model.compute_dtype, device_of(config.model.device))
-            self.time = None if gemm is None else time_of(config, own, self.batch, gemm, teacher, critic)
+            if (rate := self._rate(resolved, gemm)) is not None:
+                self.time = time_of(config, own, self.batch, rate, teacher, critic)
         if self.time is not None and config.eval.task is not None and not self.time.evaluate:
             self.notes.append("evaluations are not in the time: how many questions they ask can't be read")
 

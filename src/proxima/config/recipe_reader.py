@@ -70,9 +70,8 @@ def read_yaml(path: Path) -> Node:
     if root is None or root.value is None:
         raise one_problem(name, "is empty; `proxima init` writes a recipe to start from")
     if root.mapping is None:
-        raise one_problem(
-            name, "must be a mapping of fields (`model: …`, `task: …`); `proxima init` writes one to start from"
-        )
+        wanted = "must be a mapping of fields (`model: …`, `task: …`)"
+        raise one_problem(name, f"{wanted}; `proxima init` writes one to start from")
     return root
 
 

@@ -13,16 +13,9 @@ from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
 from proxima.core.advantage import needs_baseline
 
-# the sections and fields that decided what is stored
-STORED = (
-    "task",
-    "reward",
-    "seed",
-    "data",
-    "sampling",
-    "engine.top_k_log_probs",
-    "engine.sampling_mask",
-    "train.completions_per_prompt",
+STORED = (  # the sections and fields that decided what is stored
+    *("task", "reward", "seed", "data", "sampling"),
+    *("engine.top_k_log_probs", "engine.sampling_mask", "train.completions_per_prompt"),
 )
 NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only checked at a start
 DYNAMIC = "algorithm.dynamic_sampling"
@@ -58,9 +51,8 @@ def _differing_fields(r: Resolved[Any], before: RunConfig) -> Iterator[Problem]:
     """The first field of each part of the config that decided what was generated, and differs."""
     first, second = flat_values(before), flat_values(r.config)
     paths = [path for path in dict.fromkeys([*second, *first]) if not _below(path, NOT_STORED)]
-    refilled = (
-        r.config.algorithm.dynamic_sampling is not None
-    )  # without it, a step trains on the groups that are stored
+    # without dynamic sampling, a step trains on the groups that are stored
+    refilled = r.config.algorithm.dynamic_sampling is not None
     for place in (*STORED, *([DYNAMIC] if refilled else [])):
         pairs = ((path, first.get(path, ABSENT), second.get(path, ABSENT)) for path in paths if _below(path, (place,)))
         path, was, now = next(((path, was, now) for path, was, now in pairs if was != now), ("", ABSENT, ABSENT))

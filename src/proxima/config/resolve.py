@@ -165,6 +165,5 @@ def _of_another_command(family: type, root: type, name: str | None) -> ConfigErr
     theirs = getattr(root, "own", None)
     meant = f", or write `{theirs}: {{}}` into it" if theirs and not own else ""
     again = " --resume" if name and Path(name).is_dir() else ""
-    return one_problem(
-        place, f"is a recipe of `proxima {right}`, because it {why}; run proxima {right} {place}{again}{meant}"
-    )
+    message = f"is a recipe of `proxima {right}`, because it {why}"
+    return one_problem(place, f"{message}; run proxima {right} {place}{again}{meant}")

@@ -1,14 +1,18 @@
 """Checks of a run's length, batches and evaluations against each other."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.critic_schema import ModelCritic
 from proxima.config.problems import Problem, suggestion
 from proxima.config.resolve import Resolved
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
-
-if TYPE_CHECKING:
-    from proxima.task import Arithmetic
+from proxima.evaluate.eval_metrics import powers_of_two
+from proxima.evaluate.headline import PART
+from proxima.reward import Overlong
+from proxima.reward.base import as_reward
+from proxima.task import Arithmetic
+from proxima.train.optimizer import AdamW
 
 BFLOAT16_STEP = 2**-8
 TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
@@ -25,10 +29,6 @@ def evaluations_are_configured(r: Resolved[Any]) -> Iterator[Problem]:
 
 def evaluation_metric_exists(r: Resolved[Any]) -> Iterator[Problem]:
     """`eval.metric` names what an evaluation has; the parts of a reward's own, `name/part`, are known when it runs."""
-    from proxima.evaluate.eval_metrics import powers_of_two
-    from proxima.evaluate.headline import PART
-    from proxima.reward.base import as_reward
-
     if r.config.eval.metric is None:
         return
     metric, samples, scored_by = _metric_of_a_set(r)
@@ -53,29 +53,23 @@ def _metric_of_a_set(r: Resolved[Any]) -> tuple[str, int, Sequence[Any]]:
 def best_metric_has_a_direction(r: Resolved[Any]) -> Iterator[Problem]:
     """The highest of a length is nobody's best."""
     if r.config.checkpoint.keep_best and r.config.eval.metric and _metric_of_a_set(r)[0] in ("length", "truncated"):
-        message = (
-            "keep_best keeps the highest, and here that is not the best; name the accuracy, the reward or a reward"
-        )
-        yield r.problem("eval.metric", message)
+        message = "keep_best keeps the highest, and here that is not the best"
+        yield r.problem("eval.metric", f"{message}; name the accuracy, the reward or a reward")
 
 
 def evaluation_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:
     """Training and evaluation have no question in common."""
-    from proxima.task import Arithmetic
-
     trained = r.config.task
     for path, asked in ((f"{path}.task", one.task) for path, one in r.config.eval.all_sets.items()):
         if asked == trained:
             remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
             yield r.problem(path, f"has the questions of `task`: its figures are those of training data; {remedy}")
         elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
-            message = (
-                "some of its questions are trained on; set split train for `task`, test here, and equal `held_out`"
-            )
-            yield r.problem(path, message)
+            remedy = "set split train for `task`, test here, and equal `held_out`"
+            yield r.problem(path, f"some of its questions are trained on; {remedy}")
 
 
-def _are_disjoint(trained: "Arithmetic", asked: "Arithmetic") -> bool:
+def _are_disjoint(trained: Arithmetic, asked: Arithmetic) -> bool:
     """Whether two sides of a split by hash have no question in common."""
     if trained.split == "train":
         return asked.split == "test" and asked.held_out <= trained.held_out
@@ -95,9 +89,6 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
 def weights_resolve_an_update(r: Resolved[Any]) -> Iterator[Problem]:
     """An update of Adam, about `lr` a weight, is not rounded away: bfloat16 resolves 2^-8 of a weight. An adapter is
     float32; a critic's own weights are trained as a whole beside it."""
-    from proxima.config.critic_schema import ModelCritic
-    from proxima.train.optimizer import AdamW
-
     if r.config.model.dtype != "bfloat16":
         return
     train, critic = r.config.train, r.get("critic")
@@ -109,13 +100,10 @@ def weights_resolve_an_update(r: Resolved[Any]) -> Iterator[Problem]:
         relative = optimizer.lr / TYPICAL_WEIGHT if isinstance(optimizer, AdamW) else BFLOAT16_STEP
         if not 0 < relative < BFLOAT16_STEP:
             continue
-        message = (
-            f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and "
-            f"model.dtype=bfloat16 resolves 2^-8 = {BFLOAT16_STEP:.2g}: weights above "
-            f"{optimizer.lr / BFLOAT16_STEP:.1g} do not change; set "
-            "model.dtype=float32 (model.compute_dtype=bfloat16 keeps the speed), or raise the learning rate"
-        )
-        yield r.problem(path, message)
+        message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="
+        message += f"bfloat16 resolves 2^-8 = {BFLOAT16_STEP:.2g}: weights above {optimizer.lr / BFLOAT16_STEP:.1g}"
+        remedy = "set model.dtype=float32 (model.compute_dtype=bfloat16 keeps the speed), or raise the learning rate"
+        yield r.problem(path, f"{message} do not change; {remedy}")
 
 
 def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:
@@ -127,8 +115,6 @@ def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:
 
 def overlong_penalty_is_reachable(r: Resolved[Any]) -> Iterator[Problem]:
     """A completion can become long enough for the penalty."""
-    from proxima.reward import Overlong
-
     longest = r.config.sampling.max_tokens
     for i, reward in enumerate(r.config.reward):
         if isinstance(reward, Overlong) and (free := reward.max_tokens - reward.buffer_tokens) >= longest:

@@ -86,10 +86,8 @@ class EvalConfig:
         _require_random_samples(self)
         names = [one.name for one in self.sets]
         require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")
-        missing = bool(names) and self.task is None
-        require(
-            not missing, "task", None, "must be set beside eval.sets", remedy="move the first of the sets to eval.task"
-        )
+        missing, remedy = bool(names) and self.task is None, "move the first of the sets to eval.task"
+        require(not missing, "task", None, "must be set beside eval.sets", remedy=remedy)
 
     @property
     def all_sets(self) -> dict[str, EvalSetConfig]:
@@ -153,9 +151,8 @@ class TrainConfig(OptimizationConfig):
         bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
         require(divides, "updates_per_step", self.updates_per_step, bound)
         target, factor = self.target_kl, self.target_kl_factor
-        require(
-            target is None or 0 < target < math.inf, "target_kl", target, "must be > 0 nats", remedy="null turns it off"
-        )
+        usable = target is None or 0 < target < math.inf
+        require(usable, "target_kl", target, "must be > 0 nats", remedy="null turns it off")
         bound = "must be null with epochs_per_step=1: it leaves out further epochs, and there are none"
         require(target is None or self.epochs_per_step > 1, "target_kl", target, bound)
         require(0 < factor < math.inf, "target_kl_factor", factor, "must be > 0 and finite")

@@ -44,9 +44,8 @@ def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") 
 def require_stall_seconds(config: Any) -> None:
     """Raise `FieldError` for a time that a run never stalls for, or always."""
     value = config.stall_seconds
-    require(
-        value == 0 or 1 <= value < math.inf, "stall_seconds", value, "must be finite and >= 1", remedy="0 never warns"
-    )
+    usable = value == 0 or 1 <= value < math.inf
+    require(usable, "stall_seconds", value, "must be finite and >= 1", remedy="0 never warns")
 
 
 def require_plain_folder(folder: str | None) -> None:
