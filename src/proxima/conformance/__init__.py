@@ -89,7 +89,9 @@ def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
     for law, variants in exempt.values():
         yield check_exemption(law, variants)
     if spec.examples:
-        yield check_law(dataclasses.replace(BY_HAND, cases=lambda: spec.examples), (slot, spec))
+        check = lambda spec, example: require_example(slot, spec, example)  # noqa: E731
+        show = lambda example: f"inputs {example['inputs']}"  # noqa: E731
+        yield check_law(Law("by_hand", "the code is not the formula", check, lambda: spec.examples, show=show), spec)
 
 
 def check_reward(spec: Any) -> Iterator[LawResult]:
@@ -166,13 +168,7 @@ def _declared(slotted: tuple[str, Any], _: None) -> None:
         require_that(not unknown, f"{name}exempt_laws: {', '.join(unknown)}: a {slot} can be exempt from {names}")
 
 
-DECLARATION = Law("declared", "recipes can't name its fields", _declared, lambda: (None,), show=lambda _: "")
-# fmt: off
-BY_HAND = Law("by_hand", "the code is not the formula", lambda spec, case: require_example(spec[0], spec[1], case),
-              cases=tuple, show=lambda example: f"inputs {example['inputs']}")
-# fmt: on
-
-
+DECLARATION = Law("declared", "recipes can't name its fields", _declared)
 __all__ = [
     "PROTOCOLS", "EnumerableWorld", "ImprovementBound", "Law", "LawResult", "Violation", "check_engine", "check_law",
     "check_reward", "check_spec", "laws_of", "variants_of",

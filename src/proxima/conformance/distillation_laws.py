@@ -30,12 +30,8 @@ def value_law(spec: Any, case: BatchCase) -> None:
     require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
 
 
-def _leaf_name(spec: Any) -> str:
-    return "bucket_log_prob" if spec.top_k else "log_prob"
-
-
 def _gradient(spec: Any, b: PolicyBatch) -> Tensor:
-    name = _leaf_name(spec)
+    name = "bucket_log_prob" if spec.top_k else "log_prob"
     leaf: Tensor = getattr(b, name).detach().clone().requires_grad_()
     value = spec(replace(b, **{name: leaf})).sum() + 0 * leaf.nan_to_num().sum()
     return torch.autograd.grad(value, leaf)[0]
@@ -65,9 +61,8 @@ def coarser_is_less(spec: Any, case: BatchCase) -> None:
     """With fewer buckets the divergence is smaller or the same: a lower bound."""
     b = case.batch
     assert b.bucket_log_prob is not None and b.teacher_bucket_log_prob is not None
-    fewer = replace(
-        b, bucket_log_prob=b.bucket_log_prob[:, 1:], teacher_bucket_log_prob=b.teacher_bucket_log_prob[:, 1:]
-    )
+    student, teacher = b.bucket_log_prob[:, 1:], b.teacher_bucket_log_prob[:, 1:]
+    fewer = replace(b, bucket_log_prob=student, teacher_bucket_log_prob=teacher)
     require_that(bool((spec(fewer) <= spec(b) + 1e-9).all()), "merging two buckets raised the divergence")
 
 

@@ -102,12 +102,10 @@ async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Complet
     return [found[key] for key in keys]
 
 
-async def ask(
-    engine: Engine, prompt: Sequence[int], samples: int = 1, uid: int = 0, **sampling: Any
-) -> list[Completion]:
+async def ask(engine: Engine, prompt: Sequence[int], samples: int = 1, **sampling: Any) -> list[Completion]:
     """`samples` completions of one prompt."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
-    asked = Prompt(uid=uid, messages=(), tokens=np.asarray(prompt, np.int32))
+    asked = Prompt(uid=0, messages=(), tokens=np.asarray(prompt, np.int32))
     wanted = [Request(prompt=asked, sample=sample, sampling=chosen, seed=11) for sample in range(samples)]
     return await completions(engine, wanted)
 
@@ -151,22 +149,19 @@ def known_capabilities(case: EngineUnderTest) -> Capabilities:
     return found
 
 
-def run_engine(check: Callable[[Engine], Awaitable[None]], case: EngineUnderTest) -> None:
-    """Build the engine, check, and end what it has started."""
+def engine_law(
+    name: str, consequence: str, check: Callable[[EngineUnderTest, Engine], Awaitable[None]], **more: Any
+) -> Law:
+    """The law that `check(case, engine)` holds; the engine is built for it, and what it has started is ended."""
 
-    async def limited() -> None:
+    async def limited(case: EngineUnderTest) -> None:
         engine = case.spec.build(case.setup)
         try:
-            await asyncio.wait_for(check(engine), SECONDS)
+            await asyncio.wait_for(check(case, engine), SECONDS)
         finally:
             close_engine(engine)
 
-    asyncio.run(limited())
-
-
-def engine_law(name: str, consequence: str, check: Callable[[Engine], Awaitable[None]], **more: Any) -> Law:
-    """A law of the engine alone."""
-    return Law(name, consequence, lambda case, _: run_engine(check, case), lambda: (None,), show=lambda _: "", **more)
+    return Law(name, consequence, lambda case, _: asyncio.run(limited(case)), **more)
 
 
 def needs_model(case: EngineUnderTest) -> str | None:

@@ -2,20 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from proxima.conformance.engine_case import (
-    EngineUnderTest,
-    completions,
-    engine_law,
-    known_capabilities,
-    requests,
-    run_engine,
-)
-from proxima.conformance.laws import Law, Violation, require_that
+from proxima.conformance.engine_case import EngineUnderTest, completions, engine_law, known_capabilities, requests
+from proxima.conformance.laws import Violation, require_that
 from proxima.conformance.sampling_laws import SAMPLING_LAWS
 from proxima.data import Completion
 from proxima.engine.protocol import Engine, InFlight, ScoreRequest, WeightUpdate
@@ -23,7 +15,7 @@ from proxima.engine.protocol import Engine, InFlight, ScoreRequest, WeightUpdate
 LOG_PROB_TOLERANCE = 0.05  # nats, between two forwards in bfloat16
 
 
-async def columns(engine: Engine) -> None:
+async def columns(_: EngineUnderTest, engine: Engine) -> None:
     """Every request gets one completion with a finite log-prob and a version for each token."""
     for request, c in zip(requests(), await completions(engine, requests()), strict=True):
         where = f"prompt {c.prompt_uid}, sample {c.sample}"
@@ -38,7 +30,7 @@ async def columns(engine: Engine) -> None:
             require_that(bool(np.all(right)), f"{where}: {name}_log_prob is not {bounds}")
 
 
-async def log_probs(engine: Engine) -> None:
+async def log_probs(_: EngineUnderTest, engine: Engine) -> None:
     """The log-probs of sampled tokens are those that `score` gives them."""
     temperature = 0.7 if engine.capabilities.log_probs == "both" else 1.0  # servers score at temperature 1 alone
     wanted = requests(temperature=temperature)
@@ -53,7 +45,7 @@ async def log_probs(engine: Engine) -> None:
         require_that(same, "nothing is truncated, yet sampled_log_prob differs from untruncated_log_prob")
 
 
-async def sampling_masks(engine: Engine) -> None:
+async def sampling_masks(_: EngineUnderTest, engine: Engine) -> None:
     """Under truncation every token comes with the set that it was drawn from; without, no completion has sets."""
     for made in await completions(engine, requests()):
         require_that(made.sampling_mask is None, "nothing is truncated, yet a completion has a sampling mask")
@@ -68,7 +60,7 @@ async def sampling_masks(engine: Engine) -> None:
         require_that(alone <= 1e-4, f"{key}: the only token of its set has a log-prob of {-alone:.3g}, not 0")
 
 
-async def queue_independence(engine: Engine) -> None:
+async def queue_independence(_: EngineUnderTest, engine: Engine) -> None:
     """A completion depends on seed, prompt, sample and turn, and on nothing else that is queued."""
     wanted = requests()
     together = await completions(engine, wanted)
@@ -80,7 +72,7 @@ async def queue_independence(engine: Engine) -> None:
         require_that(np.array_equal(first.tokens, third.tokens), f"{key} differs when it is alone")
 
 
-async def pausing(engine: Engine) -> None:
+async def pausing(_: EngineUnderTest, engine: Engine) -> None:
     """After pause and resume, in every mode, generation works."""
     for mode in sorted(engine.capabilities.pause_modes):
         await engine.pause(mode)
@@ -89,7 +81,7 @@ async def pausing(engine: Engine) -> None:
         await completions(engine, requests(1))
 
 
-async def aborting(engine: Engine) -> None:
+async def aborting(_: EngineUnderTest, engine: Engine) -> None:
     """`abort` ends the completions of its prompt, and of no other."""
     wanted = requests(max_tokens=200)
     found: dict[tuple[int, int, int], Completion] = {}
@@ -107,7 +99,7 @@ async def aborting(engine: Engine) -> None:
     require_that(len(found) == len(wanted), f"{len(found)} completions for {len(wanted)} requests")
 
 
-async def in_flight(engine: Engine) -> None:
+async def in_flight(_: EngineUnderTest, engine: Engine) -> None:
     """Whenever it is asked, every token sampled before is in `in_flight` or in a completion that was yielded."""
     for most in (40, 160, 640):  # this process may have been too slow to ask while anything ran
         if await _seen_in_flight(engine, most):
@@ -152,17 +144,12 @@ async def _seen_in_flight(engine: Engine, most: int) -> bool:
     return bool(seen)
 
 
-async def _versions(update: WeightUpdate, engine: Engine) -> None:
-    await engine.publish(update)
-    require_that((await engine.health()).version == update.version, "health() does not report the published version")
-    for c in await completions(engine, requests(1)):
-        require_that(bool((c.policy_version == update.version).all()), f"tokens carry versions {set(c.policy_version)}")
-
-
-def versions(case: EngineUnderTest) -> None:
+async def versions(case: EngineUnderTest, engine: Engine) -> None:
     """Tokens sampled after `publish` carry its version."""
-    update = WeightUpdate(version=3, module=case.setup.load_weights().model)
-    run_engine(partial(_versions, update), case)
+    await engine.publish(WeightUpdate(version=3, module=case.setup.load_weights().model))
+    require_that((await engine.health()).version == 3, "health() does not report the published version")
+    for c in await completions(engine, requests(1)):
+        require_that(bool((c.policy_version == 3).all()), f"tokens carry versions {set(c.policy_version)}")
 
 
 def _needs(capability: str) -> Callable[[Any], str | None]:
@@ -181,14 +168,7 @@ ENGINE_LAWS = (
     engine_law("log_probs", "the ratio of the first update is not 1", log_probs, applies=_needs("score")),
     engine_law("sampling_masks", "the first ratio is not 1", sampling_masks, applies=_needs("sampling_mask")),
     engine_law("determinism", "a resumed run differs", queue_independence, applies=_needs("deterministic")),
-    Law(
-        "versions",
-        "the age of the data is unknown",
-        lambda case, _: versions(case),
-        lambda: (None,),
-        show=lambda _: "",
-        applies=_takes_modules,
-    ),
+    engine_law("versions", "the age of the data is unknown", versions, applies=_takes_modules),
     engine_law("pause", "a weight update hangs the run", pausing),
     engine_law("in_flight", "the next-policy cache misses tokens", in_flight, applies=_needs("in_flight")),
     engine_law("abort", "a run can't be stopped", aborting),

@@ -1,6 +1,6 @@
 """A world so small that expectations are sums: the exact gradient, bias and spread of any policy loss."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -146,29 +146,17 @@ class EnumerableWorld:
         )
         likelihood = self.probability(behavior_log_prob.detach())
         mean, square = torch.zeros_like(policy), 0.0
-        for chosen in self._batches(group_size):
+        for chosen in map(torch.tensor, product(range(len(self.completions)), repeat=group_size)):
             weight = float(likelihood[chosen].prod())
             own = whole.take(chosen)
-            per_sequence = advantage(self._outcomes(chosen, own.lengths))
+            o = Outcomes.of(self.reward[chosen], torch.zeros(group_size, dtype=torch.long))
+            per_sequence = advantage(replace(o, length=own.lengths))
             batch = replace(own, advantage=per_sequence[own.sequence_index])
             gradient = -torch.autograd.grad(loss(batch), policy, retain_graph=True)[0]
             mean = mean + weight * gradient
             square += weight * float(gradient.square().sum())
         mean = mean.detach()
         return GradientMoments(mean, max(square - float(mean.square().sum()), 0.0) ** 0.5)
-
-    def _batches(self, group_size: int) -> Iterator[Tensor]:
-        return (torch.tensor(chosen) for chosen in product(range(len(self.completions)), repeat=group_size))
-
-    def _outcomes(self, chosen: Tensor, lengths: Tensor) -> Outcomes:
-        one = torch.ones(len(chosen), dtype=torch.bool)
-        return Outcomes(
-            reward=self.reward[chosen],
-            valid=one,
-            group=torch.zeros(len(chosen), dtype=torch.long),
-            length=lengths,
-            truncated=~one,
-        )
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ class Law:
         name: what `exempt_laws` and the output call it.
         consequence: what goes wrong in a run when it does not hold.
         check: `check(spec, case)` raises `Violation`; any other exception breaks the law too.
-        cases: `cases()` yields inputs, the smallest first.
+        cases: `cases()` yields inputs, the smallest first; by default one, None, for a law of the spec alone.
         shrink: `shrink(case)` yields smaller versions of a case.
-        show: `show(case)` describes a case in one line.
+        show: `show(case)` describes a case in one line; None as nothing.
         exemptible: a spec may declare itself exempt, because the mathematics of some methods break this law.
         applies: `applies(spec)` is None, or why there is nothing to check.
         defaults_only: it does not hold under every `test_fields`.
@@ -31,9 +31,9 @@ class Law:
     name: str
     consequence: str
     check: Callable[[Any, Any], None]
-    cases: Callable[[], Iterable[Any]]
+    cases: Callable[[], Iterable[Any]] = lambda: (None,)
     shrink: Callable[[Any], Iterator[Any]] = lambda case: iter(())
-    show: Callable[[Any], str] = str
+    show: Callable[[Any], str] = lambda case: "" if case is None else str(case)
     exemptible: bool = False
     applies: Callable[[Any], str | None] = lambda spec: None
     defaults_only: bool = False
@@ -68,9 +68,8 @@ def check_exemption(law: Law, specs: Iterable[Any]) -> LawResult:
         for case in law.cases():
             if (text := violation(law, spec, case)) is not None:
                 return LawResult(law, "skipped", f"exempt, and indeed fails: {text}")
-    return LawResult(
-        law, "FAILED", "exempt, but holds: remove the exemption, or name settings in test_fields that fail"
-    )
+    remedy = "remove the exemption, or name settings in test_fields that fail"
+    return LawResult(law, "FAILED", f"exempt, but holds: {remedy}")
 
 
 def violation(law: Law, spec: Any, case: Any) -> str | None:

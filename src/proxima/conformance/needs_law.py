@@ -23,9 +23,8 @@ def needs_are_read(spec: Any, outcome: Outcome) -> None:
     for b in (*(case.batch for case in batch_cases()), with_new_leaf(long, advantage=3 * long.masked("advantage"))):
         plain = outcome(spec, b) if unread else ()
         unread -= {name for name in unread if not _same(plain, outcome(spec, _with_other(b, name)))}
-    require_that(
-        not unread, f"needs declares {', '.join(sorted(unread))}, which changes no result; remove it from needs"
-    )
+    names = ", ".join(sorted(unread))
+    require_that(not unread, f"needs declares {names}, which changes no result; remove it from needs")
 
 
 def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
@@ -35,9 +34,8 @@ def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return all(
-        torch.equal(a.double().nan_to_num(0.123), b.double().nan_to_num(0.123)) for a, b in zip(one, other, strict=True)
-    )
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a.double().nan_to_num(0.123), b.double().nan_to_num(0.123)) for a, b in pairs)
 
 
 def require_needs(spec: Any, b: PolicyBatch, run: Any, outcome: Outcome) -> None:
@@ -73,5 +71,6 @@ def _without(b: PolicyBatch, names: set[str]) -> PolicyBatch:
 
 
 def needs_law(outcome: Outcome) -> Law:
-    check = lambda spec, _: needs_are_read(spec, outcome)  # noqa: E731
-    return Law("needs_are_read", "a run computes a tensor that nobody reads", check, lambda: (None,), show=lambda _: "")
+    """The law of `needs_are_read`."""
+    consequence = "a run computes a tensor that nobody reads"
+    return Law("needs_are_read", consequence, lambda spec, _: needs_are_read(spec, outcome))

@@ -129,9 +129,8 @@ def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
     """[N], finite, 0 outside the loss."""
     rewards = token_rewards(*case)
     value = spec(rewards)
-    require_that(
-        value.shape == rewards.reward.shape, f"shape {list(value.shape)}, expected {list(rewards.reward.shape)}"
-    )
+    right = rewards.reward.shape
+    require_that(value.shape == right, f"shape {list(value.shape)}, expected {list(right)}")
     require_that(bool(value.isfinite().all()), "an advantage is not finite")
     require_that(bool((value[~rewards.loss_mask] == 0).all()), "a token outside the loss has an advantage")
 
@@ -209,12 +208,8 @@ def factor_of_prompts(spec: Any, case: tuple[int, int]) -> None:
 # fmt: off
 SELECTION_LAWS = (
     _outcomes_law("values", "completions disappear without a reason", selection_values),
-    _outcomes_law(
-        "local",
-        "dynamic sampling discards groups that would have been kept",
-        selection_local,
-        applies=lambda spec: None if spec.local else "local is False",
-    ),
+    _outcomes_law("local", "dynamic sampling discards groups that would have been kept", selection_local,
+                  applies=lambda spec: None if spec.local else "local is False"),
     Law("prompts_factor", "an update needs more memory than was planned for", factor_of_prompts,
         lambda: [(1, 4), (2, 3), (3, 8), (4, 6)], show=lambda case: "{} groups of {}".format(*case)),
 )

@@ -155,13 +155,7 @@ REWARD_LAWS = (
     _law("order", "scores reach the wrong completions", order, ORDINARY),
     _law("determinism", "a resumed run differs", determinism, ORDINARY),
     _law("independence", "the score depends on the group", independence, ORDINARY, applies=_alone),
-    Law(
-        "unreadable",
-        "a bad row is found in the middle of the run",
-        unreadable_answers,
-        lambda: ODD_ANSWERS,
-        show=lambda answer: f"answer {answer!r:.40}",
-        applies=_comparing,
-    ),
+    Law("unreadable", "a bad row is found in the middle of the run", unreadable_answers, lambda: ODD_ANSWERS,
+        show=lambda answer: f"answer {answer!r:.40}", applies=_comparing),
 )
 # fmt: on

@@ -1,7 +1,6 @@
 """Laws of what an engine draws: its log-probs are those of the trainer's forward pass, its tokens are drawn from them,
 and a completion ends where it should."""
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -13,15 +12,15 @@ from proxima.conformance.engine_case import (
     ask,
     chosen_of,
     completions,
+    engine_law,
     forward,
     known_capabilities,
     log_softmax,
     mean_off,
     needs_model,
     requests,
-    run_engine,
 )
-from proxima.conformance.laws import Law, require_that
+from proxima.conformance.laws import require_that
 from proxima.data import Completion, Prompt
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.model.load import LoadedModel
@@ -68,9 +67,8 @@ async def truncation(case: EngineUnderTest, engine: Engine) -> None:
             full = log_softmax(logits)
             over = float(_left_out(full, c.tokens, wanted[0].sampling).mean())
             where = f"prompt {c.prompt_uid}, {name}={value:g}"
-            require_that(
-                over <= case.bound, f"{where}: tokens that it leaves out were drawn ({over:.3g} beyond the edge)"
-            )
+            text = f"{where}: tokens that it leaves out were drawn ({over:.3g} beyond the edge)"
+            require_that(over <= case.bound, text)
             if "untruncated" in there:
                 _compare(case, c, "untruncated", full, where)
             if "sampled" in there:
@@ -104,10 +102,9 @@ async def frequencies(case: EngineUnderTest, engine: Engine) -> None:
         known = {int(token): float(told[:first][tokens[:first] == token].mean()) for token in np.unique(tokens[:first])}
         statistic, freedom = chi_squared(known, tokens[first:])
         chance = tail_of_chi_squared(statistic, freedom)
-        text = (
-            f"temperature {value:g}: chi-squared {statistic:.1f} with {freedom} degrees of freedom, chance {chance:.1g}"
-        )
-        require_that(chance >= FALSE_ALARM, f"{text}: tokens are not drawn as their log-probs say")
+        text = f"chi-squared {statistic:.1f} with {freedom} degrees of freedom, chance {chance:.1g}"
+        why = f"temperature {value:g}: {text}: tokens are not drawn as their log-probs say"
+        require_that(chance >= FALSE_ALARM, why)
 
 
 def chi_squared(log_probs: dict[int, float], tokens: np.ndarray) -> tuple[float, int]:
@@ -153,7 +150,8 @@ async def defaults(case: EngineUnderTest, engine: Engine) -> None:
     text = f"{seen} of {count} tokens were drawn beyond the {TAIL_RANK} most probable ones, {count * mass:.0f} expected"
     require_that(seen >= least, f"{text}: the engine cuts them off by itself")
     said = [*prompt, *np.repeat(np.argsort(full)[-4:], 6).tolist()]  # a penalty would press these down
-    wanted = [Request(prompt=_prompt(said), sample=i, sampling=Sampling(max_tokens=8), seed=5) for i in range(8)]
+    repeated = Prompt(uid=0, messages=(), tokens=np.asarray(said, np.int32))
+    wanted = [Request(prompt=repeated, sample=i, sampling=Sampling(max_tokens=8), seed=5) for i in range(8)]
     for c, logits in await _with_logits(case, engine, wanted):
         _compare(case, c, "untruncated", log_softmax(logits), "a prompt that repeats tokens")
 
@@ -195,10 +193,6 @@ async def lengths(case: EngineUnderTest, engine: Engine) -> None:
     (c,) = await ask(engine, [1 + i % 60 for i in range(limit - room)], max_tokens=50)
     ended = f"{room} tokens of room: finish_reason {c.finish_reason!r} after {len(c.tokens)} tokens"
     require_that(1 <= len(c.tokens) <= room and c.finish_reason in ("length", "stop"), ended)
-
-
-def _prompt(tokens: list[int]) -> Prompt:
-    return Prompt(uid=0, messages=(), tokens=np.asarray(tokens, np.int32))
 
 
 async def _widest_prompt(engine: Engine) -> list[int]:
@@ -255,47 +249,26 @@ def _left_out(full: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> np.nd
 
 
 def _tells_sampled(case: EngineUnderTest) -> str | None:
-    if (reason := needs_model(case)) is not None:
-        return reason
-    capabilities = known_capabilities(case)
-    if "sampled" in capabilities.fills(Sampling()):
-        return None
-    return "the engine does not tell the log-probs that it samples with"
+    told = case.model is not None and "sampled" in known_capabilities(case).fills(Sampling())
+    return needs_model(case) or (None if told else "the engine does not tell the log-probs that it samples with")
 
 
 def _of_temperature(case: EngineUnderTest) -> str | None:
-    if (reason := needs_model(case)) is not None:
+    if (reason := needs_model(case)) is not None or known_capabilities(case).fills(Sampling(temperature=0.5)):
         return reason
-    if known_capabilities(case).fills(Sampling(temperature=0.5)):
-        return None
-    return (
-        "its log-probs are raw: of softmax(logits), whatever the temperature; recipes at temperature 1 alone can use it"
-    )
-
-
-def _law(
-    name: str,
-    consequence: str,
-    check: Callable[[EngineUnderTest, Engine], Awaitable[None]],
-    applies: Callable[[EngineUnderTest], str | None] = needs_model,
-) -> Law:
-    return Law(
-        name,
-        consequence,
-        lambda case, _: run_engine(partial(check, case), case),
-        lambda: (None,),
-        show=lambda _: "",
-        applies=applies,
-    )
+    raw = "its log-probs are raw: of softmax(logits), whatever the temperature"
+    return f"{raw}; recipes at temperature 1 alone can use it"
 
 
 SAMPLING_LAWS = (
-    _law("trainer_log_probs", "the ratio of the first update is not 1", trainer_log_probs),
-    _law("temperature", "the ratio is that of another policy", temperature, _of_temperature),
-    _law("truncation", "the ratio is that of another distribution", truncation),
-    _law("greedy", "evaluations are of another policy", most_probable),
-    _law("frequencies", "the gradient is of another distribution than it says", frequencies, _tells_sampled),
-    _law("defaults", "the data comes from another policy than the recipe says", defaults),
-    _law("stop_strings", "completions run on, or lack their end", stop_strings),
-    _law("lengths", "completions are cut where nobody can tell", lengths),
+    engine_law("trainer_log_probs", "the ratio of the first update is not 1", trainer_log_probs, applies=needs_model),
+    engine_law("temperature", "the ratio is that of another policy", temperature, applies=_of_temperature),
+    engine_law("truncation", "the ratio is that of another distribution", truncation, applies=needs_model),
+    engine_law("greedy", "evaluations are of another policy", most_probable, applies=needs_model),
+    engine_law(
+        "frequencies", "the gradient is of another distribution than it says", frequencies, applies=_tells_sampled
+    ),
+    engine_law("defaults", "the data comes from another policy than the recipe says", defaults, applies=needs_model),
+    engine_law("stop_strings", "completions run on, or lack their end", stop_strings, applies=needs_model),
+    engine_law("lengths", "completions are cut where nobody can tell", lengths, applies=needs_model),
 )

@@ -6,6 +6,7 @@ The laws of `CONTROL_LAWS` pause the server and load weights: they disturb whoev
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +232,15 @@ def _tokenizes(case: ServerUnderTest) -> str | None:
     return None if _with_client(case, ask) is not None else "the server has no call that tokenizes"
 
 
-def _needs_fact(name: str, reason: str) -> Callable[[ServerUnderTest], str | None]:
-    return lambda case: None if getattr(case.server.facts, name) else reason
+ABSENT = {  # what a server may lack, and how it is told
+    "pause_modes": "it can't be paused",
+    "seeds": "it has no seeds",
+    "version_spans": "it does not say which weights sampled which token; proxima counts by itself",
+}
+
+
+def _has(fact: str) -> Callable[[ServerUnderTest], str | None]:
+    return lambda case: None if getattr(case.server.facts, fact) else ABSENT[fact]
 
 
 def _loads(case: ServerUnderTest) -> str | None:
@@ -252,39 +260,20 @@ def _with_client(case: ServerUnderTest, use: Callable[[ServerClient], Awaitable[
     return asyncio.run(used())
 
 
-def _law(
-    name: str,
-    consequence: str,
-    check: Callable[[ServerUnderTest, ServerClient], Awaitable[None]],
-    applies: Callable[[ServerUnderTest], str | None] = lambda case: None,
-) -> Law:
-    def run(case: ServerUnderTest, _: None) -> None:
-        _with_client(case, lambda client: check(case, client))
-
-    return Law(name, consequence, run, lambda: (None,), show=lambda _: "", applies=applies)
+def server_law(name: str, consequence: str, check: Callable[..., Awaitable[None]], **more: Any) -> Law:
+    """The law that `check(case, client)` holds."""
+    return Law(name, consequence, lambda case, _: _with_client(case, partial(check, case)), **more)
 
 
 SERVER_LAWS = (
-    _law("token_ids", "the trainer reads wrong tokens", token_ids),
-    _law("tokenizer", "prompts and completions mean something else", vocabulary, _tokenizes),
-    _law("stop_tokens", "completions run on after their end", stop_tokens),
-    _law("abort", "work that nobody wants goes on, or work that is wanted is lost", aborts_of_server),
-    _law(
-        "seeds", "a completion that is asked for again is another one", seeds, _needs_fact("seeds", "it has no seeds")
-    ),
-    _law(
-        "version_spans",
-        "the age of the data is unknown",
-        spans,
-        _needs_fact("version_spans", "it does not say which weights sampled which token; proxima counts by itself"),
-    ),
+    server_law("token_ids", "the trainer reads wrong tokens", token_ids),
+    server_law("tokenizer", "prompts and completions mean something else", vocabulary, applies=_tokenizes),
+    server_law("stop_tokens", "completions run on after their end", stop_tokens),
+    server_law("abort", "work that nobody wants goes on, or work that is wanted is lost", aborts_of_server),
+    server_law("seeds", "a completion that is asked for again is another one", seeds, applies=_has("seeds")),
+    server_law("version_spans", "the age of the data is unknown", spans, applies=_has("version_spans")),
 )
 CONTROL_LAWS = (
-    _law(
-        "pause",
-        "tokens are sampled while the weights change",
-        pauses_of_server,
-        _needs_fact("pause_modes", "it can't be paused"),
-    ),
-    _law("weights", "the data comes from other weights than it says", loaded_weights, _loads),
+    server_law("pause", "tokens are sampled while the weights change", pauses_of_server, applies=_has("pause_modes")),
+    server_law("weights", "the data comes from other weights than it says", loaded_weights, applies=_loads),
 )

@@ -34,14 +34,9 @@ def surrogate_shape(spec: Any, case: BatchCase) -> None:
     require_that(token.keep.dtype == torch.bool, f"keep is {token.keep.dtype}, expected torch.bool")
     require_that(not bool((token.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
     require_that(token.unit in ("token", "sequence"), f"unit is {token.unit!r}, expected token or sequence")
-    attached = [name for name, metric in token.metrics.items() if _tensor_of(metric).requires_grad]
+    first = {name: getattr(metric, fields(metric)[0].name) for name, metric in token.metrics.items()}
+    attached = [name for name, tensor in first.items() if tensor.requires_grad]
     require_that(not attached, f"metrics carry a gradient: {', '.join(attached)}; detach them")
-
-
-def _tensor_of(metric: Any) -> Tensor:
-    """The first tensor of a metric."""
-    value: Tensor = getattr(metric, fields(metric)[0].name)
-    return value
 
 
 def masked_nan(spec: Any, case: BatchCase) -> None:
@@ -312,29 +307,17 @@ SURROGATE_LAWS = (
     batch_law("packing", "padded and packed training differ", packing),
     batch_law("micro_batches", "the loss depends on the memory of the machine", micro_batch_split),
     batch_law("derivative", "the optimizer minimises something else", derivative, exemptible=True),
-    Law(
-        "float32", "training differs from what float64 tests show", single_precision, lambda: range(5), exemptible=True
-    ),
+    Law("float32", "training differs from what float64 tests show", single_precision, lambda: range(5),
+        exemptible=True),
     Law("empty", "an empty rank or an empty completion ends the run", empty, lambda: [(), (0,), (0, 0), (1,)]),
-    batch_law(
-        "zero_advantage",
-        "completions that the loop skips would have taught something",
-        zero_advantage,
-        least=1,
-        applies=declared("zero_advantage_inert"),
-    ),
+    batch_law("zero_advantage", "completions that the loop skips would have taught something", zero_advantage,
+              least=1, applies=declared("zero_advantage_inert")),
     batch_law("scale", "rewards in other units change the method", scale, exemptible=True),
     batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True),
-    batch_law(
-        "unbounded",
-        "the bound does not vanish where the docstring says so",
-        unbounded,
-        applies=declared("unbounded"),
-        defaults_only=True,
-    ),
-    batch_law(
-        "needs", "a run fails late, or trains on something that nobody supplies on purpose", declared_needs, least=1
-    ),
+    batch_law("unbounded", "the bound does not vanish where the docstring says so", unbounded,
+              applies=declared("unbounded"), defaults_only=True),
+    batch_law("needs", "a run fails late, or trains on something that nobody supplies on purpose", declared_needs,
+              least=1),
     needs_law(_token_loss),
     extreme_law(finite_surrogate),
     batch_law("curve", "its plot shows another gradient than trains", plot_gradient, applies=two_policies),

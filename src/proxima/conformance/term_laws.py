@@ -1,5 +1,6 @@
 """Laws of what surrounds a surrogate in a loss: corrections, penalties, aggregations."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -95,26 +96,23 @@ def finite_penalty(spec: Any, b: PolicyBatch) -> None:
     require_that(bool(value.isfinite().all() and gradient.isfinite().all()), "penalty or gradient is not finite")
 
 
+def _reads(name: str, reason: str) -> Callable[[Any], str | None]:
+    return lambda spec: None if name in spec.needs else reason
+
+
+# fmt: off
 CORRECTION_LAWS = (
     batch_law("shape", "weights reach the wrong tokens", correction_shape),
     batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition),
-    batch_law(
-        "metrics",
-        "a metric depends on the memory of the machine",
-        correction_metrics,
-        applies=lambda spec: "it sees the whole batch" if spec.whole_batch else None,
-    ),
-    batch_law(
-        "equal_policies",
-        "data that needs no correction is changed",
-        equal_policies,
-        exemptible=True,
-        applies=lambda spec: None if "behavior_log_prob" in spec.needs else "it compares with no behavior policy",
-    ),
+    batch_law("metrics", "a metric depends on the memory of the machine", correction_metrics,
+              applies=lambda spec: "it sees the whole batch" if spec.whole_batch else None),
+    batch_law("equal_policies", "data that needs no correction is changed", equal_policies, exemptible=True,
+              applies=_reads("behavior_log_prob", "it compares with no behavior policy")),
     batch_law("needs", "a run fails late", correction_needs, least=1),
     needs_law(term_outcome),
     extreme_law(finite_correction),
 )
+# fmt: on
 
 
 def penalty_law(spec: Any, case: BatchCase) -> None:
@@ -142,19 +140,16 @@ def _leaf(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.detach().clone().requires_grad_()
 
 
+# fmt: off
 PENALTY_LAWS = (
     batch_law("added", "the penalty leaks out of the loss", penalty_law),
-    batch_law(
-        "zero_at_reference",
-        "the policy is pushed away from its reference",
-        zero_at_reference,
-        exemptible=True,
-        applies=lambda spec: None if "reference_log_prob" in spec.needs else "it compares with no reference",
-    ),
+    batch_law("zero_at_reference", "the policy is pushed away from its reference", zero_at_reference, exemptible=True,
+              applies=_reads("reference_log_prob", "it compares with no reference")),
     batch_law("needs", "a run fails late", correction_needs, least=1),
     needs_law(term_outcome),
     extreme_law(finite_penalty),
 )
+# fmt: on
 
 
 def aggregate_law(spec: Any, case: BatchCase) -> None:
