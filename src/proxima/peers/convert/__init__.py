@@ -24,7 +24,7 @@ from proxima.config import ConfigError, check, resolve
 from proxima.config.problems import Problem, one_problem
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert import areal, areal_offline, trl, trl_offline, unirl, verl, verl_sft
-from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.draft import TITLES, Draft
 from proxima.peers.convert.known import Rules, not_a_training, option_rules, sort_out
 from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read import read
@@ -90,20 +90,18 @@ def convert(path: str | Path, peer: str) -> Conversion:
     if (command := _offline(o, peer)) is not None:
         _, of_command, rules_of = OFFLINE[peer]
         converter, rules = lambda options: of_command(options, command), rules_of(o)
-    elif (found := not_a_training(o, peer)) is not None:
+    elif (why := not_a_training(o, peer)) is not None:
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
         if len(others := likely_peers(path)) == 1:
             wanted = f"it looks like one of {PEERS[others[0]][0]}: --from {others[0]}"
-        raise one_problem(o.file, f"is no such configuration of {framework}: it {found}; {wanted}")
+        raise one_problem(o.file, f"is no such configuration of {framework}: it {why}; {wanted}")
     for name in ("config", "defaults", "launch"):  # what comes first and is not here is in doubt
         o.get(name)
     draft = converter(o)
     draft.doubt(o)
-    ignored, unsupported, unknown, missing = sort_out(o, rules)
-    draft.ignored += ignored
-    draft.unsupported += unsupported
-    draft.unknown += unknown
-    draft.missing += missing
+    lists = (draft.ignored, draft.unsupported, draft.unknown, draft.missing)
+    for so_far, found in zip(lists, sort_out(o, rules), strict=True):
+        so_far += found
     problems = make_loadable(draft)
     draft.account(o)
     recipe = draft.tree()
@@ -111,17 +109,8 @@ def convert(path: str | Path, peer: str) -> Conversion:
     head = f"Made by `proxima convert {path} --from {peer}`: each value is followed by the option it came from."
     if problems:
         head += "\nAs it stands: " + "; ".join(problems)
-    return Conversion(
-        recipe=recipe,
-        text=draft.text(head),
-        missing=tuple(draft.missing),
-        unsupported=tuple(draft.unsupported),
-        unknown=tuple(draft.unknown),
-        ignored=tuple(draft.ignored),
-        read=tuple(draft.read),
-        problems=problems,
-        report=tuple(draft.report()),
-    )
+    leftovers = {name: tuple(getattr(draft, name)) for name in TITLES}
+    return Conversion(recipe, draft.text(head), **leftovers, problems=problems, report=tuple(draft.report()))
 
 
 def _offline(o: Options, peer: str) -> str | None:
@@ -129,14 +118,8 @@ def _offline(o: Options, peer: str) -> str | None:
     return OFFLINE[peer][0](o) if peer in OFFLINE else None
 
 
-OPENED_LATER = (
-    "model.",
-    "critic.path",
-    "task",
-    "eval.",
-    "data.",
-    "monitor.",
-)  # need to exist only on the machine that trains
+# what needs to exist only on the machine that trains
+OPENED_LATER = ("model.", "critic.path", "task", "eval.", "data.", "monitor.")
 
 
 def make_loadable(draft: Draft) -> tuple[str, ...]:

@@ -10,22 +10,12 @@ from proxima.peers.convert.rollout_servers import areal_engine
 LENGTHS = ("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens")
 GROUPS = ("gconfig.n_samples", "actor.group_size", "group_size", "rollout.gconfig.n_samples")
 BIAS = "actor.reward_bias"
-LORA = LoraNames(
-    rank="actor.lora_rank", alpha="actor.lora_alpha", targets="actor.target_modules", default_rank=32, default_alpha=16
-)
 
 
 def convert(o: Options) -> Draft:
     """A recipe from AReaL's options."""
     d = Draft()
-    common.model(d, o, "actor.path")
-    note = "master weights stay float32 here"
-    common.dtype(d, o, "compute_dtype", "actor.dtype", default="bfloat16", note=note)
-    d.flag("model.gradient_checkpointing", o, "actor.gradient_checkpointing")
-    if o.flag("actor.use_lora"):
-        lora(d, o, LORA)
-        if (kind := str(o.get("actor.peft_type", default="lora"))) != "lora":
-            d.lacks("actor.peft_type", f"{kind}: only LoRA")
+    areal_model(d, o, "actor.")
     longest = o.whole(*LENGTHS, default=16384)
     _context(d, o, longest)
     common.task(d, o, "train_dataset.path", split=str(o.get("train_dataset.split", default="train")))
@@ -55,6 +45,19 @@ def convert(o: Options) -> Draft:
     return d
 
 
+def areal_model(d: Draft, o: Options, prefix: str) -> None:
+    """The model of a section, its dtype and its adapter."""
+    common.model(d, o, f"{prefix}path")
+    note = "master weights stay float32 here"
+    common.dtype(d, o, "compute_dtype", f"{prefix}dtype", default="bfloat16", note=note)
+    d.flag("model.gradient_checkpointing", o, f"{prefix}gradient_checkpointing")
+    if o.flag(f"{prefix}use_lora"):
+        rank, alpha, targets = (prefix + name for name in ("lora_rank", "lora_alpha", "target_modules"))
+        lora(d, o, LoraNames(rank=rank, alpha=alpha, targets=targets, default_rank=32, default_alpha=16))
+        if (kind := str(o.get(f"{prefix}peft_type", default="lora"))) != "lora":
+            d.lacks(f"{prefix}peft_type", f"{kind}: only LoRA")
+
+
 def _context(d: Draft, o: Options, longest: int) -> None:
     """`model.max_length`: longer prompts are left out of the data, and a server ends its context."""
     prompts, total = o.whole("train_dataset.max_length"), o.whole("gconfig.max_tokens")
@@ -81,11 +84,16 @@ def _evaluation(d: Draft, o: Options) -> None:
     if common.evaluation(d, o, "valid_dataset.path", every, split=str(o.get("valid_dataset.split", default="test"))):
         d.put("eval.before", before, o.origin("evaluator.eval_before_train"))
         common.eval_sampling(d, o, names, {}, greedy=greedy)
-        for name in ("evaluator.freq_epochs", "evaluator.freq_secs"):
-            if o.given(name):
-                d.needs("eval.every", f"{name}: {o.get(name)}; set it in steps")
+        not_in_steps(d, o, "evaluator", "eval.every")
     else:
         d.drops_given(o, "there are no held-out questions", "evaluator.freq_epochs", "evaluator.freq_secs")
+
+
+def not_in_steps(d: Draft, o: Options, section: str, path: str) -> None:
+    """A frequency in epochs or seconds is to be written in steps."""
+    for name in (f"{section}.freq_epochs", f"{section}.freq_secs"):
+        if o.given(name):
+            d.needs(path, f"{name}: {o.get(name)}; set it in steps")
 
 
 REWARD, ADV, LEVEL = "actor.reward_norm.", "actor.adv_norm.", "actor.importance_sampling_level"
@@ -176,12 +184,9 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     scale = o.number("actor.reward_scaling", default=1.0)
     weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
     common.reward(d, weight)
-    if (
-        d.entries["algorithm.advantage.kind"].value == "reinforce_pp"
-        and normalised == "none"
-        and o.number(BIAS, default=0)
-    ):
-        d.lacks(BIAS, f"{o.number(BIAS):g}: no mean is taken off the rewards, so that it counts")
+    kind = d.entries["algorithm.advantage.kind"].value
+    if kind == "reinforce_pp" and normalised == "none" and (bias := o.number(BIAS, default=0)):
+        d.lacks(BIAS, f"{bias:g}: no mean is taken off the rewards, so that it counts")
     else:
         d.drops_given(o, "cancels: the mean is taken off", BIAS)
     if weight is None:
@@ -213,9 +218,8 @@ def _surrogate(d: Draft, o: Options) -> None:
         d.spec(path, "cispo", "from actor.use_cispo_loss", epsilon_low=low, epsilon_high=high)
     elif level[0] == "sequence":
         note = "AReaL's token mean weighs sequences by their length (A5)"
-        d.spec(
-            path, "gspo", f"from {LEVEL}", note, epsilon_low=low, epsilon_high=high, form=("sequence", f"from {LEVEL}")
-        )
+        form = ("sequence", f"from {LEVEL}")
+        d.spec(path, "gspo", form[1], note, epsilon_low=low, epsilon_high=high, form=form)
     else:
         d.spec(path, "ppo_clip", "AReaL's actor loss", epsilon_low=low, epsilon_high=high)
         if dual is not None:
@@ -230,9 +234,8 @@ def _penalties(d: Draft, o: Options) -> None:
     value = o.number("actor.kl_ctl", default=0.1)
     if value:
         default = "" if o.given("actor.kl_ctl") else " (AReaL's default)"
-        d.lacks(
-            "actor.kl_ctl", f"{value:g}{default}: KL of tokens beside a normalised score; algorithm.reward_kl is near"
-        )
+        why = "KL of tokens beside a normalised score; algorithm.reward_kl is near"
+        d.lacks("actor.kl_ctl", f"{value:g}{default}: {why}")
         if o.given("actor.kl_estimator"):
             d.lacks("actor.kl_estimator", "of the KL in the reward")
     else:
@@ -249,24 +252,17 @@ def _selection(d: Draft, o: Options) -> None:
 
 
 def _batch(d: Draft, o: Options) -> None:
-    """Prompts, completions, updates."""
     names = ("train_dataset.batch_size", "rollout.consumer_batch_size")
     prompts = o.whole(*names, default=1)
     d.put("train.prompts_per_step", prompts, o.origin(*names))
     d.put("train.completions_per_prompt", o.whole(*GROUPS, default=1), o.origin(*GROUPS))
-    common.updates(d, prompts, o.whole("actor.ppo_n_minibatches", default=4), o.origin("actor.ppo_n_minibatches"))
+    common.updates(d, o.whole("actor.ppo_n_minibatches", default=4), o.origin("actor.ppo_n_minibatches"))
     d.copy("train.tokens_per_micro_batch", o, "actor.mb_spec.max_tokens_per_mb")
 
 
 def _training(d: Draft, o: Options) -> None:
-    """Optimizer, schedule, steps."""
     prefix = "actor.optimizer."
-    kind = o.get(prefix + "type", default="adam")
-    if kind not in ("adam", "adamw"):
-        d.lacks(prefix + "type", f"{kind}: only AdamW, with its states in float32")
-    names = {name: (prefix + name,) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
-    common.optimizer(d, o, names, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01})
-    common.schedule(d, o, prefix + "lr_scheduler_type", default="constant")
+    areal_optimizer(d, o, prefix)
     steps = o.whole("total_train_steps")
     common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
     proportion, made = prefix + "warmup_steps_proportion", d.entries["train.updates_per_step"].value
@@ -274,11 +270,25 @@ def _training(d: Draft, o: Options) -> None:
     fixed = o.whole(prefix + "warmup_steps", default=0)
     updates = (fixed * made, o.origin(prefix + "warmup_steps") + (counts if fixed else ""))
     common.warmup(d, updates, (o.number(proportion, default=0.001, least=0, most=1), o.origin(proportion)), made)
+    areal_clipping_and_saving(d, o, prefix)
+
+
+def areal_optimizer(d: Draft, o: Options, prefix: str) -> None:
+    """AdamW, and the shape of its schedule."""
+    kind = o.get(prefix + "type", default="adam")
+    if kind not in ("adam", "adamw"):
+        d.lacks(prefix + "type", f"{kind}: only AdamW, with its states in float32")
+    names = {name: (prefix + name,) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
+    common.optimizer(d, o, names, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01})
+    common.schedule(d, o, prefix + "lr_scheduler_type", default="constant")
+
+
+def areal_clipping_and_saving(d: Draft, o: Options, prefix: str) -> None:
+    """The end of the schedule, clipping, checkpoints and seed."""
     d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
     d.copy("train.max_grad_norm", o, prefix + "gradient_clipping", default=1.0)
-    every = o.whole("saver.freq_steps")
-    if every:
-        d.put("checkpoint.every", every, "from saver.freq_steps")
+    if every := o.whole("saver.freq_steps"):
+        d.put("checkpoint.every", every, o.origin("saver.freq_steps"))
     d.copy("seed", o, "seed", default=1)
 
 
@@ -302,9 +312,7 @@ def _asynchrony(d: Draft, o: Options) -> None:
         at_once, origin = most, f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
     d.put("runtime.max_concurrent_rollouts", at_once, origin)
     late, ours = ("drops", "drop") if segment_wise(o) else ("trains on", "train")
-    note = (
-        f"AReaL takes what is finished, the oldest first, and {late} what is beyond the bound: `{ours}` is like that."
-    )
-    note += " `wait` takes the groups in the order of admission, and none gets beyond it."
+    note = f"AReaL takes what is finished, the oldest first, and {late} what is beyond the bound: `{ours}` is like"
+    note += " that. `wait` takes the groups in the order of admission, and none gets beyond it."
     d.put("runtime.over_age", "wait", "AReaL has no such option", note)
     d.put("engine.kind", "local_process", "it works beside the trainer")

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from proxima.peers.convert import common, trackers
-from proxima.peers.convert.adapter import LoraNames, lora
+from proxima.peers.convert.areal import areal_clipping_and_saving, areal_model, areal_optimizer, not_in_steps
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.known import Rules, option_rules
 from proxima.peers.convert.options import Options
 
 TYPES = {"sft": "sft", "rw": "reward", "dpo": "dpo"}
 ROLLOUTS = ("gconfig.", "rollout.")
+FREQUENCIES = ("evaluator.freq_epochs", "evaluator.freq_steps", "evaluator.freq_secs")
 
 
 def command_of_areal(o: Options) -> str | None:
@@ -42,13 +43,7 @@ def areal_rules(o: Options) -> Rules:
 def convert_areal_offline(o: Options, command: str) -> Draft:
     """A recipe of `proxima sft`, `proxima reward` or `proxima dpo`."""
     d, prefix = Draft(), prefix_of(o)
-    common.model(d, o, f"{prefix}path")
-    note = "master weights stay float32 here"
-    common.dtype(d, o, "compute_dtype", f"{prefix}dtype", default="bfloat16", note=note)
-    d.flag("model.gradient_checkpointing", o, f"{prefix}gradient_checkpointing")
-    if o.flag(f"{prefix}use_lora"):
-        rank, alpha, targets = (prefix + name for name in ("lora_rank", "lora_alpha", "target_modules"))
-        lora(d, o, LoraNames(rank=rank, alpha=alpha, targets=targets, default_rank=32, default_alpha=16))
+    areal_model(d, o, prefix)
     _rows(d, o, command, "train_dataset", "task", "train")
     longest = o.whole("train_dataset.max_length", least=1)
     if longest is not None:
@@ -59,7 +54,12 @@ def convert_areal_offline(o: Options, command: str) -> Draft:
     _critic_head(d, o, prefix, command)
     d.put("train.examples_per_step", *o.sourced("train_dataset.batch_size", default=1))
     d.copy("train.tokens_per_micro_batch", o, f"{prefix}mb_spec.max_tokens_per_mb")
-    _training(d, o, f"{prefix}optimizer.")
+    areal_optimizer(d, o, f"{prefix}optimizer.")
+    common.length_of_run(d, o, "total_train_steps", "total_train_epochs", epochs=1)
+    warmup = (f"{prefix}optimizer.warmup_steps", f"{prefix}optimizer.warmup_steps_proportion")
+    common.warmup_of_rows(d, o, *warmup, share=0.001)
+    areal_clipping_and_saving(d, o, f"{prefix}optimizer.")
+    not_in_steps(d, o, "saver", "checkpoint.every")
     _evaluation(d, o, command)
     trackers.areal(d, o)
     return d
@@ -122,38 +122,10 @@ def _critic_head(d: Draft, o: Options, prefix: str, command: str) -> None:
         d.lacks(name, f"{o.get(name)}, which AReaL refuses here")
 
 
-def _training(d: Draft, o: Options, prefix: str) -> None:
-    """Optimizer, schedule, length of the run, checkpoints."""
-    kind = o.get(f"{prefix}type", default="adam")
-    if kind not in ("adam", "adamw"):
-        d.lacks(f"{prefix}type", f"{kind}: only AdamW, with its states in float32")
-    names = {name: (prefix + name,) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
-    common.optimizer(d, o, names, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01})
-    common.schedule(d, o, f"{prefix}lr_scheduler_type", default="constant")
-    steps, epochs = o.whole("total_train_steps"), o.whole("total_train_epochs", default=1, least=1)
-    if steps:
-        d.put("train.steps", steps, o.origin("total_train_steps"))
-        d.drops_given(o, "total_train_steps ends the run", "total_train_epochs")
-    else:
-        d.put("train.epochs", epochs, o.origin("total_train_epochs"))
-    fixed, share = o.whole(f"{prefix}warmup_steps", default=0), f"{prefix}warmup_steps_proportion"
-    if fixed:
-        d.put("train.warmup_steps", fixed, o.origin(f"{prefix}warmup_steps"))
-        d.drops_given(o, "warmup_steps says more", share)
-    else:
-        d.put("train.warmup_ratio", o.number(share, default=0.001, least=0, most=1), o.origin(share))
-    d.copy("train.final_lr_ratio", o, f"{prefix}min_lr_ratio")
-    d.copy("train.max_grad_norm", o, f"{prefix}gradient_clipping", default=1.0)
-    if every := o.whole("saver.freq_steps"):
-        d.put("checkpoint.every", every, o.origin("saver.freq_steps"))
-    _in_epochs(d, o, "saver", "checkpoint.every")
-    d.copy("seed", o, "seed", default=1)
-
-
 def _evaluation(d: Draft, o: Options, command: str) -> None:
     """`valid_dataset`, `evaluator`."""
     if o.get("valid_dataset.path") is None:
-        d.drops_given(o, "there are no held-out rows", *(f"evaluator.{name}" for name in FREQUENCIES))
+        d.drops_given(o, "there are no held-out rows", *FREQUENCIES)
         return
     _rows(d, o, command, "valid_dataset", "eval.task", "test")
     longest = "valid_dataset.max_length"
@@ -164,13 +136,4 @@ def _evaluation(d: Draft, o: Options, command: str) -> None:
     d.put("eval.limit", 0, "AReaL evaluates on all held-out rows")
     d.put("eval.every", o.whole("evaluator.freq_steps", default=0) or 0, o.origin("evaluator.freq_steps"))
     d.put("eval.before", o.flag("evaluator.eval_before_train"), o.origin("evaluator.eval_before_train"))
-    _in_epochs(d, o, "evaluator", "eval.every")
-
-
-FREQUENCIES = ("freq_epochs", "freq_steps", "freq_secs")
-
-
-def _in_epochs(d: Draft, o: Options, section: str, path: str) -> None:
-    for name in (f"{section}.freq_epochs", f"{section}.freq_secs"):
-        if o.given(name):
-            d.needs(path, f"{name}: {o.get(name)}; set it in steps")
+    not_in_steps(d, o, "evaluator", "eval.every")

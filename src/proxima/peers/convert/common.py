@@ -10,12 +10,12 @@ from proxima.peers.convert.draft import Draft, Entry, Fields
 from proxima.peers.convert.options import Options
 
 
-def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "", path: str = "train") -> int:
-    """Put `updates_per_step` of `path`: the largest divisor of `prompts` up to `wanted`; a note where they differ."""
+def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "train") -> int:
+    """Put `updates_per_step` of `path`: the largest divisor of the prompts up to `wanted`; a note where they differ."""
     entry, least = d.entries["train.prompts_per_step"], math.floor(wanted + 1e-9)
-    if (
-        path == "train" and entry.origin.startswith(FILL_IN) and least > 1 and prompts % least
-    ):  # a stand-in that they divide
+    prompts: int = entry.value
+    stands_in = path == "train" and entry.origin.startswith(FILL_IN)
+    if stands_in and least > 1 and prompts % least:  # it may as well be one that they divide
         prompts = math.ceil(prompts / least) * least
         d.entries["train.prompts_per_step"] = replace(entry, value=prompts)
     most = max(1, min(prompts, least))
@@ -52,6 +52,16 @@ def optimizer(
     for field in ("lr", "beta1", "beta2", "eps", "weight_decay"):
         if field in names:
             d.copy(f"{path}.optimizer.{field}", o, *names[field], default=defaults.get(field))
+
+
+def betas(d: Draft, o: Options, name: str, path: str, default: list[float] | None = None) -> None:
+    """AdamW's beta1 and beta2 from an option that holds both."""
+    match o.get(name, default=default):
+        case [beta1, beta2]:
+            for field, value in (("beta1", beta1), ("beta2", beta2)):
+                d.put(f"{path}.optimizer.{field}", value, o.origin(name))
+        case both if both is not None:
+            o.refuse("must be two numbers", name)
 
 
 SCHEDULES = {
@@ -243,6 +253,24 @@ def steps(d: Draft, o: Options, count: Any, origin: str, note: str, epochs: str,
     written = f", here {number:g}" if number is not None else ""
     what += f" ({origin.removeprefix(FILL_IN)})" if origin.startswith(FILL_IN) else ""
     d.ask("train.steps", 100, f"{what}{written}: steps = epochs * rows of the data / prompts_per_step")
+
+
+def length_of_run(d: Draft, o: Options, steps: str, passes: str, epochs: int) -> None:
+    """`train.steps` of a training on a fixed data set, or `train.epochs`, by default `epochs`."""
+    if (most := o.whole(steps, default=0)) > 0:
+        d.put("train.steps", most, o.origin(steps))
+        d.drops_given(o, f"{steps.rpartition('.')[2]} ends the run", passes)
+    else:
+        d.put("train.epochs", o.whole(passes, default=epochs, least=1), o.origin(passes))
+
+
+def warmup_of_rows(d: Draft, o: Options, steps: str, *ratios: str, share: float) -> None:
+    """The warm-up of a training on a fixed data set: in updates, or as a share of the run, by default `share`."""
+    if (fixed := o.whole(steps, default=0)) > 0:
+        d.put("train.warmup_steps", fixed, o.origin(steps))
+        d.drops_given(o, f"{steps.rpartition('.')[2]} says more", *ratios)
+    else:
+        d.put("train.warmup_ratio", o.number(*ratios, default=share, least=0, most=1), o.origin(*ratios))
 
 
 def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: str = "test", **columns: str) -> bool:

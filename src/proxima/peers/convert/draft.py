@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxima.config.dump import Lines, nested, yaml_lines
 from proxima.config.scalars import for_any_reader
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert.options import Leftover, Options, on_one_line
@@ -19,7 +20,13 @@ SECTIONS = (
     *("sampling", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
 )
 WIDTH = 130
-
+TITLES = {  # of the lists of a draft
+    "missing": "to fill in, the file does not say",
+    "unsupported": "not supported yet",
+    "unknown": "unknown option",
+    "read": "read, and said by the fields together",
+    "ignored": "ignored, no effect here",
+}
 
 Fields = dict[str, tuple[Any, str]]  # field → (value, origin)
 
@@ -118,13 +125,7 @@ class Draft:
         return {key: _plain(value) for key, value in self._nested().items()}
 
     def _nested(self) -> dict[str, Any]:
-        root: dict[str, Any] = {}
-        for path, entry in self.entries.items():
-            *parents, last = path.split(".")
-            here = root
-            for part in parents:
-                here = here.setdefault(part, {})
-            here[last] = entry
+        root = nested(self.entries.items())
         if "algorithm" in root:
             root["algorithm"] = _ordered(root["algorithm"], ALGORITHM)
         return _ordered(root, SECTIONS)
@@ -136,19 +137,14 @@ class Draft:
             lines += ["#", f"# {title}:", *(f"# {line}" for line in _grouped(leftovers))]
         lines.append("")
         for key, value in self._nested().items():
-            lines += [*_block(key, value, 0), *([""] if isinstance(value, dict) else [])]
+            written = yaml_lines({key: value}, _leaf)
+            lines += [line if origin is None else f"{line}  # {origin}" for line, origin in written]
+            lines += [""] if isinstance(value, dict) else []
         return "\n".join(lines).rstrip() + "\n"
 
     def leftovers(self) -> list[tuple[str, list[Leftover]]]:
         """The lists that are not empty, with their titles."""
-        lists = (
-            ("to fill in, the file does not say", self.missing),
-            ("not supported yet", self.unsupported),
-            ("unknown option", self.unknown),
-            ("read, and said by the fields together", self.read),
-            ("ignored, no effect here", self.ignored),
-        )
-        return [(title, found) for title, found in lists if found]
+        return [(title, found) for name, title in TITLES.items() if (found := getattr(self, name))]
 
     def report(self) -> list[str]:
         """The leftovers for a terminal."""
@@ -179,25 +175,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(child) for key, child in value.items()}
 
 
-def _block(key: str, value: Any, depth: int) -> Iterator[str]:
-    pad = "  " * depth
-    if isinstance(value, Entry):
-        yield from _leaf(f"{pad}{key}:", value, pad)
-    elif value and all(name.isdigit() for name in value):
-        yield f"{pad}{key}:"
-        for index in sorted(value, key=int):
-            lines = [line for name, child in value[index].items() for line in _block(name, child, depth + 2)]
-            first = next(i for i, line in enumerate(lines) if not line.lstrip().startswith("#"))
-            yield from (f"{pad}  {line.lstrip()}" for line in lines[:first])
-            yield f"{pad}  - {lines[first].lstrip()}"
-            yield from lines[first + 1 :]
-    else:
-        yield f"{pad}{key}:"
-        for name, child in value.items():
-            yield from _block(name, child, depth + 1)
-
-
-def _leaf(head: str, entry: Entry, pad: str) -> Iterator[str]:
-    for line in textwrap.wrap(entry.note, WIDTH - len(pad)) if entry.note else ():
-        yield f"{pad}# {line}"
-    yield f"{head} {for_any_reader(entry.value)}  # {entry.origin}"
+def _leaf(key: str, entry: Entry, margin: str) -> Lines:
+    notes = textwrap.wrap(entry.note, WIDTH - len(margin)) if entry.note else ()
+    value = (f"{margin}{key}: {for_any_reader(entry.value)}", entry.origin)
+    return [*((f"{margin}# {line}", None) for line in notes), value]

@@ -49,15 +49,8 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
     return {name: one for option, value in flat.items() for name, one in _leaves(option, value)}
 
 
-CHANGES = (
-    "map",
-    "filter",
-    "rename_column",
-    "rename_columns",
-    "from_dict",
-    "from_list",
-    "from_generator",
-)  # of data sets
+# methods that make rows
+CHANGES = ("map", "filter", "rename_column", "rename_columns", "from_dict", "from_list", "from_generator")
 
 
 def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,11 +111,16 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
 
 def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:
     """The call of that name which `node` is, or which its variable was once assigned."""
-    values = [node]
-    if isinstance(node, ast.Name):
-        assigned = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
-        values = [item.value for item in assigned if isinstance(item, ast.Assign)] if len(assigned) == 1 else []
-    return next((one for one in values if isinstance(one, ast.Call) and _called(one) == called), None)
+    value = _assigned(tree, node)
+    return value if isinstance(value, ast.Call) and _called(value) == called else None
+
+
+def _assigned(tree: ast.Module, node: ast.expr) -> ast.expr:
+    """What the variable was assigned, if that was once; any other expression as it is."""
+    if not isinstance(node, ast.Name):
+        return node
+    found = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
+    return found[0].value if len(found) == 1 and isinstance(found[0], ast.Assign) else node
 
 
 def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
@@ -139,11 +137,7 @@ def _holders(tree: ast.Module) -> list[str]:
 def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:
     """The functions of a list or of a variable for one, as text, with their packages and with constants in calls."""
     nodes = list(ast.walk(tree))
-    if isinstance(node, ast.Name):
-        assigned = [
-            item for item in nodes if isinstance(item, ast.Assign) and node.id in {t.id for t in _targets(item)}
-        ]
-        node = assigned[0].value if len(assigned) == 1 else node
+    node = _assigned(tree, node)
     homes = {item.name: "__main__" for item in nodes if isinstance(item, ast.FunctionDef | ast.ClassDef)}
     for item in nodes:
         if isinstance(item, ast.ImportFrom):

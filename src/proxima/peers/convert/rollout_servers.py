@@ -1,6 +1,7 @@
 """`engine` from the peers' options for the servers that generate. Only what a file says becomes a server: without a
 word about it, the engine is the one in the trainer's process."""
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -83,19 +84,8 @@ def areal_engine(d: Draft, o: Options) -> None:
     if kind.startswith("sglang"):
         d.drops(next(name for name in names if o.given(name)), f"sglang: {SGLANG}")
     elif kind.startswith("vllm"):
-        sizes = {part[0]: int(part[1:]) for part in _parts(layout)}
+        sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", layout)}
         _served(d, o, AREAL, o.origin(*names), replicas=sizes.get("d", 1), parallel=sizes.get("t", 1))
-
-
-def _parts(layout: str) -> list[str]:
-    """`d4p1t2` as `d4`, `p1`, `t2`."""
-    found: list[str] = []
-    for letter in layout:
-        if letter.isalpha():
-            found.append(letter)
-        elif found:
-            found[-1] += letter
-    return [part for part in found if part[1:].isdigit()]
 
 
 def _served(

@@ -28,11 +28,18 @@ def statements(text: str) -> Iterator[Statement]:
 
     Comments and the texts of here-documents are left out. A quote without its end reaches to the end of the script.
     """
-    scan = _Scan(text.replace("\r\n", "\n"))
-    while scan.at < len(scan.text):
-        statement = scan.statement()
-        if statement.words or statement.array:
-            yield statement
+    found = Statement()
+    for token, operator in _Scan(text.replace("\r\n", "\n")).tokens():
+        if not operator:
+            found.words.append(token)
+        elif array := _ARRAY.fullmatch(token):  # what stands before it, as `declare`, says nothing
+            found = Statement(array=array[1])
+        elif token == ")" or found.array is None:
+            if found.words or found.array:
+                yield found
+            found = Statement()
+    if found.words or found.array:
+        yield found
 
 
 class _Scan:
@@ -42,9 +49,8 @@ class _Scan:
         self.text, self.at = text, 0
         self.pending: list[str] = []  # ends of here-documents
 
-    def statement(self) -> Statement:
-        """The next one, up to a newline, `;`, `&`, `|` or a parenthesis."""
-        found = Statement()
+    def tokens(self) -> Iterator[tuple[str, bool]]:
+        """Words, and operators: a newline, `;`, `&`, `|`, a parenthesis, or `DATA=(` as `DATA=`."""
         while self.at < len(self.text):
             letter = self.text[self.at]
             if letter in _BLANK or self.text.startswith("\\\n", self.at):
@@ -55,34 +61,15 @@ class _Scan:
                 self.at += 1
                 if letter == "\n":
                     self.skip_heredocs()
-                if found.words:
-                    return found
+                yield letter, True
             elif heredoc := _HEREDOC.match(self.text, self.at):
                 self.pending.append(heredoc[2])
                 self.at = heredoc.end()
             else:
                 word = self.word()
-                if self.text[self.at : self.at + 1] == "(" and (array := _ARRAY.fullmatch(word)):
-                    self.at += 1
-                    return Statement(self.elements(), array[1])
-                found.words.append(word)
-        return found
-
-    def elements(self) -> list[str]:
-        """The words of an array, after its `(`."""
-        words = []
-        while self.at < len(self.text):
-            letter = self.text[self.at]
-            if letter == ")":
-                self.at += 1
-                break
-            if letter == "#":
-                self.skip_to("\n")
-            elif letter in "\n;&|(" or letter in _BLANK or self.text.startswith("\\\n", self.at):
-                self.at += 2 if letter == "\\" else 1
-            else:
-                words.append(self.word())
-        return words
+                array = self.text[self.at : self.at + 1] == "(" and _ARRAY.fullmatch(word) is not None
+                self.at += array
+                yield word, array
 
     def word(self) -> str:
         """The word here; ends before a blank or an operator outside of quotes."""

@@ -1,6 +1,7 @@
 """TRL: `GRPOConfig` as YAML, JSON or a Python file's call; names and defaults of 1.16, older spellings understood."""
 
 import math
+from typing import Any
 
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common, trackers
@@ -60,27 +61,14 @@ def convert(o: Options) -> Draft:
     return d
 
 
-COMMAND_LINE = LoraNames(
-    rank="lora_r",
-    alpha="lora_alpha",
-    targets="lora_target_modules",
-    dropout="lora_dropout",
-    rslora="use_rslora",
-    dora="use_dora",
-    default_rank=16,
-    default_alpha=32,
-    default_dropout=0.05,
-    default_targets=PEFT_TARGETS,
-)
-PEFT = LoraNames(
-    rank="peft_config.r",
-    alpha="peft_config.lora_alpha",
-    targets="peft_config.target_modules",
-    dropout="peft_config.lora_dropout",
-    rslora="peft_config.use_rslora",
-    dora="peft_config.use_dora",
-    default_targets=PEFT_TARGETS,
-)
+OF_PEFT: dict[str, Any]  # options of peft's LoraConfig
+OF_PEFT = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "dropout": "lora_dropout"}
+OF_PEFT |= {"rslora": "use_rslora", "dora": "use_dora"}
+OF_SCRIPT: dict[str, Any] = {field: f"peft_config.{name}" for field, name in OF_PEFT.items()}
+PEFT = LoraNames(**OF_SCRIPT, default_targets=PEFT_TARGETS)
+OF_COMMAND = OF_PEFT | {"rank": "lora_r", "targets": "lora_target_modules"}
+OF_COMMAND |= {"default_rank": 16, "default_alpha": 32, "default_dropout": 0.05}
+COMMAND_LINE = LoraNames(**OF_COMMAND, default_targets=PEFT_TARGETS)
 
 
 def rows_of_update(o: Options) -> tuple[int, str]:
@@ -98,23 +86,22 @@ def adapted_model(d: Draft, o: Options) -> None:
     """The model of the trainers that generate, its dtypes and its adapter."""
     common.model(d, o, "model_name_or_path", "model")
     d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")
+    dtypes_and_adapter(d, o)
+
+
+def dtypes_and_adapter(d: Draft, o: Options) -> None:
+    """`model.lora` is from the command line's `use_peft`, or the script's `LoraConfig(…)`."""
     if o.given("bf16"):
         d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
     common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
-    adapter(d, o)
-
-
-def adapter(d: Draft, o: Options) -> None:
-    """`model.lora` from the command line's `use_peft`, or the script's `LoraConfig(…)`."""
     written = any(name.startswith("peft_config.") for name in o.flat)
     if written:
         lora(d, o, PEFT)
     elif o.flag("use_peft"):
         lora(d, o, COMMAND_LINE)
     if written or not o.flag("use_peft"):
-        spelled = (*vars(COMMAND_LINE).values(),)
         why = "the script's LoraConfig holds" if written else "use_peft is off"
-        d.drops_given(o, why, *(name for name in spelled if isinstance(name, str) and name in o.flat))
+        d.drops_given(o, why, *(name for name in OF_COMMAND.values() if name in o.flat))
 
 
 def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:
@@ -304,14 +291,13 @@ def _batch(d: Draft, o: Options) -> int:
     prompts = max(1, total // group)
     d.put("train.prompts_per_step", prompts, origin)
     d.put("train.completions_per_prompt", group, o.origin("num_generations"))
-    made = common.updates(d, prompts, times / gather, "from steps_per_generation / gradient_accumulation_steps")
+    made = common.updates(d, times / gather, "from steps_per_generation / gradient_accumulation_steps")
     passes = o.whole("num_iterations", default=1, least=1)
     d.put("train.epochs_per_step", passes, o.origin("num_iterations"))
     return made * int(passes)
 
 
 def _training(d: Draft, o: Options, made: int) -> None:
-    """Optimizer, schedule, steps, checkpoints."""
     adamw(d, o, 1e-6)
     most = o.whole("max_steps", default=-1)
     note = f"TRL counts optimizer steps, {made} in each of ours"

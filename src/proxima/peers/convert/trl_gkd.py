@@ -25,7 +25,9 @@ def convert_gkd(o: Options) -> Draft:
     _teacher(d, o)
     common.sampling(d, o, {"temperature": ("temperature",)}, {"temperature": 0.9})
     d.put("sampling.max_tokens", *o.sourced("max_new_tokens", default=128))
-    _batch(d, o)
+    d.put("train.prompts_per_step", *rows_of_update(o))
+    d.put("train.completions_per_prompt", 1, "GKDTrainer generates one")
+    d.put("train.updates_per_step", 1, "one generation, one update")
     adamw(d, o, 2e-5)
     most = o.whole("max_steps", default=-1)
     epochs = ("num_train_epochs", "TRL counts num_train_epochs, 3 by default")
@@ -68,10 +70,3 @@ def _teacher(d: Draft, o: Options) -> None:
     if tempered != 1:
         default = "" if o.given("temperature") else ", TRL's default"
         d.lacks("temperature", f"{tempered:g}{default}: TRL samples at it and compares at 1; here both are at it")
-
-
-def _batch(d: Draft, o: Options) -> None:
-    """One completion of each prompt, one update of them all."""
-    d.put("train.prompts_per_step", *rows_of_update(o))
-    d.put("train.completions_per_prompt", 1, "GKDTrainer generates one")
-    d.put("train.updates_per_step", 1, "one generation, one update")

@@ -10,7 +10,7 @@ from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.known import Rules, option_rules
 from proxima.peers.convert.options import Options
-from proxima.peers.convert.trl import adamw, adapter, clip_and_save, rows_of_update, warmups
+from proxima.peers.convert.trl import adamw, clip_and_save, dtypes_and_adapter, rows_of_update, warmups
 from proxima.peers.convert.trl_gkd import convert_gkd
 
 MARKS = {
@@ -67,15 +67,9 @@ def convert_offline(o: Options, command: str) -> Draft:
     common.model(d, o, "model_name_or_path", "model")
     if o.given("model_revision"):
         d.put("model.revision", str(o.get("model_revision", default="main")), o.origin("model_revision"))
-    d.put(
-        "model.gradient_checkpointing",
-        o.flag("gradient_checkpointing", default=True),
-        o.origin("gradient_checkpointing"),
-    )
-    if o.given("bf16"):
-        d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
-    common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
-    adapter(d, o)
+    saves = "gradient_checkpointing"
+    d.put(f"model.{saves}", o.flag(saves, default=True), o.origin(saves))
+    dtypes_and_adapter(d, o)
     _rows(d, o, command, "task", str(o.get("dataset_train_split", default="train")))
     _lengths(d, o, command)
     common.template_arguments(d, o, "chat_template_kwargs")
@@ -210,22 +204,10 @@ READ_BY = {
 }
 PAIR_LOSSES = (
     *OF_DIFFERENCE,
-    "nca_pair",
-    "bco_pair",
-    "sppo_hard",
-    "aot",
-    "aot_unpaired",
-    "apo_zero",
-    "apo_down",
-    "sft",
+    *("nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "sft"),
 )
 LOSSES_OF = {"sft": ("nll", "dft", "chunked_nll"), "dpo": PAIR_LOSSES, "kto": ("kto", "apo_zero_unpaired")}
-DIVERGENCES = {
-    "reverse_kl": "reverse_kl",
-    "forward_kl": "forward_kl",
-    "js_divergence": "js",
-    "alpha_divergence": "alpha",
-}
+DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
 
 
 def _divergence(o: Options) -> Fields:
@@ -234,7 +216,7 @@ def _divergence(o: Options) -> Fields:
     if written not in DIVERGENCES:
         o.refuse(f"known are {', '.join(DIVERGENCES)}", "f_divergence_type")
         return {}
-    kind: Fields = {"divergence": (DIVERGENCES[written], o.origin("f_divergence_type"))}
+    kind: Fields = {"divergence": (written.removesuffix("_divergence"), o.origin("f_divergence_type"))}
     coefficient = o.sourced("f_alpha_divergence_coef", default=0.5)
     return {} if written == "reverse_kl" else kind | ({"alpha": coefficient} if written == "alpha_divergence" else {})
 
@@ -252,21 +234,13 @@ def _kto(d: Draft, o: Options) -> None:
 
 def _reward(d: Draft, o: Options) -> None:
     """Bradley-Terry, with centring."""
-    d.put(
-        "reward_model.center",
-        o.number("center_rewards_coefficient", default=0.0),
-        o.origin("center_rewards_coefficient"),
-    )
+    d.copy("reward_model.center", o, "center_rewards_coefficient", default=0.0)
     d.put("reward_model.head_std", 0.02, "transformers draws a new head with initializer_range, mostly .02")
     d.needs("reward_model.margin_column", "margin, where the rows have that column: TRL reads it then")
 
 
-SECTIONS_OF: dict[str, Callable[[Draft, Options], None]] = {
-    "sft": _sft,
-    "dpo": _preference,
-    "kto": _kto,
-    "reward": _reward,
-}
+SECTIONS_OF: dict[str, Callable[[Draft, Options], None]]
+SECTIONS_OF = {"sft": _sft, "dpo": _preference, "kto": _kto, "reward": _reward}
 
 
 def _steps(d: Draft, o: Options) -> None:

@@ -12,7 +12,7 @@ from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.read_python import literal
 
-Found = tuple[str, Fields] | None
+Found = tuple[str, Fields] | None  # our kind with its fields; None: no equivalent
 # ast.parse raises these for text that is not an expression, or nested too deeply
 UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
 THINK = r"^<think>(?!.*<think>).*?</think>"
@@ -72,7 +72,8 @@ def rewards(d: Draft, o: Options) -> None:
     summed = weights if how == "sum_then_normalize" else None
     for index, function in enumerate(functions):
         place = f"reward.{common.rewards_of(d)}"
-        if (one := _known(function, o)) is not None:
+        make = KNOWN.get((function.name, function.called)) if function.arguments is not None else None
+        if make is not None and (one := make(function, o)) is not None:
             d.append("reward", one[0], f"from reward_funcs: {function.name}", **one[1])
         else:
             home = function.name.removeprefix("__main__.")
@@ -101,12 +102,6 @@ def _split(text: str) -> list[str]:
     except UNPARSED:
         return text.replace(",", " ").split()
     return [ast.unparse(item) for item in node.elts] if isinstance(node, ast.List | ast.Tuple) else [text.strip()]
-
-
-def _known(function: Named, o: Options) -> Found:
-    """Our kind with its fields; None for a function without an equivalent."""
-    make = KNOWN.get((function.name, function.called))
-    return make(function, o) if make is not None and function.arguments is not None else None
 
 
 def _is_number(value: Any, kind: Any = int | float) -> bool:

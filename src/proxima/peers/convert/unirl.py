@@ -10,14 +10,8 @@ from proxima.peers.convert.options import Options
 
 ALGORITHM = "algorithm."
 HORIZON = 8192
-BY_OPTION = {
-    "cppo_delta": "cppo",
-    "cppo_w_min": "cppo",
-    "cppo_delta_b": "cppo",
-    "dppo_delta": "dppo",
-    "drpo_epsilon": "drpo",
-    "clip_range": "grpo",
-}
+BY_OPTION = {name: name.partition("_")[0] for name in ("cppo_delta", "cppo_w_min", "cppo_delta_b", "dppo_delta")}
+BY_OPTION |= {"drpo_epsilon": "drpo", "clip_range": "grpo"}
 LORA = LoraNames(
     rank="backend.lora_cfg.rank",
     alpha="backend.lora_cfg.alpha",
@@ -36,9 +30,8 @@ def convert(o: Options) -> Draft:
     if any(name.startswith("backend.lora_cfg.") for name in o.flat):
         lora(d, o, LORA)
     common.dtype(d, o, "dtype", "bundle.config.model_precision", default="fp32")
-    common.dtype(
-        d, o, "compute_dtype", "pipeline.autocast_precision", "bundle.config.autocast_precision", default="fp32"
-    )
+    autocast = ("pipeline.autocast_precision", "bundle.config.autocast_precision")
+    common.dtype(d, o, "compute_dtype", *autocast, default="fp32")
     common.dtype(d, o, "compute_dtype", "backend.fsdp_cfg.param_dtype", default="bf16")
     instructions = ("rollout.config.system_instruction", "pipeline.system_instruction")
     if o.given(*instructions):
@@ -122,9 +115,8 @@ def _algorithm(d: Draft, o: Options) -> str:
     if target and target not in known:
         message = f"is no training of a language model with rewards; known are {', '.join(known)}"
         raise one_problem(ALGORITHM + "_target_", message, target, o.file)
-    found = known.get(target) or next(
-        (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None), None
-    )
+    told = (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None)
+    found = known.get(target) or next(told, None)
     if found is None:
         o.refuse(f"known are {', '.join(known)}; the default stands in", ALGORITHM + "_target_")
     return found or "grpo"
@@ -141,7 +133,6 @@ def _proximal(d: Draft, o: Options, kind: str) -> None:
 
 
 def _surrogate(d: Draft, o: Options, kind: str) -> None:
-    """The loss with its options."""
     target = ALGORITHM + "_target_"
     origin = f"from {target}" if o.given(target) else "from the names of the options"
     replayed = d.entries["algorithm.proximal"].value == "recompute"
@@ -152,9 +143,8 @@ def _surrogate(d: Draft, o: Options, kind: str) -> None:
     fields: Fields
     note = ""
     if kind == "cppo":
-        fields = {
-            name: own(f"cppo_{name}", value) for name, value in (("delta", 0.2), ("w_min", 0.8), ("delta_b", 0.02))
-        }
+        defaults = {"delta": 0.2, "w_min": 0.8, "delta_b": 0.02}
+        fields = {name: own(f"cppo_{name}", value) for name, value in defaults.items()}
     elif kind == "dppo":
         fields = {"divergence": ("binary_tv", "UniRL's DPPO"), "delta": own("dppo_delta", 0.15)}
     elif kind == "drpo":
@@ -217,7 +207,6 @@ def _advantage(d: Draft, o: Options, kind: str) -> None:
 
 
 def _batch(d: Draft, o: Options) -> None:
-    """Prompts, completions, updates."""
     names = ("batch_size", "data_source.args.algorithm.prompts_per_rollout")
     o.given(*names)
     prompts = o.whole(*names, default=1, least=1)
@@ -225,7 +214,7 @@ def _batch(d: Draft, o: Options) -> None:
     groups = ("sampling.samples_per_prompt", "sampling.ar.samples_per_prompt")
     d.put("train.completions_per_prompt", o.whole(*groups, default=1), o.origin(*groups))
     count = "stack.num_updates_per_batch"
-    common.updates(d, prompts, o.whole(count, default=1), o.origin(count))
+    common.updates(d, o.whole(count, default=1), o.origin(count))
     d.copy("train.tokens_per_micro_batch", o, "stack.micro_planner.token_budget")
     d.copy("train.max_grad_norm", o, "stack.max_grad_norm", default=1.0)
     d.copy("train.steps", o, "num_rollouts", whole=True)
@@ -234,7 +223,6 @@ def _batch(d: Draft, o: Options) -> None:
 
 
 def _training(d: Draft, o: Options) -> None:
-    """Optimizer, schedule, seed."""
     prefix, scheduler = "backend.optimizer_cfg.", "backend.scheduler_cfg."
     theirs = ("learning_rate", "weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2")
     ours = ("lr", "weight_decay", "eps", "beta1", "beta2")

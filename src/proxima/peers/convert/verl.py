@@ -1,14 +1,15 @@
 """verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.10, with DAPO's options."""
 
+from typing import Any
+
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common, trackers
-from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.rollout_servers import verl_engine
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
-from proxima.peers.convert.verl_training import AGGREGATES, batch, gae_critic, training
+from proxima.peers.convert.verl_training import AGGREGATES, batch, gae_critic, lora_by_rank, lora_names, training
 
 ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
 
@@ -56,23 +57,11 @@ def convert(o: Options) -> Draft:
 
 
 _MODEL = "actor_rollout_ref.model."
-LORA = LoraNames(
-    rank=_MODEL + "lora_rank",
-    alpha=_MODEL + "lora_alpha",
-    targets=_MODEL + "target_modules",
-    path=_MODEL + "lora_adapter_path",
-    default_alpha=16,
-)
 
 
 def _lora(d: Draft, o: Options) -> None:
     """`lora_rank` of verl's FSDP; the critic has an adapter here where the policy has one."""
-    own, path = o.whole("critic.model.lora_rank", default=0), LORA.path
-    on = o.whole(LORA.rank, default=0) > 0
-    if on:
-        lora(d, o, LORA)
-    else:
-        d.drops_given(o, "lora_rank is 0: off", LORA.rank, LORA.alpha, LORA.targets, path)
+    own, on = o.whole("critic.model.lora_rank", default=0), lora_by_rank(d, o, lora_names(_MODEL))
     if "critic.kind" not in d.entries:
         return
     parts = (("lora_rank", 0), ("lora_alpha", 16), ("target_modules", "all-linear"))
@@ -201,11 +190,16 @@ def _clip_bound(o: Options, side: str) -> tuple[float, str]:
 
 def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
     """The fields of each mode's surrogate, with their origins."""
-    low, high = _clip_bound(o, "low"), _clip_bound(o, "high")
-    cap = o.sourced(ACTOR + "clip_ratio_c", default=3.0)
+
+    def of(option: str, default: float | None = None) -> tuple[Any, str]:
+        return o.sourced(ACTOR + option, default=default)
+
+    low, high, cap = _clip_bound(o, "low"), _clip_bound(o, "high"), of("clip_ratio_c", 3.0)
     clip: Fields = {"epsilon_low": low, "epsilon_high": high}
     centre: Fields = {} if bypass else {"centre": ("proximal", "verl measures from the recomputed log-probs")}
     dppo: Fields = {"delta": high, "delta_low": low, "ratio_cap": cap, **centre}
+    shares: Fields = {"low": of("policy_loss.clip_cov_lb", 1.0), "high": of("policy_loss.clip_cov_ub", 5.0)}
+    budget: Fields = {name: of(f"policy_loss.cppo.cppo_{name}", ours) for name, ours in CPPO_DEFAULTS.items()}
     return {
         "vanilla": {**clip, "dual_clip": cap},
         "gspo": clip,
@@ -213,32 +207,16 @@ def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
         "cispo": clip,
         "dppo_tv": {"divergence": ("binary_tv", f"from {name}"), **dppo},
         "dppo_kl": {"divergence": ("binary_kl", f"from {name}"), **dppo},
-        "cppo": {
-            "delta": o.sourced(ACTOR + "clip_ratio", default=0.2),
-            "w_min": o.sourced(CPPO + "cppo_w_min", default=0.8),
-            "delta_b": o.sourced(CPPO + "cppo_delta_b", default=0.02),
-            **centre,
-        },
-        "sapo": {
-            "tau_positive": o.sourced(ACTOR + "tau_pos", default=1.0),
-            "tau_negative": o.sourced(ACTOR + "tau_neg", default=1.05),
-        },
-        "clip_cov": {
-            **clip,
-            "share": o.sourced(LOSS + "clip_cov_ratio", default=2e-4),
-            "low": o.sourced(LOSS + "clip_cov_lb", default=1.0),
-            "high": o.sourced(LOSS + "clip_cov_ub", default=5.0),
-        },
-        "kl_cov": {
-            "share": o.sourced(LOSS + "kl_cov_ratio", default=2e-4),
-            "coefficient": o.sourced(LOSS + "ppo_kl_coef", default=0.1),
-        },
+        "cppo": {"delta": of("clip_ratio", 0.2), **budget, **centre},
+        "sapo": {"tau_positive": of("tau_pos", 1.0), "tau_negative": of("tau_neg", 1.05)},
+        "clip_cov": {**clip, "share": of("policy_loss.clip_cov_ratio", 2e-4), **shares},
+        "kl_cov": {"share": of("policy_loss.kl_cov_ratio", 2e-4), "coefficient": of("policy_loss.ppo_kl_coef", 0.1)},
         "gpg": {},
-        "dro": {"beta": o.sourced(LOSS + "dro_beta")},
+        "dro": {"beta": of("policy_loss.dro_beta")},
     }
 
 
-CPPO = LOSS + "cppo."
+CPPO, CPPO_DEFAULTS = LOSS + "cppo.", {"w_min": 0.8, "delta_b": 0.02}
 
 
 def _cppo_budget(d: Draft, o: Options) -> None:
@@ -289,33 +267,38 @@ def _penalties(d: Draft, o: Options) -> None:
     """KL towards the reference in loss and reward, and entropy."""
     kind, coefficient = ACTOR + "kl_loss_type", ACTOR + "kl_loss_coef"
     if o.flag(ACTOR + "use_kl_loss"):
-        written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default="low_var_kl")
-        ours = KL_KINDS.get(written.removesuffix("+"))
-        if ours is None:
-            d.lacks(kind, f"{written}: needs the whole distribution of the reference; no such penalty")
-        else:
+        written, ours = _estimator(d, o, kind, "low_var_kl", "penalty")
+        if ours is not None:
             fields: Fields = {"coefficient": o.sourced(coefficient, default=0.001)}
             if written.endswith("+"):
                 fields["straight_through"] = (True, f"the + of {kind}")
-            if ours == "k3":
-                fields["limit"] = (10.0, "verl clamps k3 at 10 (P22)")
-            d.spec("algorithm.reference_kl", ours, o.origin(kind), **fields)
+            d.spec("algorithm.reference_kl", ours, o.origin(kind), **fields, **LIMITS.get(ours, {}))
     common.entropy(d, o, ACTOR + "entropy_coeff")
     if o.flag("algorithm.use_kl_in_reward"):
         _reward_kl(d, o)
 
 
+LIMITS: dict[str, Fields] = {"k3": {"limit": (10.0, "verl clamps k3 at 10 (P22)")}}
+
+
+def _estimator(d: Draft, o: Options, kind: str, default: str, what: str) -> tuple[str, str | None]:
+    """The KL that `kind` names, as written and as ours; None for one that is not here."""
+    written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default=default)
+    ours = KL_KINDS.get(written.removesuffix("+"))
+    if ours is None:
+        d.lacks(kind, f"{written}: needs the whole distribution of the reference; no such {what}")
+    return written, ours
+
+
 def _reward_kl(d: Draft, o: Options) -> None:
     """KL towards the reference in the reward; the + of a kind changes gradients only, and there is none."""
     path, kind, control = "algorithm.reward_kl", "algorithm.kl_penalty", "algorithm.kl_ctrl."
-    written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default="kl")
-    ours = KL_KINDS.get(written.removesuffix("+"))
+    _, ours = _estimator(d, o, kind, "kl", "estimator")
     if ours is None:
-        d.lacks(kind, f"{written}: needs the whole distribution of the reference; no such estimator")
         return
     d.put(f"{path}.estimator", ours, o.origin(kind))
-    if ours == "k3":
-        d.put(f"{path}.limit", 10.0, "verl clamps k3 at 10 (P22)")
+    if ours in LIMITS:
+        d.put(f"{path}.limit", *LIMITS[ours]["limit"])
     d.copy(f"{path}.coefficient", o, control + "kl_coef", default=0.001)
     if o.choice(["fixed", "adaptive"], control + "type", default="fixed") == "adaptive":
         d.copy(f"{path}.adaptive.target", o, control + "target_kl", default=0.1)

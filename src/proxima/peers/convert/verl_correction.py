@@ -26,9 +26,9 @@ def correction(d: Draft, o: Options) -> str | None:
     cap = o.number(CAP, default=-1)
     names = (NEW + "bypass_mode", NEW + "bypass_old_logprob_for_rollout")
     bypass = o.flag(*names)
-    pure = o.flag(NEW + "use_pure_rollout_correction") or (
-        bypass and str(o.get(NEW + "loss_type", default="ppo_clip")) == "reinforce"
-    )
+    pure = o.flag(NEW + "use_pure_rollout_correction")
+    if bypass and not pure:
+        pure = str(o.get(NEW + "loss_type", default="ppo_clip")) == "reinforce"
     if bypass:
         note = "what verl then calls old_log_probs are the rollout's own"
         d.put("algorithm.proximal", "behavior", o.origin(*names), note)
@@ -134,7 +134,7 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
         high = _bounds(o, threshold, upper)[1]
         level, reduce = LEVELS[str(written)]
         least = (1 / high if low is None else low, "verl: 1 / upper" if low is None else o.origin(lower))
-        _reject(d, o, towards, {"level": level, "statistic": "ratio", "reduce": reduce}, (high, origin), least)
+        _reject(d, o, towards, level, "ratio", reduce, upper=(high, origin), lower=least)
         return
     options = [part.strip() for part in str(written).split(",") if part.strip()]
     limits = [part.strip() for part in str(given).split(",")] if given is not None else []
@@ -156,7 +156,7 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     level, reduce, kind = "sequence" if found[1] else "token", found[1] or "mean", found[2]
     low, high = _bounds(o, name, limit)
     if kind != "k1":
-        _reject(d, o, towards, {"level": level, "statistic": kind, "reduce": reduce}, (high, o.origin(name)), None)
+        _reject(d, o, towards, level, kind, reduce, upper=(high, o.origin(name)))
         return
     low = 1 / high if low is None else low
     if low <= 0 or high <= 0:
@@ -165,30 +165,21 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     note, upper, lower = "", high, low
     if abs(math.log(low) + math.log(high)) > NEARLY:
         upper, lower = 1 / low, 1 / high
-        note = (
-            f"verl 0.9.1 tests the reciprocal ratio against [{low:g}, {high:g}] (P25); these bounds reject what it "
-            f"rejects. As documented it would be lower {low:g}, upper {high:g}."
-        )
-    how = {"level": level, "statistic": "ratio", "reduce": reduce}
-    _reject(d, o, towards, how, (upper, f"from {name}"), (lower, f"from {name}"), note)
+        note = f"verl 0.9.1 tests the reciprocal ratio against [{low:g}, {high:g}] (P25); these bounds reject what it "
+        note += f"rejects. As documented it would be lower {low:g}, upper {high:g}."
+    origin = f"from {name}"
+    _reject(d, o, towards, level, "ratio", reduce, note, upper=(upper, origin), lower=(lower, origin))
 
 
 def _reject(
-    d: Draft,
-    o: Options,
-    towards: str,
-    how: dict[str, str],
-    upper: tuple[float, str],
-    lower: tuple[float, str] | None,
-    note: str = "",
+    d: Draft, o: Options, towards: str, level: str, statistic: str, reduce: str, note: str = "", **bounds: Any
 ) -> None:
+    """Add a rejection; `bounds`: upper and lower, with their origins."""
     origin = o.origin(NEW + "rollout_rs")
-    fields: Fields = {name: (value, origin) for name, value in how.items()}
-    if how["level"] == "token":
-        del fields["reduce"]
-    fields["upper"] = upper
-    if lower is not None:
-        fields["lower"] = lower
+    fields: Fields = {"level": (level, origin), "statistic": (statistic, origin)}
+    if level == "sequence":
+        fields["reduce"] = (reduce, origin)
+    fields |= bounds
     fields["rejected"] = ("drop", "verl takes rejected tokens out of the mask and the denominator")
     if towards != "proximal":
         fields["towards"] = (towards, "bypass mode compares with the current policy")

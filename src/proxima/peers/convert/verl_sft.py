@@ -1,10 +1,10 @@
 """verl's SFT: the config of its FSDP trainer up to 0.5, and of its engines since."""
 
 from proxima.peers.convert import common, trackers
-from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.known import Rules, option_rules
 from proxima.peers.convert.options import Options
+from proxima.peers.convert.verl_training import lora_by_rank, lora_names
 
 OLDER = "model.partial_pretrain"
 REWARDED = ("actor_rollout_ref.", "algorithm.", "critic.")
@@ -21,9 +21,8 @@ def command_of_verl(o: Options) -> str | None:
 
 def verl_sft_rules(o: Options) -> Rules:
     """Those of SFT alone, and of the trainer's options that verl's trainings share."""
-    return option_rules("verl_sft") | {
-        name: rule for name, rule in option_rules("verl").items() if not name.startswith(REWARDED)
-    }
+    shared = {name: rule for name, rule in option_rules("verl").items() if not name.startswith(REWARDED)}
+    return option_rules("verl_sft") | shared
 
 
 def convert_sft(o: Options, command: str) -> Draft:
@@ -33,7 +32,7 @@ def convert_sft(o: Options, command: str) -> Draft:
     common.dtype(d, o, "dtype", "model.fsdp_config.model_dtype", "engine.model_dtype", default="fp32")
     common.dtype(d, o, "compute_dtype", "engine.dtype", default="bfloat16")
     d.flag("model.gradient_checkpointing", o, "model.enable_gradient_checkpointing")
-    _adapter(d, o)
+    lora_by_rank(d, o, lora_names("model."))
     columns = _columns(o)
     common.task(d, o, "data.train_files", **columns)
     if "messages" not in columns and d.entries["task.kind"].value == "gsm8k":
@@ -68,20 +67,6 @@ def _column(o: Options, part: str) -> str:
     return ".".join([column, *map(str, inside[:1])])
 
 
-def _adapter(d: Draft, o: Options) -> None:
-    names = LoraNames(
-        rank="model.lora_rank",
-        alpha="model.lora_alpha",
-        targets="model.target_modules",
-        path="model.lora_adapter_path",
-        default_alpha=16,
-    )
-    if o.whole(names.rank, default=0) > 0:
-        lora(d, o, names)
-    else:
-        d.drops_given(o, "lora_rank is 0: off", names.rank, names.alpha, names.targets, names.path)
-
-
 def _length(d: Draft, o: Options) -> None:
     """`max_length` and `truncation`."""
     d.put("model.max_length", *o.sourced("data.max_length", default=1024))
@@ -106,32 +91,15 @@ def _micro_batches(d: Draft, o: Options) -> None:
 
 
 def _training(d: Draft, o: Options) -> None:
-    """Optimizer, schedule, length of the run, checkpoints."""
     names = {name: (f"optim.{name}",) for name in ("lr", "weight_decay", "eps")}
     common.optimizer(d, o, names, {"lr": 1e-5, "weight_decay": 0.01})
-    match o.get("optim.betas", default=[0.9, 0.95] if o.given(OLDER) else [0.9, 0.999]):
-        case [beta1, beta2]:
-            for name, value in (("beta1", beta1), ("beta2", beta2)):
-                d.put(f"train.optimizer.{name}", value, o.origin("optim.betas"))
-        case _:
-            o.refuse("must be two numbers", "optim.betas")
+    common.betas(d, o, "optim.betas", "train", [0.9, 0.95] if o.given(OLDER) else [0.9, 0.999])
     spellings = ("optim.lr_scheduler_type", "optim.lr_scheduler", "optim.warmup_style")
     common.schedule(d, o, *spellings, default="cosine" if o.given(OLDER) else "constant")
     d.copy("train.final_lr_ratio", o, "optim.min_lr_ratio")
-    fixed = o.whole("optim.lr_warmup_steps", default=-1)
     ratios = ("optim.lr_warmup_steps_ratio", "optim.warmup_steps_ratio")
-    if fixed > 0:
-        d.put("train.warmup_steps", fixed, o.origin("optim.lr_warmup_steps"))
-        d.drops_given(o, "lr_warmup_steps says more", *ratios)
-    else:
-        share = o.number(*ratios, default=0.1 if o.given(OLDER) else 0.0, least=0, most=1)
-        d.put("train.warmup_ratio", share, o.origin(*ratios))
-    steps, epochs = "trainer.total_training_steps", "trainer.total_epochs"
-    if (most := o.whole(steps, default=0)) > 0:
-        d.put("train.steps", most, o.origin(steps))
-        d.drops_given(o, "total_training_steps ends the run", epochs)
-    else:
-        d.put("train.epochs", o.whole(epochs, default=4, least=1), o.origin(epochs))
+    common.warmup_of_rows(d, o, "optim.lr_warmup_steps", *ratios, share=0.1 if o.given(OLDER) else 0.0)
+    common.length_of_run(d, o, "trainer.total_training_steps", "trainer.total_epochs", epochs=4)
     d.copy("train.max_grad_norm", o, "optim.clip_grad", default=1.0)
     d.put("checkpoint.every", max(0, o.whole("trainer.save_freq", default=-1)), o.origin("trainer.save_freq"))
     d.copy("checkpoint.keep_last", o, "trainer.max_ckpt_to_keep", whole=True)

@@ -4,6 +4,7 @@ import math
 
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common
+from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Options
 
@@ -13,6 +14,22 @@ MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum",
 AGGREGATES = {mode: mode.replace("seq-", "sequence-").replace("-", "_") for mode in MODES}
 
 
+def lora_names(prefix: str) -> LoraNames:
+    """Of the model of a section."""
+    names = ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path")
+    rank, alpha, targets, path = (prefix + name for name in names)
+    return LoraNames(rank=rank, alpha=alpha, targets=targets, path=path, default_alpha=16)
+
+
+def lora_by_rank(d: Draft, o: Options, names: LoraNames) -> bool:
+    """`model.lora` where the rank is above 0; whether it is."""
+    if on := o.whole(names.rank, default=0) > 0:
+        lora(d, o, names)
+    else:
+        d.drops_given(o, "lora_rank is 0: off", names.rank, names.alpha, names.targets, names.path)
+    return bool(on)
+
+
 def batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates."""
     prompts = o.whole("data.train_batch_size", default=1024, least=1)
@@ -20,7 +37,7 @@ def batch(d: Draft, o: Options) -> None:
     d.put("train.prompts_per_step", prompts, o.origin("data.train_batch_size"))
     d.put("train.completions_per_prompt", o.whole(ROLLOUT + "n", default=1), o.origin(ROLLOUT + "n"))
     note = f"{prompts} prompts in mini batches of {mini}: verl counts both in prompts"
-    common.updates(d, prompts, math.ceil(prompts / mini), o.origin(ACTOR + "ppo_mini_batch_size"), note)
+    common.updates(d, math.ceil(prompts / mini), o.origin(ACTOR + "ppo_mini_batch_size"), note)
     d.copy("train.epochs_per_step", o, ACTOR + "ppo_epochs", default=1)
     _micro_batches(d, o, ACTOR)
     if o.flag(ACTOR + "use_dynamic_bsz"):
@@ -63,12 +80,7 @@ def _adamw(d: Draft, o: Options, path: str, prefix: str, lr: float) -> None:
     """AdamW and the shape of its schedule, of `train` or `critic`."""
     names = {name: (prefix + name,) for name in ("lr", "weight_decay", "eps")}
     common.optimizer(d, o, names, {"lr": lr, "weight_decay": 0.01}, path)
-    match o.get(prefix + "betas"):
-        case [beta1, beta2]:
-            d.put(f"{path}.optimizer.beta1", beta1, f"from {prefix}betas")
-            d.put(f"{path}.optimizer.beta2", beta2, f"from {prefix}betas")
-        case betas if betas is not None:
-            o.refuse("must be two numbers", prefix + "betas")
+    common.betas(d, o, prefix + "betas", path)
     spellings = (prefix + "lr_scheduler_type", prefix + "lr_decay_style", prefix + "warmup_style")
     common.schedule(d, o, *spellings, default="constant", path=path)
     least = o.number(prefix + "min_lr", prefix + "lr_min")
@@ -112,7 +124,7 @@ def gae_critic(d: Draft, o: Options) -> None:
     prompts = d.entries["train.prompts_per_step"].value
     if o.given("critic.ppo_mini_batch_size"):
         mini = o.whole("critic.ppo_mini_batch_size", default=256, least=1)
-        common.updates(d, prompts, math.ceil(prompts / mini), o.origin("critic.ppo_mini_batch_size"), path="critic")
+        common.updates(d, math.ceil(prompts / mini), o.origin("critic.ppo_mini_batch_size"), path="critic")
     d.copy("critic.epochs_per_step", o, "critic.ppo_epochs", whole=True)
     if o.flag("critic.use_dynamic_bsz", default=o.flag(ACTOR + "use_dynamic_bsz")):
         d.copy("critic.tokens_per_micro_batch", o, "critic.ppo_max_token_len_per_gpu", default=32768)

@@ -19,7 +19,7 @@ from proxima.core.surrogate import Cispo, Gspo, Luspo, PpoClip, Sapo, Vespo
 from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
-from proxima.peers.verify.trl_metrics import grpo_numbers
+from proxima.peers.verify.trl_metrics import epsilons, grpo_numbers
 from proxima.peers.verify.variants import Changed, beyond_limit, given_weights, loss_of
 
 SAMPLER_RATIO = ("importance_sampling_ratio", "vllm_importance_sampling_ratio")
@@ -40,12 +40,6 @@ REFUSED = ("entropy_coef", "use_adaptive_entropy", "aux_loss_enabled", "router_a
 def option(p: Tracked, name: str, default: Any = None) -> Any:
     """An option of the trainer, which may be among its `args`."""
     return p.section("args").get(name, p.get(name, default))
-
-
-def epsilons(p: Tracked) -> tuple[float, float]:
-    """How far the ratio may fall and rise; `epsilon_high` is `epsilon_low` unless given."""
-    low, high = p.get("epsilon_low", 0.2), p.get("epsilon_high")
-    return low, low if high is None else high
 
 
 def trl_surrogate(p: Tracked) -> Any:
@@ -99,15 +93,14 @@ def grpo(record: Record) -> Iterator[Attempt]:
     refuse_more(p)
     padded, spec, aggregate = rows_of(record), trl_surrogate(p), AGGREGATES[kind](p)
     penalty = K3(beta, unbiased=bool(option(p, "use_bias_correction_kl", True))) if beta else None
-    corrections, ratio = _corrections(record), _sampler_ratio(record)
-    value_of(record, Loss(torch.zeros(()), torch.ones(()), {}), None)  # reads its options
+    corrections = _corrections(record)
     sampler = next((record.tensor(key) for key in SAMPLER_RATIO if record.has(key)), None)
     metrics = record.checks(grpo_numbers(record, sampler))
     p.mark_irrelevant(*OPTIONS)
     record.inputs.mark_irrelevant("sampling_logp", "sampling_per_token_logps", "reference_logp", *SAMPLER_RATIO)
     ours = loss_of(padded.b, spec, aggregate, corrections, penalty)
     yield None, [*record.loss_checks(value_of(record, ours, None), padded.leaf), *metrics]
-    triggers = _triggers(record, padded, spec, ratio, corrections, penalty)
+    triggers = _triggers(record, padded, spec, corrections, penalty)
     for size in range(1, len(triggers) + 1):
         for changes in combinations(triggers, size):
             loss = _changed(record, padded, (spec, aggregate, penalty), corrections, changes)
@@ -132,9 +125,7 @@ def without_tools(record: Record) -> Record:
     return replace(record, inputs=inputs)
 
 
-def _triggers(
-    record: Record, padded: Padded, spec: Any, ratio: Tensor | None, corrections: list[Any], penalty: Any
-) -> list[str]:
+def _triggers(record: Record, padded: Padded, spec: Any, corrections: list[Any], penalty: Any) -> list[str]:
     """The peculiarities whose cause is in the record."""
     p, b = record.params, padded.b
     kind = p.get("loss_type", "dapo")
@@ -170,9 +161,8 @@ def _changed(
     if "A5" in changes:
         spec = Changed(_own_advantage, spec)
     if "T9" in changes:
-        corrections = [
-            Changed(single_entropy, one.share) if isinstance(one, TopEntropy) else one for one in corrections
-        ]
+        single = (Changed(single_entropy, one.share) if isinstance(one, TopEntropy) else one for one in corrections)
+        corrections = list(single)
     if "T8" in changes:
         corrections = [Changed(_by_token, one) if _is_off_policy(one) else one for one in corrections]
     if "T11" in changes:
@@ -250,9 +240,8 @@ def rows_of(record: Record) -> Padded:
     if "behavior_top_k_log_prob" in fields:  # the records hold no ids: as likely as one of the top K is one of them
         top = fields["behavior_top_k_log_prob"]
         fields["token"] = torch.zeros_like(record.mask, dtype=torch.long)
-        fields["top_k"] = (
-            (fields["behavior_log_prob"][..., None] < top.amin(-1, keepdim=True) - 1e-6).long().expand_as(top)
-        )
+        outside = fields["behavior_log_prob"][..., None] < top.amin(-1, keepdim=True) - 1e-6
+        fields["top_k"] = outside.long().expand_as(top)
     return record.batch(**fields)
 
 

@@ -22,13 +22,12 @@ from proxima.peers.verify.trl import (
     OPTIONS,
     SAMPLER_RATIO,
     accumulation,
-    epsilons,
     refuse_more,
     rows_of,
     single_entropy,
     without_tools,
 )
-from proxima.peers.verify.trl_metrics import dppo_numbers, gmpo_numbers, rloo_numbers
+from proxima.peers.verify.trl_metrics import dppo_numbers, epsilons, gmpo_numbers, rloo_numbers
 from proxima.peers.verify.variants import Changed, beyond_limit, loss_of, masked, reasons
 
 

@@ -19,8 +19,17 @@ def loss_token_mean(values: Tensor, mask: Tensor) -> float:
     return SumCount.over(values, inside).value
 
 
-def clip_shares(low: Tensor, high: Tensor, mask: Tensor) -> dict[str, float]:
-    """Shares beyond the clip range, and the extremes of their row means; a row without tokens has none (T9)."""
+def epsilons(p: Tracked) -> tuple[float, float]:
+    """How far the ratio may fall and rise; `epsilon_high` is `epsilon_low` unless given."""
+    low, high = p.get("epsilon_low", 0.2), p.get("epsilon_high")
+    return low, low if high is None else high
+
+
+def clip_shares(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
+    """Shares of the tokens whose `gap` leaves [−ε_low, ε_high] on the side of their advantage, and the extremes of
+    their row means; a row without tokens has none (T9)."""
+    fall, rise = epsilons(p)
+    low, high = (gap < -fall) & (advantage < 0), (gap > rise) & (advantage > 0)
 
     def of_rows(x: Tensor) -> Tensor:
         return x[:, 0].double() if x.shape[1] == 1 and mask.shape[1] != 1 else (x & mask).sum(1).double() / mask.sum(1)
@@ -33,14 +42,6 @@ def clip_shares(low: Tensor, high: Tensor, mask: Tensor) -> dict[str, float]:
         "clip_ratio/low_min": float(low_rows.nan_to_num(nan=torch.inf).min()),
         "clip_ratio/high_max": float(high_rows.nan_to_num(nan=-torch.inf).max()),
     }
-
-
-def _clip_shares_of(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
-    """Of the tokens whose `gap` leaves [−ε_low, ε_high] on the side of their advantage."""
-    low = p.get("epsilon_low", 0.2)
-    high = p.get("epsilon_high")
-    far = gap > (low if high is None else high)
-    return clip_shares((gap < -low) & (advantage < 0), far & (advantage > 0), mask)
 
 
 def _rows(record: Record) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,11 +79,10 @@ def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
     numbers = _common(record, mask, ratio if args.get("use_bias_correction_kl", True) else 1.0)
     if kind in CLIPPED:
         bounded = ratio if args.get("delta") is None else ratio.clamp(max=args["delta"])  # T3
-        numbers |= _clip_shares_of(p, bounded - 1, advantage, mask)
+        numbers |= clip_shares(p, bounded - 1, advantage, mask)
     elif kind == "cispo":
-        numbers["cispo_clip_ratio"] = loss_token_mean(
-            (ratio > p.get("epsilon_high", 0.2)) & (advantage > 0), mask
-        )  # T2
+        capped = (ratio > p.get("epsilon_high", 0.2)) & (advantage > 0)  # T2
+        numbers["cispo_clip_ratio"] = loss_token_mean(capped, mask)
     elif kind == "vespo":
         total = log_ratio.clamp(-20, 20).sum(1, keepdim=True)
         if sampler is not None:
@@ -104,7 +104,7 @@ def gmpo_numbers(record: Record) -> dict[str, Any]:
     """GMPOTrainer: clipped where the log-ratio leaves [−ε_low, ε_high] on the side of the advantage."""
     p = record.params
     mask, log_ratio, advantage = _rows(record)
-    return _common(record, mask) | _clip_shares_of(p, log_ratio, advantage, mask)
+    return _common(record, mask) | clip_shares(p, log_ratio, advantage, mask)
 
 
 def rloo_numbers(record: Record) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def rloo_numbers(record: Record) -> dict[str, Any]:
     p = record.params
     mask, log_ratio, advantage = _rows(record)
     ratio = log_ratio.sum(1, keepdim=True).exp()
-    return _common(record, mask) | _clip_shares_of(p, ratio - 1, advantage, mask)
+    return _common(record, mask) | clip_shares(p, ratio - 1, advantage, mask)
 
 
 def dppo_numbers(record: Record, keep: Tensor) -> dict[str, Any]:

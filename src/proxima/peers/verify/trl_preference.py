@@ -103,9 +103,8 @@ def kto(record: Record) -> Iterator[Attempt]:
     mask = record.mask
     rows, width = mask.shape
     edges = torch.arange(rows + 1) * width
-    ours, theirs = (
-        completion_log_prob(x.flatten(), mask.flatten(), edges) for x in (leaf, record.tensor("reference_logp"))
-    )
+    both = (leaf, record.tensor("reference_logp"))
+    ours, theirs = (completion_log_prob(x.flatten(), mask.flatten(), edges) for x in both)
     label = as_tensor(record.inputs["label"]) != 0
     kl = torch.zeros(())
     if record.has("kl_logps"):

@@ -139,10 +139,8 @@ def policy(record: Record) -> Iterator[Attempt]:
 
 def _refuse_random_choice(spec: ClipCov, b: PolicyBatch) -> None:
     """verl picks at random among more eligible tokens than it may drop (P8)."""
-    eligible, most = (
-        int(replace(spec, share=1.0).select_tokens(b).sum()),
-        max(int(spec.share * int(b.loss_mask.sum())), 1),
-    )
+    eligible = int(replace(spec, share=1.0).select_tokens(b).sum())
+    most = max(int(spec.share * int(b.loss_mask.sum())), 1)
     if eligible > most:
         raise NoReading(f"P8: verl picks {most} of {eligible} tokens at random; the record does not say which")
 

@@ -114,9 +114,8 @@ def _with_raw_singles(spec: Any, o: Outcomes) -> Tensor:
 
 def _by_token(record: Record, name: str) -> Iterator[Attempt]:
     p, mask = record.params, record.mask
-    edges = (
-        torch.arange(len(mask) + 1) * mask.shape[1]
-    )  # every position is a token; the mask says which are in the loss
+    # every position is a token; the mask says which are in the loss
+    edges = torch.arange(len(mask) + 1) * mask.shape[1]
     keys = ("token_level_rewards", "values", "old_log_probs", "sum_pi_squared")
     flat = {key: record.tensor(key).flatten() for key in keys if record.has(key)}
     energy = None

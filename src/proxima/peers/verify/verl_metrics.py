@@ -48,10 +48,8 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
     log_ratio = masked_log_ratio(b)
     kl = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) if isinstance(spec, CLAMPED) else log_ratio
     none = SumCount.over(torch.zeros_like(mask), mask)
-    numbers: Metrics = {
-        "ppo_kl": SumCount.over(kl.abs() if isinstance(spec, KlCov) else -kl, mask)
-    }  # kl_cov: mean |log-ratio| (P9)
-    numbers |= {"pg_clipfrac": none, "pg_clipfrac_lower": none}
+    gap = kl.abs() if isinstance(spec, KlCov) else -kl  # kl_cov: mean |log-ratio| (P9)
+    numbers: Metrics = {"ppo_kl": SumCount.over(gap, mask), "pg_clipfrac": none, "pg_clipfrac_lower": none}
     if isinstance(spec, PpoClip | Gspo):
         own = spec(b).metrics
         both: Any = own["clip_fraction_low"] + own["clip_fraction_high"]  # type: ignore[operator]  # shares of the same tokens

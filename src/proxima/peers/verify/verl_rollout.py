@@ -197,9 +197,8 @@ def version07(record: Record) -> Iterator[Attempt]:
 def version09(record: Record) -> Iterator[Attempt]:
     """0.9: compute_rollout_correction_and_rejection_mask"""
     p = record.params
-    p.mark_irrelevant(
-        "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold"
-    )  # without their kind
+    # without their kind
+    p.mark_irrelevant("rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold")
     padded = rows(record)
     weights = [importance(p)] if p.get("rollout_is") else []
     for reason, inverted, more in readings(p, padded):
