@@ -51,6 +51,75 @@ class Decoder(Protocol):
         ...
 
 
+Attend = Callable[[int, Tensor, Tensor, float | None, int | None], Tensor]
+
+
+class CachingDecoder:
+    """What decoders have in common that keep keys and values: prompts run packed, then one token a row over the cache.
+
+    Args:
+        config: with the shapes of the attention.
+        dtype: of the products and the cache.
+        device: of the weights.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.heads = int(config.num_attention_heads)
+        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.depth = int(config.num_hidden_layers)
+
+    def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
+        """tokens and position [n] → hidden [n, D]; `attend(layer, q [n, H, D], kv [n, 2, H_kv, D], scale, window)`
+        → [n, H, D]."""
+        raise NotImplementedError
+
+    def new_cache(self, slots: int) -> KVCache:
+        return KVCache(self.depth, slots, self.kv_heads, self.head_dim, self.dtype, self.device)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
+        hidden, kv, spans = self._forward(prompts)
+        stacked = torch.stack([kv[layer] for layer in range(self.depth)]).permute(0, 2, 3, 1, 4)
+        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
+
+    @torch.no_grad()
+    def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
+        hidden, _, spans = self._forward(sequences)
+        return [hidden[start:end] for start, end in spans]
+
+    def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
+        """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L."""
+        tokens, position, spans = packed(prompts, self.device)
+        cached: dict[int, Tensor] = {}
+
+        def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
+            cached[layer] = kv.to(self.dtype)
+            out = torch.zeros_like(q)
+            for start, end in spans:
+                out[start:end] = causal_attention(q[start:end], kv[start:end, 0], kv[start:end, 1], scale, window)
+            return out
+
+        return self._run(tokens, position, attend), cached, spans
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+        count = len(tokens)
+        rows = torch.arange(count, device=self.device)
+        reach = reach_of(position, cache.capacity)
+        masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
+
+        def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
+            cache.write(layer, rows, position, kv.to(self.dtype))
+            key, value = cache.read(layer, count, reach)
+            if window not in masks:
+                masks[window] = reach_mask(position, reach, window)
+            return cached_attention(q.to(self.dtype), key, value, masks[window], scale)
+
+        return self._run(tokens, position, attend)
+
+
 def padded_rows(count: int) -> int:
     """The next multiple of ROWS."""
     return -(-count // ROWS) * ROWS

@@ -4,7 +4,6 @@ The arithmetic is the trainer's under autocast: products in the engine's dtype; 
 embedding in float32. The engine's log-probs differ from the trainer's by rounding alone.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxima.data.columns import Ints
-from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
+from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits
 from proxima.model.lora import weight_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -52,7 +49,7 @@ class Layer:
     down: Matrix
 
 
-class FastDecoder:
+class FastDecoder(CachingDecoder):
     """`supports(model)` must be None.
 
     Args:
@@ -62,11 +59,7 @@ class FastDecoder:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         config: Any = model.config
-        self.dtype = dtype
-        self.device = next(model.parameters()).device
-        self.heads = int(config.num_attention_heads)
-        self.kv_heads = int(config.num_key_value_heads)
-        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        super().__init__(config, dtype, next(model.parameters()).device)
         self.eps = float(config.rms_norm_eps)
         self.scale = self.head_dim**-0.5
         half = torch.arange(self.head_dim // 2, device=self.device)
@@ -115,53 +108,10 @@ class FastDecoder:
             down=matrix(mlp.down_proj),
         )
 
-    def new_cache(self, slots: int) -> KVCache:
-        return KVCache(len(self.layers), slots, self.kv_heads, self.head_dim, self.dtype, self.device)
-
     def logits(self, hidden: Tensor) -> Tensor:
         return head_logits(hidden, self.head)
 
-    @torch.no_grad()
-    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
-        hidden, kv, spans = self._forward(prompts)
-        stacked = torch.stack(kv).permute(0, 2, 3, 1, 4)  # [layers, 2, H_kv, L, D]
-        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
-
-    @torch.no_grad()
-    def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
-        hidden, _, spans = self._forward(sequences)
-        return [hidden[start:end] for start, end in spans]
-
-    def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor], list[tuple[int, int]]]:
-        """Hidden states [L, D], keys and values of each layer [L, 2, H_kv, D], and the span of each prompt in L."""
-        tokens, position, spans = packed(prompts, self.device)
-        cached: list[Tensor] = []
-
-        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-            cached.append(kv)
-            out = torch.zeros_like(q)
-            for start, end in spans:
-                out[start:end] = causal_attention(q[start:end], kv[start:end, 0], kv[start:end, 1], self.scale, None)
-            return out
-
-        return self._run(tokens, position, attend), cached, spans
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
-        count = len(tokens)
-        rows = torch.arange(count, device=self.device)
-        reach = reach_of(position, cache.capacity)
-        mask = reach_mask(position, reach)
-
-        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-            cache.write(layer, rows, position, kv)
-            key, value = cache.read(layer, count, reach)
-            return cached_attention(q, key, value, mask, self.scale)
-
-        return self._run(tokens, position, attend)
-
-    def _run(self, tokens: Tensor, position: Tensor, attend: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
-        """tokens and position [n] → hidden [n, D]; `attend(layer, q [n, H, D], kv [n, 2, H_kv, D])` → [n, H, D]."""
+    def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
         count, dim, queries = len(tokens), self.head_dim, self.heads * self.head_dim
         turning = self.heads + self.kv_heads
         rotary = self._rotary(int(position.max()) + 1)[position][:, None]  # [n, 1, D/2] complex
@@ -175,7 +125,8 @@ class FastDecoder:
                 qkv[:, self.heads : turning] = F.rms_norm(qkv[:, self.heads : turning], (dim,), layer.k_norm, self.eps)
             torch.view_as_complex(qkv[:, :turning].view(count, turning, -1, 2)).mul_(rotary)
             qkv = qkv.to(self.dtype)
-            seen = attend(i, qkv[:, : self.heads], qkv[:, self.heads :].view(count, 2, self.kv_heads, dim))
+            kv = qkv[:, self.heads :].view(count, 2, self.kv_heads, dim)
+            seen = attend(i, qkv[:, : self.heads], kv, self.scale, None)
             x += layer.out(seen.reshape(count, queries))
             h = F.rms_norm(x, x.shape[-1:], layer.post_norm, self.eps).to(self.dtype)
             gate, up = layer.gate_up(h).chunk(2, dim=1)

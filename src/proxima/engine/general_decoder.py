@@ -15,16 +15,7 @@ from torch import Tensor, nn
 
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import (
-    Matrix,
-    SteadyRows,
-    cached_attention,
-    causal_attention,
-    head_logits,
-    packed,
-    reach_mask,
-    reach_of,
-)
+from proxima.engine.decoder import Attend, CachingDecoder, Matrix, SteadyRows, head_logits
 from proxima.model.attention import hugging_face_name
 from proxima.model.lora import merge_adapter, plain_weights
 from proxima.model.policy import parts
@@ -66,65 +57,22 @@ class _ModelCopy:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
 
 
-class GeneralDecoder(_ModelCopy):
+class GeneralDecoder(CachingDecoder, _ModelCopy):
     """For architectures that call their attention through Hugging Face's attention interface."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__(model, dtype)
+        _ModelCopy.__init__(self, model, dtype)
+        CachingDecoder.__init__(self, self.model.config.get_text_config(), dtype, self.device)
         self.model.set_attn_implementation(hugging_face_name("packed"))
-        config: Any = self.model.config.get_text_config()
-        heads = int(config.num_attention_heads)
-        self.layers = int(config.num_hidden_layers)
-        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
-    def new_cache(self, slots: int) -> KVCache:
-        return KVCache(self.layers, slots, self.kv_heads, self.head_dim, self.dtype, self.device)
+    def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
+        def attend_to(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+            return attend(layer, q, torch.stack([k, v], dim=1), scale, window)
 
-    @torch.no_grad()
-    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
-        hidden, kv, spans = self._forward(prompts)
-        stacked = torch.stack([kv[i] for i in range(self.layers)]).permute(0, 2, 3, 1, 4)
-        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
-
-    @torch.no_grad()
-    def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
-        hidden, _, spans = self._forward(sequences)
-        return [hidden[start:end] for start, end in spans]
-
-    def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
-        """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L."""
-        tokens, position, spans = packed(prompts, self.device)
-        cached: dict[int, Tensor] = {}
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
-            cached[layer] = torch.stack([k, v], dim=1).to(self.dtype)
-            out = torch.zeros_like(q)
-            for start, end in spans:
-                out[start:end] = causal_attention(q[start:end], k[start:end], v[start:end], scale, window)
-            return out
-
-        return self._run(tokens, position, attend), cached, spans
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
-        count = len(tokens)
-        rows = torch.arange(count, device=self.device)
-        reach = reach_of(position, cache.capacity)
-        masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
-            cache.write(layer, rows, position, torch.stack([k, v], dim=1).to(self.dtype))
-            key, value = cache.read(layer, count, reach)
-            if window not in masks:
-                masks[window] = reach_mask(position, reach, window)
-            return cached_attention(q.to(self.dtype), key, value, masks[window], scale)
-
-        return self._run(tokens, position, attend)
-
-    def _run(self, tokens: Tensor, position: Tensor, attend: Any) -> Tensor:
         with SteadyRows(self.dtype), self.autocast():
-            answer = self.backbone(input_ids=tokens[None], position_ids=position[None], use_cache=False, attend=attend)
+            answer = self.backbone(
+                input_ids=tokens[None], position_ids=position[None], use_cache=False, attend=attend_to
+            )
         hidden: Tensor = answer.last_hidden_state[0]
         return hidden
 
@@ -143,13 +91,7 @@ class RecomputeDecoder(_ModelCopy):
 
     @torch.no_grad()
     def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
-        with self.autocast():
-            return [
-                self.backbone(
-                    input_ids=ids[None], attention_mask=torch.ones_like(ids[None]), use_cache=False
-                ).last_hidden_state[0]
-                for ids in self._tensors(sequences)
-            ]
+        return [self._forward(ids[None], torch.ones_like(ids[None]))[0] for ids in self._tensors(sequences)]
 
     def _tensors(self, sequences: Sequence[Ints]) -> list[Tensor]:
         return [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in sequences]
@@ -168,6 +110,9 @@ class RecomputeDecoder(_ModelCopy):
     def _last(self, tokens: Tensor, lengths: list[int]) -> Tensor:
         ends = torch.tensor(lengths, device=self.device)
         mask = (torch.arange(tokens.shape[1], device=self.device) < ends[:, None]).long()
+        return self._forward(tokens, mask)[torch.arange(len(ends), device=self.device), ends - 1]
+
+    def _forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         with self.autocast():
             hidden: Tensor = self.backbone(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
-        return hidden[torch.arange(len(ends), device=self.device), ends - 1]
+        return hidden
