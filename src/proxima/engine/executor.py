@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Literal, get_args
 
 from proxima.data import Completion
 from proxima.data.columns import Floats
@@ -75,12 +75,7 @@ class Executor:
 
     def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:
         self.engine, self.hook_seconds = engine, hook_seconds
-        self._hooks: dict[Stage, dict[int, Hook]] = {
-            "pre_pause": {},
-            "post_pause": {},
-            "pre_resume": {},
-            "post_resume": {},
-        }
+        self._hooks: dict[Stage, dict[int, Hook]] = {stage: {} for stage in get_args(Stage)}
         self._numbers = count()
         self._transition = asyncio.Lock()
         self._paused = False

@@ -4,6 +4,7 @@ from proxima.data import UserError
 from proxima.engine.protocol import Capabilities, EngineNeeds, Sampling
 
 TRUNCATED_IMPORTANCE_SAMPLING = "[{kind: importance, level: token, bound: truncate, upper: 2}]"
+OFF = {"top_k": 0, "top_p": 1, "min_p": 0}  # values that leave no token out
 
 
 def check_log_probs(needs: EngineNeeds, found: Capabilities, engine: str) -> list[str]:
@@ -36,13 +37,12 @@ def _described(sampling: Sampling, found: Capabilities) -> str:
         "untruncated": "of softmax(logits / temperature)",
         "raw": "of softmax(logits)",
     }[found.log_probs]
-    cut = [f"{name}={getattr(sampling, name):g}" for name in ("top_k", "top_p", "min_p") if _cuts(sampling, name)]
-    return f"sampling.temperature={sampling.temperature:g}{''.join(f' {one}' for one in cut)}: its log-probs are {what}"
+    cut = "".join(f" {name}={getattr(sampling, name):g}" for name in _cuts(sampling))
+    return f"sampling.temperature={sampling.temperature:g}{cut}: its log-probs are {what}"
 
 
-def _cuts(sampling: Sampling, name: str) -> bool:
-    off = 1 if name == "top_p" else 0
-    return bool(getattr(sampling, name) != off)
+def _cuts(sampling: Sampling) -> list[str]:
+    return [name for name, off in OFF.items() if getattr(sampling, name) != off]
 
 
 def _remedy(sampling: Sampling, found: Capabilities) -> str:
@@ -58,8 +58,7 @@ def _remedy(sampling: Sampling, found: Capabilities) -> str:
 
 
 def _untruncated(sampling: Sampling) -> str:
-    off = {"top_k": "0", "top_p": "1", "min_p": "0"}
-    return " ".join(f"sampling.{name}={value}" for name, value in off.items() if _cuts(sampling, name))
+    return " ".join(f"sampling.{name}={OFF[name]}" for name in _cuts(sampling))
 
 
 def check_scoring(needs: EngineNeeds, found: Capabilities, engine: str) -> None:

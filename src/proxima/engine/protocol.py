@@ -243,23 +243,9 @@ class EngineSetup:
     log: Path | None = None
 
     @classmethod
-    def of(
-        cls,
-        loaded: "LoadedModel",
-        *,
-        max_length: int | None = None,
-        compute: "ComputeThread | None" = None,
-        log: Path | None = None,
-    ) -> "EngineSetup":
-        """For a model that is loaded already."""
-        return cls(
-            model_path=loaded.path,
-            tokenizer=loaded.tokenizer,
-            load_weights=lambda: loaded,
-            max_length=max_length,
-            compute=compute,
-            log=log,
-        )
+    def of(cls, loaded: "LoadedModel", **more: Any) -> "EngineSetup":
+        """For a model that is loaded already; `more` are other fields."""
+        return cls(model_path=loaded.path, tokenizer=loaded.tokenizer, load_weights=lambda: loaded, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

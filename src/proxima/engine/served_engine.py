@@ -40,24 +40,20 @@ class ServedEngine:
         self.engine = LocalEngine(loaded, setup.spec, max_length=setup.max_length, compute=compute)
         self.engine.scheduler.version = weights.version
 
-    def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
+    async def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
         """Replies to a call: `item` for each completion, and `done` at the end."""
-        return self._completions(*arguments) if method == "generate" else self._result(method, arguments)
-
-    async def _completions(self, requests: Any) -> AsyncIterator[tuple[str, Any]]:
-        async with aclosing(self.engine.generate(requests)) as stream:  # type: ignore[type-var]
-            async for completion in stream:
-                yield "item", completion
-        yield "done", None
-
-    async def _result(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
-        if method == "publish":
+        found = None
+        if method == "generate":
+            async with aclosing(self.engine.generate(*arguments)) as stream:  # type: ignore[type-var]
+                async for completion in stream:
+                    yield "item", completion
+        elif method == "publish":
             (version,) = arguments
             await self.engine.compute.run(self.source.refresh, version)
             await self.engine.publish(WeightUpdate(version=version, module=self.source.model))
-            yield "done", None
         else:
-            yield "done", await getattr(self.engine, method)(*arguments)
+            found = await getattr(self.engine, method)(*arguments)
+        yield "done", found
 
 
 async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) -> None:
