@@ -2,14 +2,11 @@
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -17,7 +14,9 @@ from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
+from proxima.engine.own_loop import CLOSED, Arrivals, OwnLoop
 from proxima.engine.protocol import Request
+from proxima.engine.serve.server_process import describe_exit
 from proxima.engine.shared_weights import SharedWeights
 
 BEATS = 4  # health checks in the time that an answer may take
@@ -30,29 +29,18 @@ class EngineCall:
 
     Args:
         method, arguments: of `ServedEngine.answer`.
-        arrived: the replies that the caller has not taken yet.
-        wake: tells the caller of one, from the event loop of the supervisor.
+        replies: those that the caller has not taken yet, `item` or `done`; what it raises is among them.
     """
 
     method: str
     arguments: tuple[Any, ...]
-    arrived: deque[tuple[str, Any]]
-    wake: Callable[[], None]
+    replies: Arrivals[tuple[str, Any]] = field(default_factory=Arrivals)
     owed: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method == "generate":
             for request in self.arguments[0]:
                 self.owed.setdefault(request.key, []).append(request)
-
-    def reply(self, kind: str, value: Any) -> None:
-        """One more for the caller."""
-        self.arrived.append((kind, value))
-        self.wake()
-
-    def received(self, completion: Completion) -> None:
-        """A completion is not owed any more."""
-        self.owed[completion.key].pop()
 
     def unanswered(self) -> tuple[Any, ...]:
         """The arguments for another process."""
@@ -91,10 +79,8 @@ class Supervisor:
         self._broken: Exception | None = None
         self._reading = asyncio.Lock()  # of the shared memory: held while it is written, and while a process starts
         self._publishing = asyncio.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxima-engine", daemon=True)
-        self._supervision = self._loop.create_task(self._supervise())
-        self._thread.start()
+        self._loop = OwnLoop("proxima-engine")
+        self._supervision = self._loop.start(self._supervise())
 
     # ---- for callers in any event loop -------------------------------------------------------------------------------
 
@@ -112,9 +98,10 @@ class Supervisor:
         """Completions that have come and that their callers have not taken, each with its request."""
         found = []
         for call in list(self._callers.values()):
-            came = [value for kind, value in tuple(call.arrived) if kind == "item"]
-            asked = {one.key: one for one in call.arguments[0]} if came else {}
-            found += [(completion, asked[completion.key]) for completion in came]
+            asked = {one.key: one for one in call.arguments[0]} if call.method == "generate" else {}
+            for reply in tuple(call.replies.items):
+                if not isinstance(reply, BaseException) and reply[0] == "item":
+                    found.append((reply[1], asked[reply[1].key]))
         return found
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
@@ -124,28 +111,18 @@ class Supervisor:
             UserError: one process after the other ended without a completion.
             Exception: what the engine raised.
         """
-        loop, some, arrived = asyncio.get_running_loop(), asyncio.Event(), deque[tuple[str, Any]]()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the caller's event loop is closed
-                loop.call_soon_threadsafe(some.set)
-
         number, kind = next(self._numbers), ""
-        call = self._callers[number] = EngineCall(method, arguments, arrived, wake)
-        self._loop.call_soon_threadsafe(self._begin, number, call)
+        call = self._callers[number] = EngineCall(method, arguments)
         try:
+            if self._loop.closed:
+                raise RuntimeError(CLOSED)
+            self._loop.submit(self._begin, number, call)
             while kind != "done":
-                while not arrived:
-                    await some.wait()
-                    some.clear()
-                kind, value = arrived.popleft()
-                if kind == "error":
-                    raise value
+                kind, value = await call.replies.get()
                 yield kind, value
         finally:
             del self._callers[number]
-            with suppress(RuntimeError):  # closed
-                self._loop.call_soon_threadsafe(self._cancel, number)
+            self._loop.submit(self._cancel, number)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """What a call returns."""
@@ -161,29 +138,23 @@ class Supervisor:
                 await self.ask("publish", version)
 
         # a caller that leaves must not leave half a version behind
-        await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
+        await asyncio.shield(self._loop.run(work()))
 
     def close(self) -> None:
         """Kill the process; calls that wait raise."""
-        if self._loop.is_running():
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+
+        async def last() -> None:
+            self._break(RuntimeError(CLOSED))
+
+        if not self._loop.closed:
+            self._loop.close(last)
             os.close(self.weights.fd)
 
     # ---- in the supervisor's own -------------------------------------------------------------------------------------
 
-    async def _end(self) -> None:
-        self._break(RuntimeError("the engine is closed"))
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     def _begin(self, number: int, call: EngineCall) -> None:
         if self._broken is not None:
-            call.reply("error", self._broken)
+            call.replies.put(self._broken)
             return
         self._calls[number] = call
         if call.method == "resume":
@@ -202,11 +173,11 @@ class Supervisor:
         if kind == "item" or call.method == "score":
             self._fruitless = 0
         if kind == "item":
-            call.received(value)
+            call.owed[value.key].pop()
         else:
             del self._calls[number]
             self._paused |= call.method == "pause" and kind == "done"
-        call.reply(kind, value)
+        call.replies.put(value if kind == "error" else (kind, value))
 
     async def _supervise(self) -> None:
         while self._broken is None:
@@ -231,9 +202,9 @@ class Supervisor:
     def _break(self, error: Exception) -> None:
         """Give up: no further process is started."""
         self._broken = self._broken or error
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call.reply("error", self._broken)
+        self._calls.clear()
+        for call in list(self._callers.values()):
+            call.replies.put(self._broken)
 
     async def _run_process(self, log: Any) -> None:
         """Start a process and pass on its replies until it ends."""
@@ -294,11 +265,3 @@ class Supervisor:
             except TimeoutError:
                 self._hung = f"it gave no answer for {self.timeout:g} s (engine.timeout) and was killed"
                 process.kill()
-
-
-def describe_exit(code: int | None) -> str:
-    """How a process ended, in words."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name

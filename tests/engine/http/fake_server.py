@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from proxima.engine.http.own_loop import OwnLoop
+from proxima.engine.own_loop import OwnLoop
 from tests.engine.http.fake_model import STOP, VOCABULARY, draw, log_probs, sequence_log_probs, states, truncated
 from tests.ports import kept_socket
 

@@ -21,7 +21,7 @@ from proxima.engine.http import (
     SyncReport,
     WeightHandover,
 )
-from proxima.engine.http.own_loop import OwnLoop
+from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from tests.engine.http.fake_model import STOP, VOCABULARY, LetterTokenizer, sequence_log_probs
 from tests.engine.http.fake_server import FakeServer

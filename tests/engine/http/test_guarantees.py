@@ -17,9 +17,9 @@ from proxima.engine.http.answer_checks import WrongAnswerError, spans_of
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
-from proxima.engine.http.own_loop import OwnLoop
 from proxima.engine.http.vllm import as_expected, chunk_of
 from proxima.engine.local import collect
+from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
 from tests.engine.http.plain_dialect import PlainDialect, engine_over, fakes, requests, rules, update
@@ -222,7 +222,7 @@ def test_a_stop_sign_of_many_tokens_is_seen_across_the_seam():
     (request,) = requests(1, 1, stop=("🦊",))
     found = []
     known = rules(tokenizer=ByteTokenizer(), vocabulary=256, stop_tokens=())
-    job = GenerationJob(request, known, lambda _, result: found.append(result))
+    job = GenerationJob(request, known, found.append)
     signs = list("🦊".encode())
     job.begin(1)
     job.append(Chunk(tokens=signs[:1], log_prob=[-1.0]), {})

@@ -10,7 +10,7 @@ import pytest
 from proxima.engine.http import sglang, vllm
 from proxima.engine.http.client import ServerClient
 from proxima.engine.http.dialect import TokenRequest
-from proxima.engine.http.own_loop import OwnLoop
+from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Sampling
 from tests.engine.http.fake_vllm import FakeVllm
 

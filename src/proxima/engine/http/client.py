@@ -1,11 +1,11 @@
-"""One address: JSON calls with a deadline, errors that name the server, and the rule about strangers."""
+"""One address: JSON calls with a deadline, and streams; errors that name the server, and the rule about strangers."""
 
 import asyncio
 import ipaddress
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -112,13 +112,13 @@ class ServerClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def get(self, path: str, *, seconds: float | None = None, **query: Any) -> Any:
+    async def get(self, path: str, **query: Any) -> Any:
         """What a GET answers: JSON decoded, None where the body is empty.
 
         Raises:
             ServerError: no connection, no answer in time, another status than 2xx, or no JSON.
         """
-        return await self._call("GET", path, seconds, params=query)
+        return await self._call("GET", path, None, params=query)
 
     async def post(
         self, path: str, body: Any = None, *, seconds: float | None = None, query: Mapping[str, Any] | None = None
@@ -126,9 +126,9 @@ class ServerClient:
         """The same of a POST."""
         return await self._call("POST", path, seconds, json=body, params=dict(query or {}))
 
-    async def post_text(self, path: str, body: Any = None, *, seconds: float | None = None) -> str:
+    async def post_text(self, path: str, body: Any = None) -> str:
         """What a POST answers that is no JSON."""
-        return (await self._request("POST", path, seconds, json=body)).text
+        return (await self._request("POST", path, None, json=body)).text
 
     async def _request(self, method: str, path: str, seconds: float | None, **more: Any) -> httpx.Response:
         limit = self.seconds if seconds is None else seconds
@@ -152,19 +152,13 @@ class ServerClient:
             raise ServerError(self.url, path, f"answers no JSON but {_excerpt(response.text)}") from error
 
     @asynccontextmanager
-    async def lines(
-        self, path: str, body: Any, *, idle_seconds: float | None = None
-    ) -> AsyncIterator[AsyncIterator[str]]:
-        """The lines of a streamed answer to a POST; leaving closes the connection.
-
-        Args:
-            idle_seconds: without a byte after which the answer counts as hung; None: the caller limits it. Its length
-                in time is not limited.
+    async def lines(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[str]]:
+        """The lines of a streamed answer to a POST; leaving closes the connection. The caller limits its time.
 
         Raises:
             ServerError: as `get`, in the reading too.
         """
-        timeout = httpx.Timeout(idle_seconds, connect=self.seconds)
+        timeout = httpx.Timeout(None, connect=self.seconds)
         try:
             async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
                 if response.status_code >= 300:
@@ -172,7 +166,7 @@ class ServerClient:
                 async with aclosing(response.aiter_lines()) as lines:  # type: ignore[type-var]
                     yield lines
         except httpx.HTTPError as error:
-            raise self.failed(path, error, idle_seconds or self.seconds) from error
+            raise self.failed(path, error, self.seconds) from error
 
     def failed(self, path: str, error: httpx.HTTPError, seconds: float) -> ServerError:
         """What a failed transfer means."""
@@ -183,12 +177,7 @@ class ServerClient:
         return ServerError(self.url, path, f"the connection broke ({type(error).__name__})")
 
     def check_status(self, path: str, status: int, text: str) -> None:
-        """Raise what a status means.
-
-        Raises:
-            ServerError: not 2xx.
-            RefusedError: 401, 403.
-        """
+        """Raise RefusedError for 401 and 403, ServerError for any other status than 2xx."""
         if status in (401, 403):
             raise RefusedError(
                 f"{self.url}{path}: refused with status {status}: {_excerpt(text)}",
@@ -196,6 +185,47 @@ class ServerClient:
             )
         if not 200 <= status < 300:
             raise ServerError(self.url, path, f"status {status}: {_excerpt(text)}", status)
+
+
+async def stream_events(client: ServerClient, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
+    """The JSON objects of a streamed answer to a POST, up to its `[DONE]`. Read to its end, its connection serves
+    another call; closing it before that closes the connection.
+
+    Raises:
+        ServerError: as `ServerClient.lines`; an event that is no JSON object; an error that the server sent as an
+            event; an answer that stops before its end.
+    """
+    done = False
+    async with client.lines(path, body) as lines:
+        async for line in lines:
+            if done or not line.startswith("data:"):
+                continue  # blank lines between events, comments, and fields that no server of ours uses
+            data = line[5:].strip()
+            if data == "[DONE]":
+                done = True
+                continue
+            try:
+                event = json.loads(data)
+            except ValueError as error:
+                raise ServerError(client.url, path, f"streams something else than JSON: {data[:100]}") from error
+            if not isinstance(event, dict):
+                raise ServerError(client.url, path, f"streams something else than a JSON object: {data[:100]}")
+            if (failure := event.get("error")) is not None:
+                told = failure.get("message", failure) if isinstance(failure, dict) else failure
+                raise ServerError(client.url, path, f"ended with an error: {' '.join(str(told).split())[:200]}")
+            yield event
+    if not done:
+        raise ServerError(client.url, path, "the stream broke off")
+
+
+@contextmanager
+def as_expected(client: ServerClient, path: str) -> Iterator[None]:
+    """Reading an answer inside raises `ServerError` where it has another form."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ServerError(client.url, path, f"an answer of another form than expected: {what}") from error
 
 
 def _excerpt(text: str) -> str:

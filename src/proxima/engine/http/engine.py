@@ -2,24 +2,23 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.data.columns import Floats
-from proxima.engine.http.agreement import Agreement, ask_all
 from proxima.engine.http.client import Address, ServerError
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
-from proxima.engine.http.own_loop import Arrivals, OwnLoop
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_checks import capabilities_of, check_facts
+from proxima.engine.http.server_checks import Agreement, ask_all, capabilities_of, check_facts
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.own_loop import Arrivals, OwnLoop
 from proxima.engine.protocol import (
     Capabilities,
     EngineNeeds,
@@ -30,6 +29,7 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
+from proxima.engine.serve import Servers
 
 
 class HttpEngine:
@@ -40,53 +40,47 @@ class HttpEngine:
         spec: the settings.
         rules: what a completion of the model can be; `max_length` and `log_probs` are replaced by what the servers say.
         sync: pushes new weights to the servers.
-        addresses: of the servers; None: those of the spec.
-        failure: says that no server will come back, if that is known; None else.
-        closed: called at the end of `close`.
+        servers: that were started for it, and that it ends; None: those of the spec, which run already.
 
     Raises:
         UserError: no server can be reached, or they are not alike, or give no log-probs.
     """
 
     def __init__(
-        self,
-        spec: ServerSettings,
-        rules: CompletionRules,
-        sync: WeightSync,
-        *,
-        addresses: Sequence[Address] | None = None,
-        failure: Callable[[], UserError | None] = lambda: None,
-        closed: Callable[[], object] = lambda: None,
+        self, spec: ServerSettings, rules: CompletionRules, sync: WeightSync, servers: Servers | None = None
     ) -> None:
-        self.spec, self._sync, self._failure, self._closed = spec, sync, failure, closed
-        self._log = "the servers' own logs" if addresses is None else None  # None: in the run folder
+        self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)
         self._loop = OwnLoop("proxima-servers")
         self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
         self._numbers = count(1)
         self._replicas: list[Replica] = []
         try:
-            self._loop.call(self._connect(rules, spec.addresses if addresses is None else addresses))
+            self._loop.call(self._connect(rules))
         except BaseException:
             self._loop.close(self._disconnect)
+            if servers is not None:
+                servers.close()
             raise
 
-    async def _connect(self, rules: CompletionRules, addresses: Sequence[Address]) -> None:
+    async def _connect(self, rules: CompletionRules) -> None:
         """Ask every server what it can do, and compare."""
-        spec, dialect = self.spec, self.spec.dialect()
+        spec, dialect, servers = self.spec, self.spec.dialect(), self._servers
+        addresses: Sequence[Address] = spec.addresses
+        if servers is not None:
+            addresses = [Address(url, token=servers.token) for url in servers.urls]
         unknown = ServerFacts(server="", model="")
         self._replicas = replicas = [Replica(address, dialect, unknown, spec, self._tag) for address in addresses]
         found = await ask_all(dialect, [replica.client for replica in replicas])
-        first = next((facts for facts in found if isinstance(facts, ServerFacts)), None)
         for replica, facts in zip(replicas, found, strict=True):
-            if isinstance(facts, ServerFacts):
-                replica.facts = facts
-            elif isinstance(facts, ServerError):
+            if isinstance(facts, ServerError):
                 replica.in_service, replica.reason = False, facts.reason
             else:
-                raise facts
-        if first is None:
+                replica.facts = facts
+        answered = [facts for facts in found if isinstance(facts, ServerFacts)]
+        if not answered:
             raise no_replica_left(replicas)
+        first = answered[0]
         agreement = Agreement(facts=first, tokenizer=rules.tokenizer)
         for replica in replicas:
             if replica.in_service:
@@ -101,10 +95,9 @@ class HttpEngine:
                 replica.set_version(0, serving[0].label)  # what it must have to return before new weights come
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
-        longest = [facts.max_length for facts in found if isinstance(facts, ServerFacts) and facts.max_length]
         self.rules = replace(
             rules,
-            max_length=min([rules.max_length, *longest]),
+            max_length=min([rules.max_length, *(facts.max_length for facts in answered if facts.max_length)]),
             log_probs=first.log_probs,
             sampling_mask=spec.sampling_mask and first.sampling_mask,
         )
@@ -113,7 +106,7 @@ class HttpEngine:
         for replica in replicas:
             if not replica.in_service:
                 self._pool.tell(f"engine: {replica.url} is out of service: {replica.reason}")
-        self._keeper = ReplicaKeeper(self._pool, self._sync, agreement, tag=self._tag, failure=self._failure)
+        self._keeper = ReplicaKeeper(self._pool, self._sync, agreement, tag=self._tag, servers=servers)
 
     async def _compare(self, replica: Replica, agreement: Agreement) -> None:
         """Take it into service if it is like the others; one that fails meanwhile is out of service.
@@ -150,7 +143,7 @@ class HttpEngine:
             RuntimeError: the engine is closed.
         """
         arrivals = Arrivals[Completion]()
-        jobs = [GenerationJob(request, self.rules, lambda _, result: arrivals.put(result)) for request in requests]
+        jobs = [GenerationJob(request, self.rules, arrivals.put) for request in requests]
         number, remaining = next(self._numbers), len(jobs)
         self._callers[number] = requests, arrivals
         try:
@@ -249,7 +242,7 @@ class HttpEngine:
                     "servers": [_described(replica) for replica in replicas],
                     "events": list(pool.events),
                     "events_total": pool.events_total,
-                    "log": self._log,
+                    "log": "the servers' own logs" if self._servers is None else None,  # None: in the run folder
                     "sync": self._keeper.figures,
                 },
             )
@@ -273,7 +266,8 @@ class HttpEngine:
             await self._disconnect()
 
         self._loop.close(last)
-        self._closed()
+        if self._servers is not None:
+            self._servers.close()
 
 
 #: counts of `health().detail["replicas"]`; `lost` are completions with an answer that could not be one

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,29 +38,25 @@ T = TypeVar("T")
 FIRST_DTYPES = ("float32", "bfloat16")  # that servers may have, before any has said it
 
 
+@dataclass(frozen=True, kw_only=True)
 class StagedWeights:
     """Weights that servers can read, and what the trainer computes with them.
 
     Args:
         label: what servers call them.
         folder: where they are.
+        bytes: of them.
         expected: [T] log-probs of the probe's tokens.
         rounding: how far bfloat16 moves these; None: nobody asked.
         exact: [T] of the weights as a server of each dtype gets them, computed in float32.
     """
 
-    def __init__(
-        self,
-        label: str,
-        folder: Path,
-        expected: Floats,
-        *,
-        rounding: Bound | None = None,
-        exact: Mapping[str, Floats] | None = None,
-    ) -> None:
-        self.label, self.folder, self.expected, self.rounding = label, folder, expected, rounding
-        self.exact = exact or {}
-        self.bytes = folder_bytes(folder)
+    label: str
+    folder: Path
+    bytes: int
+    expected: Floats
+    rounding: Bound | None = None
+    exact: Mapping[str, Floats] = field(default_factory=dict)
 
 
 class FolderSync:
@@ -69,17 +66,12 @@ class FolderSync:
     before them. Its own weights are those of the start, so of a part of the model that it does not load, none of the
     real ones would show anything for long. The copy is made once, of the first weights, and stays until `close`: for a
     server that returns at any moment it could not be made anew without the trainer's model, which may be in an update.
-
-    Args:
-        spec: the engine's settings.
-        setup: what it is built from.
     """
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
-        self._root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
-        self._folders: WeightFolders | None = None
-        self._perturbed_folders: WeightFolders | None = None
+        root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
+        self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._probe = WeightProbe(self._tokens)
         self._update: WeightUpdate | None = None
@@ -89,7 +81,6 @@ class FolderSync:
         self._wants_perturbed = True
         self._dtypes = set[str | None]()
         self._labels = set[str]()
-        self._closed = False
 
     async def prepare(self, update: WeightUpdate, label: str) -> None:
         """Write the weights, and compute what the probe must find."""
@@ -110,15 +101,14 @@ class FolderSync:
         start, how = monotonic(), self._way(replica)
         self._dtypes.add(replica.facts.dtype)
         metrics = dict[str, float]()
-        copy, tried = self._perturbed if await self._is_new(replica) else None, False
+        copy = self._perturbed if await self._is_new(replica) else None
         try:
             if copy is not None:
-                tried = True
                 metrics |= await self._prove(replica, copy, update.version, how)
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
             await self._load_weights(replica, staged, update.version, how)
         except BaseException:
-            if tried:
+            if copy is not None:
                 await self._undo(replica, staged, update.version, how)
             raise
         found = await self._score(replica)
@@ -147,10 +137,8 @@ class FolderSync:
 
     async def close(self) -> None:
         """Remove the folders."""
-        self._closed = True
-        for folders in (self._folders, self._perturbed_folders):
-            if folders is not None:
-                folders.close()
+        self._folders.close()
+        self._perturbed_folders.close()
 
     def _way(self, replica: "Replica") -> str:
         """How this server gets weights."""
@@ -234,34 +222,21 @@ class FolderSync:
 
         return load(str(checkpoint)).model
 
-    def _new_folders(self) -> WeightFolders:
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        return WeightFolders(self._root)
-
     def _write(self, module: nn.Module, label: str) -> StagedWeights:
-        if self._folders is None:
-            self._folders = self._new_folders()
         if len(self._dtypes) == 1:  # that of the servers, once they have said it
             self._folders.write_as(*self._dtypes)
         folder = self._folders.write(module, self.setup.tokenizer, label)
         expected = trainer_log_prob(module, self._tokens)
-        return StagedWeights(label, folder, expected, exact=self._exact(module, expected))
-
-    def _exact(self, module: nn.Module, expected: Floats) -> dict[str, Floats]:
-        """By dtype, of the servers once they have said it."""
-        ours = {parameter.dtype for parameter in module.parameters()}
-        return {
-            name: expected
-            if ours == {torch.float32} == {DTYPES[name]}
-            else rounded_log_prob(module, self._tokens, DTYPES[name])
-            for name in self._dtypes or FIRST_DTYPES
-            if name in DTYPES
-        }
+        exact, ours = dict[str, Floats](), {parameter.dtype for parameter in module.parameters()}
+        for name in self._dtypes or FIRST_DTYPES:
+            if name in DTYPES:
+                same = ours == {torch.float32} == {DTYPES[name]}
+                exact[name] = expected if same else rounded_log_prob(module, self._tokens, DTYPES[name])
+        return StagedWeights(label=label, folder=folder, bytes=folder_bytes(folder), expected=expected, exact=exact)
 
     def _write_perturbed(self, module: nn.Module, label: str) -> StagedWeights:
-        self._perturbed_folders = self._new_folders()
         with perturbed(module, self._tokens):
             folder = self._perturbed_folders.write(module, self.setup.tokenizer, label)
             expected = trainer_log_prob(module, self._tokens)
-            return StagedWeights(label, folder, expected, rounding=rounding(module, self._tokens, expected))
+            away = rounding(module, self._tokens, expected)
+        return StagedWeights(label=label, folder=folder, bytes=folder_bytes(folder), expected=expected, rounding=away)

@@ -106,13 +106,10 @@ class GenerationJob:
     """
 
     def __init__(
-        self,
-        request: Request,
-        rules: CompletionRules,
-        deliver: Callable[["GenerationJob", Completion | BaseException], None],
+        self, request: Request, rules: CompletionRules, deliver: Callable[[Completion | BaseException], object]
     ) -> None:
         self.request, self.rules = request, rules
-        self._deliver: Callable[[GenerationJob, Completion | BaseException], None] | None = deliver
+        self._deliver: Callable[[Completion | BaseException], object] | None = deliver
         prompt = request.prompt
         if len(prompt.tokens) >= rules.max_length:
             raise UserError(
@@ -319,13 +316,13 @@ class GenerationJob:
         deliver, self._deliver = self._deliver, None
         self.reason = reason
         if deliver is not None:
-            deliver(self, self._completion(reason))
+            deliver(self._completion(reason))
 
     def fail(self, error: BaseException) -> None:
         """Deliver an error in its place."""
         deliver, self._deliver = self._deliver, None
         if deliver is not None:
-            deliver(self, error)
+            deliver(error)
 
     def withdraw(self) -> None:
         """The caller has left."""

@@ -65,10 +65,6 @@ class Replica:
     `version` and `labels`: the weights that it has, and those that it has had since what runs on it began.
 
     Args:
-        address: of the server.
-        dialect: how it is spoken to.
-        facts: what it can do.
-        spec: the settings.
         tag: begins the ids of its requests; no other engine has the same.
     """
 

@@ -1,20 +1,21 @@
 """Keeps replicas healthy and on the newest weights."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from time import monotonic
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.agreement import Agreement
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.replica import Replica, mark_confirmed
 from proxima.engine.http.replica_pool import ReplicaPool
+from proxima.engine.http.server_checks import Agreement
 from proxima.engine.http.weight_sync import SyncReport, WeightSync, sync_figures
 from proxima.engine.protocol import WeightUpdate
+from proxima.engine.serve import Servers
 
 QUEUE_SECONDS = 1.0  # between two looks at a server while completions wait for room
 LONGEST_WAIT = 60.0  # before a server that fails again and again is asked whether it is well
@@ -28,23 +29,14 @@ class ReplicaKeeper:
     start as before, and was seen to compute with the newest weights.
 
     Args:
-        pool: gives the completions to the replicas.
-        sync: pushes the weights.
-        agreement: what replicas must have in common.
         tag: begins the names of the versions; no other engine has the same.
-        failure: says that no server will come back, if that is known; None else.
+        servers: those that were started for the engine; None: they ran already.
     """
 
     def __init__(
-        self,
-        pool: ReplicaPool,
-        sync: WeightSync,
-        agreement: Agreement,
-        *,
-        tag: str,
-        failure: Callable[[], UserError | None] = lambda: None,
+        self, pool: ReplicaPool, sync: WeightSync, agreement: Agreement, *, tag: str, servers: Servers | None
     ) -> None:
-        self.pool, self.sync, self.agreement, self.tag, self.failure = pool, sync, agreement, tag, failure
+        self.pool, self.sync, self.agreement, self.tag, self.servers = pool, sync, agreement, tag, servers
         self.version = 0
         self.reports: list[SyncReport] = []  # of the last `publish`
         self.prepare_seconds = 0.0  # of the last `publish`, before any server got anything
@@ -128,24 +120,21 @@ class ReplicaKeeper:
         first = not self._any_proven
 
         async def push(replica: Replica) -> None:
-            self.reports.append(await self._push(replica))
+            try:
+                self.reports.append(await self._push(replica))
+            except (ServerError, RefusedError) as error:
+                self.pool.eject(replica, f"new weights: {error.reason}", refuses=isinstance(error, RefusedError))
+                self._soon[replica].set()
+            except UserError as error:
+                self.pool.eject(replica, f"new weights: {error}")
+                raise
 
-        found = await asyncio.gather(*(self._guarded(push, replica) for replica in replicas), return_exceptions=True)
+        found = await asyncio.gather(*map(push, replicas), return_exceptions=True)
         away = [one for one in self.pool.replicas if one not in replicas and not one.refuses]
         for error in found:
             disproved = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
             if isinstance(error, BaseException) and not disproved:
                 raise error
-
-    async def _guarded(self, work: Callable[[Replica], "asyncio.Future[None] | object"], replica: Replica) -> None:
-        try:
-            await work(replica)  # type: ignore[misc]
-        except (ServerError, RefusedError) as error:
-            self.pool.eject(replica, f"new weights: {error.reason}", refuses=isinstance(error, RefusedError))
-            self._soon[replica].set()
-        except UserError as error:
-            self.pool.eject(replica, f"new weights: {error}")
-            raise
 
     async def _push(self, replica: Replica) -> SyncReport:
         assert self._newest is not None
@@ -270,7 +259,7 @@ class ReplicaKeeper:
             self._away_since = None
             return
         self._away_since = now if self._away_since is None else self._away_since
-        failure = self.failure()
+        failure = None if self.servers is None else self.servers.failure
         if failure is None and all(replica.refuses for replica in pool.replicas):
             failure = no_replica_left(pool.replicas, "check token_env, and what the servers were started with")
         if failure is None and now - self._away_since >= pool.spec.away_seconds:

@@ -29,10 +29,6 @@ class ReplicaPool:
     completions, which fail more often, are not replaced by short ones; a server whose completions are the same each
     time begins again. `retries` attempts in a row that gave nothing end the run.
 
-    Args:
-        replicas: all.
-        spec: the settings.
-
     `check_soon(replica)` is called when one has failed; `changed` is set when a completion or a replica comes or goes.
     """
 
@@ -101,10 +97,7 @@ class ReplicaPool:
         try:
             cancel_reason = None if job.reason else await self._run(job, replica)
             if job.reason and self._lacks_score(job, replica):
-                label = replica.label
-                scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
-                if replica.label == label:  # else it may be of the new weights
-                    job.scored = scored
+                job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
         except (ServerError, WrongAnswerError) as error:
             self._failed(job, replica, error, started_at)
         except RefusedError as error:
@@ -156,8 +149,8 @@ class ReplicaPool:
             raise broken
         return cancel_reason
 
-    async def _score(self, replica: Replica, prompt: Ints, tokens: Ints) -> Floats:
-        """`Replica.score`, by the weights that the replica was given.
+    async def _score(self, replica: Replica, prompt: Ints, tokens: Ints) -> Floats | None:
+        """`Replica.score`, by the weights that the replica was given; None: new ones came meanwhile.
 
         Raises:
             ServerError, WrongAnswerError: as `Replica.score`, or they may be of other weights.
@@ -166,7 +159,7 @@ class ReplicaPool:
         found = await replica.score(prompt, tokens)
         if (problem := await replica.confirm(label, self.spec.call_seconds)) is not None:
             raise WrongAnswerError(problem)
-        return found
+        return found if replica.label == label else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
         """An attempt ended as it should: the completion has, or a pause or an abort ended it before."""
@@ -230,9 +223,9 @@ class ReplicaPool:
             if id(running) in gone:
                 task.cancel()
 
-    async def abort(self, which: Callable[[GenerationJob], bool]) -> None:
-        """End completions with finish_reason `abort`."""
-        for job in self.router.take(which):
+    async def abort(self, which: Callable[[GenerationJob], bool] | None = None) -> None:
+        """End completions with finish_reason `abort`; None: all, in a pause."""
+        for job in self.router.take(which or (lambda _: True)):
             job.finish(job.reason or "abort")
         await self.each(self.serving, lambda replica: replica.stop("aborted", which))
 
@@ -246,10 +239,10 @@ class ReplicaPool:
         tried, failures = set[object](), 0
         while failures <= self.spec.retries:
             replica = await self._room(tried)
-            started_at, label = asyncio.get_running_loop().time(), replica.label
+            started_at = asyncio.get_running_loop().time()
             try:
                 found = await self._score(replica, request.prompt_tokens, request.tokens)
-                if replica.label == label:
+                if found is not None:
                     return found
                 error, failures = ServerError(replica.url, "", "new weights arrived during scoring"), failures + 1
             except (ServerError, WrongAnswerError) as failed:
@@ -320,9 +313,7 @@ class ReplicaPool:
         if mode == "wait":
             await self.drain()
         if mode == "abort":
-            for job in self.router.take(lambda _: True):
-                job.finish(job.reason or "abort")
-            await self.each(self.serving, lambda replica: replica.stop("aborted"))
+            await self.abort()
         else:
             await self.still()
 

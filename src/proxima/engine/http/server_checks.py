@@ -3,27 +3,80 @@
 import asyncio
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from proxima.data import FieldError, UserError
-from proxima.engine.http.agreement import Agreement, ask_all
 from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import Dialect, ServerFacts
-from proxima.engine.http.own_loop import OwnLoop
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
+from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Capabilities, EngineNeeds
 from proxima.engine.serve import LAUNCHES
 
-if TYPE_CHECKING:
-    from proxima.engine.http.server_settings import ServerSettings
-
 LOG = "see the server's log"
 CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `proxima engine serve RECIPE` does)"
+#: letters, digits, spaces and symbols that tokenizers split differently
+SAMPLE_TEXT = (
+    "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
+)
+ALIKE = ("server", "model", "dtype", "quantization", "log_probs")
+NAMES = {"log_probs": "log-prob mode"}
 
 
-def check_servers_of(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What a server is compared with, whenever it is asked what it can do.
+
+    Args:
+        facts: of the first replica.
+        tokenizer: the trainer's.
+    """
+
+    facts: ServerFacts
+    tokenizer: Any
+
+    async def problem(self, dialect: Dialect, client: ServerClient, facts: ServerFacts) -> str | None:
+        """How a server differs; None: not at all.
+
+        Raises:
+            ServerError: it can't be asked.
+        """
+        for name in ALIKE:
+            ours, theirs = getattr(self.facts, name), getattr(facts, name)
+            if ours != theirs:
+                return f"its {NAMES.get(name, name)} is {theirs}, and that of the others is {ours}"
+        if (facts.max_length or 0) < (self.facts.max_length or 0):
+            return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
+        if not facts.token_ids:
+            return "its completions do not come as token ids"
+        theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
+        ours = list(self.tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
+        if theirs is None or theirs == ours:
+            return None
+        differ = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
+        at = next(differ, min(len(theirs), len(ours)))
+        return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
+
+
+async def ask_all(dialect: Dialect, clients: Sequence[ServerClient]) -> list[ServerFacts | ServerError]:
+    """What each server can do, or why it does not say so.
+
+    Raises:
+        UserError: of the first that another call would not mend.
+    """
+    found = list[ServerFacts | ServerError]()
+    for one in await asyncio.gather(*(dialect.probe(client) for client in clients), return_exceptions=True):
+        if isinstance(one, BaseException) and not isinstance(one, ServerError):
+            raise one
+        found.append(one)
+    return found
+
+
+def check_servers_of(spec: ServerSettings, needs: EngineNeeds) -> list[str]:
     """See `EngineSpec.check`; for servers that run already."""
     loop = OwnLoop("proxima-preflight")
     try:
@@ -32,33 +85,27 @@ def check_servers_of(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
         loop.close()
 
 
-async def _ask(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
+async def _ask(spec: ServerSettings, needs: EngineNeeds) -> list[str]:
     dialect = spec.dialect()
     clients = [ServerClient(address, seconds=spec.call_seconds) for address in spec.addresses]
     try:
         found = await ask_all(dialect, clients)
         notes, answered = list[str](), list[tuple[ServerClient, ServerFacts]]()
         for client, facts in zip(clients, found, strict=True):
-            if isinstance(facts, ServerFacts):
-                answered.append((client, facts))
-            elif isinstance(facts, ServerError):
+            if isinstance(facts, ServerError):
                 notes.append(f"{client.url} is out of service: {facts.reason}; the run begins without it")
             else:
-                raise facts
+                answered.append((client, facts))
         if not answered:
-            raise _unreachable(dialect, clients, found)
+            raise _unreachable(dialect, clients, [error for error in found if isinstance(error, ServerError)])
         agreement = Agreement(facts=answered[0][1], tokenizer=needs.tokenizer)
         labels = set()
         for client, facts in answered:
             which = f": {client.url}" if len(clients) > 1 else ""  # the message shows the whole list
             try:
                 if problem := await agreement.problem(dialect, client, facts):
-                    raise FieldError(
-                        "url",
-                        client.url,
-                        f"differs{which}: {problem}",
-                        remedy="start it like the trainer and the others",
-                    )
+                    remedy = "start it like the trainer and the others"
+                    raise FieldError("url", client.url, f"differs{which}: {problem}", remedy=remedy)
                 labels.add((await dialect.health(client, facts)).weight_version)
             except ServerError as error:
                 raise FieldError("url", client.url, f"fails{which}: {error.reason}", remedy=LOG) from error
@@ -71,10 +118,7 @@ async def _ask(spec: "ServerSettings", needs: EngineNeeds) -> list[str]:
         await asyncio.gather(*(client.close() for client in clients))
 
 
-def _unreachable(
-    dialect: Dialect, clients: Sequence[ServerClient], found: Sequence[ServerFacts | Exception]
-) -> FieldError:
-    errors = [error for error in found if isinstance(error, ServerError)]
+def _unreachable(dialect: Dialect, clients: Sequence[ServerClient], errors: Sequence[ServerError]) -> FieldError:
     urls = ", ".join(client.url for client in clients)
     reasons = "; ".join(dict.fromkeys(error.reason for error in errors))
     if any(error.status is not None for error in errors):
@@ -100,7 +144,7 @@ def check_weight_folder(folder: str | None) -> None:
         raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
 
 
-def check_facts(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
+def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
     """Whether one server can do what a run needs.
 
     Returns: warnings.
@@ -137,7 +181,7 @@ def check_facts(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, 
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
 
 
-def _check_weights(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
+def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
     ways = facts.weight_updates
     if not ways:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
@@ -149,7 +193,7 @@ def _check_weights(spec: "ServerSettings", facts: ServerFacts, needs: EngineNeed
 
 
 def capabilities_of(
-    spec: "ServerSettings", facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
+    spec: ServerSettings, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
 ) -> Capabilities:
     """What an engine over such servers can do.
 

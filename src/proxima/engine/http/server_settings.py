@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from proxima.data import require
-from proxima.data.errors import within
 from proxima.data.field_checks import check_choices
 from proxima.engine.http.client import Address
-from proxima.engine.protocol import EngineSetup, EngineSpec, Interrupt
-from proxima.engine.serve import Report, Serve, Servers, check_serve, start_servers
-from proxima.engine.serve.servers import to_stderr
+from proxima.engine.protocol import EngineSpec, Interrupt
+from proxima.engine.serve.serve_options import Serve
 
 if TYPE_CHECKING:
     from proxima.engine.http.dialect import Dialect
@@ -80,14 +78,9 @@ class ServerSettings(EngineSpec):
         named = bool(self.urls) and all(self.urls)
         require(named, "url", self.url, "must name a server", remedy="give its address, http://HOST:PORT")
         require(len(set(self.urls)) == len(self.urls), "url", self.url, "must name each server once")
-        default = type(self).__dataclass_fields__["url"].default
-        require(
-            self.serve is None or self.url == default,
-            "url",
-            self.url,
-            "is not used where `serve` starts the servers",
-            remedy="leave one of the two out; serve.port sets the port",
-        )
+        used = self.serve is None or self.url == type(self).__dataclass_fields__["url"].default
+        remedy = "leave one of the two out; serve.port sets the port"
+        require(used, "url", self.url, "is not used where `serve` starts the servers", remedy=remedy)
         self.addresses  # noqa: B018  checks each
         for name in ("idle_seconds", "call_seconds", "weight_seconds", "away_seconds", "health_seconds"):
             seconds = getattr(self, name)
@@ -101,9 +94,7 @@ class ServerSettings(EngineSpec):
 
     @property
     def provides(self) -> frozenset[str]:
-        """Tensors of `PolicyBatch` that the completions fill."""
-        always = frozenset({"behavior_log_prob", "policy_version"})
-        return always | {"sampling_mask"} if self.sampling_mask else always
+        return super().provides | ({"sampling_mask"} if self.sampling_mask else set())
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -114,36 +105,6 @@ class ServerSettings(EngineSpec):
     def addresses(self) -> tuple[Address, ...]:
         """The replicas."""
         return tuple(Address(one, self.token_env, self.allow_remote) for one in self.urls)
-
-    def check_servers(self, model: str) -> None:
-        """Look for what would keep `start_servers` from working; see `check_serve`. Nothing without `serve`."""
-        if self.serve is not None:
-            with within("serve"):
-                check_serve(self.dialect().kind, self.serve, model=model)
-
-    def start_servers(self, setup: EngineSetup, report: Report = to_stderr) -> Servers | None:
-        """The servers that `serve` asks for, once all answer: the caller closes them. None: they run already.
-
-        Raises:
-            FieldError, UserError: see `proxima.engine.serve.start_servers`.
-        """
-        if self.serve is None:
-            return None
-        with within("serve"):
-            return start_servers(
-                self.dialect().kind,
-                self.serve,
-                model=setup.model_path,
-                max_length=setup.max_length,
-                quantization=self.quantization,
-                sampling_mask=self.sampling_mask,
-                log=setup.log,
-                report=report,
-            )
-
-    def addresses_of(self, servers: Servers | None) -> tuple[Address, ...]:
-        """Where the replicas are: those that were started, or those of `url`."""
-        return self.addresses if servers is None else tuple(Address(url, token=servers.token) for url in servers.urls)
 
     def dialect(self) -> "Dialect":
         """How the servers are spoken to."""

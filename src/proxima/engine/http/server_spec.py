@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from proxima.data.errors import within
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.server_checks import check_servers_of, check_weight_folder
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import EngineNeeds, EngineSetup
+from proxima.engine.serve import check_serve, start_servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,30 +21,29 @@ class ServerSpec(ServerSettings):
         they run, by `HttpEngine.check`."""
         if needs.publishes:
             check_weight_folder(self.weight_folder)
-        if self.serve is not None:
-            self.check_servers(needs.model_path)
-            return []
-        return check_servers_of(self, needs)
+        if self.serve is None:
+            return check_servers_of(self, needs)
+        with within("serve"):
+            check_serve(self.dialect().kind, self.serve, model=needs.model_path)
+        return []
 
     def build(self, setup: EngineSetup) -> HttpEngine:
         """The engine; the servers answer.
 
         Raises:
-            UserError: they do not, or differ from one another or from the model.
+            FieldError, UserError: they do not, or differ from one another or from the model; see `start_servers`.
         """
-        rules = CompletionRules.of(setup)
-        servers = self.start_servers(setup)
-        if servers is None:
-            return HttpEngine(self, rules, FolderSync(self, setup))
-        try:
-            return HttpEngine(
-                self,
-                rules,
-                FolderSync(self, setup),
-                addresses=self.addresses_of(servers),
-                failure=lambda: servers.failure,
-                closed=servers.close,
+        rules, sync = CompletionRules.of(setup), FolderSync(self, setup)
+        if self.serve is None:
+            return HttpEngine(self, rules, sync)
+        with within("serve"):
+            servers = start_servers(
+                self.dialect().kind,
+                self.serve,
+                model=setup.model_path,
+                max_length=setup.max_length,
+                quantization=self.quantization,
+                sampling_mask=self.sampling_mask,
+                log=setup.log,
             )
-        except BaseException:
-            servers.close()
-            raise
+        return HttpEngine(self, rules, sync, servers)

@@ -29,9 +29,8 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.sampling_mask import SamplingMask
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import ServerClient, ServerError, as_expected, stream_events
 from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
-from proxima.engine.http.events import stream_events
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
     GENERATE,
@@ -55,7 +54,6 @@ class SglangDialect:
     kind: ClassVar[str] = "sglang"
 
     async def probe(self, client: ServerClient) -> ServerFacts:
-        """See `find_facts`."""
         return await find_facts(client)
 
     async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
@@ -93,12 +91,10 @@ class SglangDialect:
             )
         body = {"input_ids": whole, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
         answer = await client.post(GENERATE, body | {"logprob_start_len": max(len(prompt) - 1, 0)})
-        try:
+        with as_expected(client, GENERATE):
             rows = answer["meta_info"]["input_token_logprobs"]
             found = rows[len(rows) - len(tokens) :] if len(tokens) else []
             ids, values = [row[1] for row in found], [row[0] for row in found]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ServerError(client.url, GENERATE, "no log-probs of given tokens") from error
         if ids != whole[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
         if not all(isinstance(value, float | int) and math.isfinite(value) for value in values):
@@ -106,7 +102,6 @@ class SglangDialect:
         return np.asarray(values, np.float32)
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
-        """The ids of a text, no special tokens added; None: the server has no such call."""
         body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
         try:
             answer = await client.post("/tokenize", body)
@@ -114,10 +109,8 @@ class SglangDialect:
             if error.status in (404, 405):
                 return None
             raise
-        try:
+        with as_expected(client, "/tokenize"):
             return [int(token) for token in answer["tokens"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerError(client.url, "/tokenize", "an answer without tokens") from error
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
         """Stop sampling.
@@ -133,7 +126,6 @@ class SglangDialect:
         await client.post("/pause_generation", {"mode": PAUSES[mode]})
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Sample again."""
         await client.post("/continue_generation", {})
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
@@ -194,14 +186,10 @@ class SglangDialect:
         try:
             told = await client.get("/get_load")
             each = told if isinstance(told, list) else [told]
-            waiting = sum(one["num_waiting_reqs"] for one in each)
-            return ServerHealth(
-                running=sum(one["num_reqs"] for one in each) - waiting, waiting=waiting, weight_version=version
-            )
-        except (KeyError, TypeError):
-            return ServerHealth(weight_version=version)
-        except ServerError as error:
-            if error.status not in (404, 405):
+            total, waiting = (sum(one[name] for one in each) for name in ("num_reqs", "num_waiting_reqs"))
+            return ServerHealth(running=total - waiting, waiting=waiting, weight_version=version)
+        except (KeyError, TypeError, ServerError) as error:
+            if isinstance(error, ServerError) and error.status not in (404, 405):
                 raise
             return ServerHealth(weight_version=version)
 
@@ -240,7 +228,7 @@ class _StreamReader:
             ServerError: a message of another form, or log-probs that are not those of the tokens.
             UserError: as `SglangDialect.stream`.
         """
-        try:
+        with as_expected(self.client, GENERATE):
             meta = event["meta_info"]
             ending = meta.get("finish_reason")
             pairs = meta.get("output_token_logprobs") or []
@@ -252,8 +240,6 @@ class _StreamReader:
             reason = None if ending is None else ENDINGS[ending["type"]]
             spans = meta.get("weight_versions") if reason is not None else None
             found = None if spans is None else tuple((str(s["version"]), s["start"], s["end"]) for s in spans)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise self._failed(f"a message of another form than expected ({type(error).__name__}: {error})") from error
         self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
             return None
@@ -313,5 +299,4 @@ class Sglang(ServerSpec):
     url: str | tuple[str, ...] = "http://127.0.0.1:30000"
 
     def dialect(self) -> SglangDialect:
-        """How SGLang is asked."""
         return SglangDialect()

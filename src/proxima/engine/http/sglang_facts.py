@@ -1,7 +1,6 @@
 """What an SGLang server can do: what it says of itself, the calls that it has, and what it answers."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
@@ -24,14 +23,6 @@ PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 MEMORY = ("/release_memory_occupation", "/resume_memory_occupation")
 
 
-@dataclass(frozen=True)
-class _Calls:
-    """The paths that a server has, and the modes that its pause names; None: unknown."""
-
-    paths: frozenset[str]
-    pause_modes: frozenset[str]
-
-
 async def find_facts(client: ServerClient) -> ServerFacts:
     """Ask what the server can do. Generates eight tokens.
 
@@ -45,20 +36,18 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         raise UserError(f"{client.url} generates nothing: it serves {model['model_path']} as an embedding model")
     told = await first_answer(client, "/get_server_info", "/server_info")
     told = told if isinstance(told, dict) else {}
-    calls = await _find_calls(client)
+    paths, modes = await _find_calls(client)
     log_probs, mode_reason = await _find_log_prob_mode(client)
     plain = await _generate(client, max_new_tokens=2)
     meta = plain["meta_info"]
     cache, salt = await _find_cache(client)
+    increments = any(told.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
     deterministic = told.get("enable_deterministic_inference") is True
-    modes = calls.pause_modes
     more = {
-        "weight transfer": ", ".join(name for name, path in WAYS.items() if path in calls.paths) or "none",
+        "weight transfer": ", ".join(name for name, path in WAYS.items() if path in paths) or "none",
         "pause modes of the server": ", ".join(sorted(modes)) or "unknown",
-        "memory release": _yes(all(path in calls.paths for path in MEMORY)),
-        "streams": "increments"
-        if _increments(told)
-        else "whole answers again and again; --incremental-streaming-output",
+        "memory release": "yes" if all(path in paths for path in MEMORY) else "no",
+        "streams": "increments" if increments else "whole answers again and again; --incremental-streaming-output",
         "tokenizer": str(model.get("tokenizer_path")),
     }
     return ServerFacts(
@@ -70,11 +59,11 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         log_probs=log_probs,
         token_ids="output_ids" in plain,
         scores=await _find_scores(client),
-        weight_updates=("disk",) if WAYS["disk"] in calls.paths else (),
+        weight_updates=("disk",) if WAYS["disk"] in paths else (),
         weight_version="weight_version" in meta,
         version_spans="weight_versions" in meta,
         pause_modes=frozenset(ours for ours, theirs in PAUSES.items() if theirs in modes),
-        interrupts=frozenset({"recompute"} if "retract" in modes and "/flush_cache" in calls.paths else ()),
+        interrupts=frozenset({"recompute"} if "retract" in modes and "/flush_cache" in paths else ()),
         prefix_cache=cache,
         cache_salt=salt,
         seeds=deterministic,
@@ -141,8 +130,9 @@ async def _generate(client: ServerClient, fields: Mapping[str, Any] | None = Non
     return answer
 
 
-async def _find_calls(client: ServerClient) -> _Calls:
-    """From the server's own description, else by asking for each with GET, which those answer with 405."""
+async def _find_calls(client: ServerClient) -> tuple[frozenset[str], frozenset[str]]:
+    """The paths that a server has, and the modes of its pause: from its own description, else by asking for each with
+    GET, which those answer with 405."""
     try:
         described = await client.get("/openapi.json")
         schemas = described.get("components", {}).get("schemas", {})
@@ -150,11 +140,11 @@ async def _find_calls(client: ServerClient) -> _Calls:
         paths = frozenset(described["paths"])
         # a pause without modes is that of older servers: it aborts
         modes = frozenset(mode.get("enum", ["abort"])) if "/pause_generation" in paths else frozenset[str]()
-        return _Calls(paths, modes)
+        return paths, modes
     except (ServerError, KeyError, AttributeError, TypeError):
-        found = {path for path in (*WAYS.values(), *CONTROL[:3]) if await _is_there(client, path)}
+        paths = frozenset([path for path in (*WAYS.values(), *CONTROL[:3]) if await _is_there(client, path)])
         # the answer to GET tells no modes: abort is the one that every version has
-        return _Calls(frozenset(found), frozenset({"abort"} if "/pause_generation" in found else ()))
+        return paths, frozenset({"abort"} if "/pause_generation" in paths else ())
 
 
 async def _is_there(client: ServerClient, path: str) -> bool:
@@ -229,16 +219,8 @@ async def _max_length(client: ServerClient, told: Mapping[str, Any]) -> int | No
         return length - SPARE if isinstance(length, int) else None
 
 
-def _increments(told: Mapping[str, Any]) -> bool:
-    return any(told.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
-
-
 def _named(value: Any) -> str | None:
     return str(value).removeprefix("torch.") if value not in (None, "auto") else None
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def of_ways(ways: Iterable[str]) -> str:

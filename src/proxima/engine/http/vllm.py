@@ -7,8 +7,8 @@ server has; `in_server/proxima_vllm_worker.py` is what runs inside one.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +17,8 @@ import numpy as np
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.sampling_mask import SamplingMask
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import ServerClient, ServerError, as_expected, stream_events
 from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
-from proxima.engine.http.events import stream_events
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
 from proxima.engine.http.weight_folder import weight_buckets
@@ -37,7 +36,6 @@ class VllmDialect:
     kind: ClassVar[str] = "vllm"
 
     async def probe(self, client: ServerClient) -> ServerFacts:
-        """See `find_vllm_facts`."""
         return await find_vllm_facts(client)
 
     async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
@@ -92,7 +90,6 @@ class VllmDialect:
         return scores
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
-        """The ids of a text, no special tokens added."""
         answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
         with as_expected(client, "/tokenize"):
             return [int(token) for token in answer["tokens"]]
@@ -103,7 +100,6 @@ class VllmDialect:
         await client.post("/pause", query={"mode": mode, "clear_cache": "false"}, seconds=seconds)
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Sample again."""
         await client.post("/resume")
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
@@ -231,16 +227,6 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
     )
 
 
-@contextmanager
-def as_expected(client: ServerClient, path: str) -> Iterator[None]:
-    """Reading an answer inside raises `ServerError` where it has another form."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ServerError(client.url, path, f"an answer of another form than expected: {what}") from error
-
-
 async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
     """By the server's weight-transfer API, bucket by bucket."""
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
@@ -285,5 +271,4 @@ class Vllm(ServerSpec):
         return super().check(needs)
 
     def dialect(self) -> VllmDialect:
-        """How vLLM is asked."""
         return VllmDialect()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
-from proxima.engine.protocol import Interrupt, PauseMode
+from proxima.engine.protocol import Interrupt
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 BACKEND = "proxima_folder"  # of in_server/proxima_vllm_worker.py
@@ -39,11 +39,9 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
     """
     models = await _models(client)
     version = await _optional(client, "/version")
-    try:
+    with as_expected(client, "/v1/models"):
         served = models["data"][0]
         model, longest = str(served["id"]), served.get("max_model_len")
-    except (KeyError, IndexError, TypeError) as error:
-        raise ServerError(client.url, "/v1/models", "names no model") from error
     settings = await _optional(client, "/server_info", config_format="json") or {}
     told = settings.get("vllm_config") or {}
     ask = _Asker(client, model)
@@ -51,6 +49,8 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
     first, again, other = [await ask.tokens(seed=seed) for seed in (7, 7, 8)]
     control = await _optional(client, "/weight_info") is not None and await _optional(client, "/is_paused") is not None
     spans = bool(first.get("weight_versions"))
+    # without spans nobody could say which weights sampled a token of a completion that ran across a pause
+    interrupts: frozenset[Interrupt] = frozenset({"recompute", "keep", "finish"} if spans else {"finish"})
     weights, more = await _weights(client, told) if control else ((), {})
     log_probs, why = await ask.log_prob_mode()
     if why:
@@ -67,10 +67,10 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         weight_updates=weights,
         weight_version=control,
         version_spans=spans,
-        pause_modes=_pauses(control),
-        interrupts=_interrupts(control, spans),
+        pause_modes=frozenset({"keep", "wait", "abort"}) if control else frozenset(),
+        interrupts=interrupts if control else frozenset(),
         prefix_cache=_of(told, "cache_config", "enable_prefix_caching"),
-        cache_salt=await ask.accepts(cache_salt="proxima"),
+        cache_salt=await ask.with_field(cache_salt="proxima") is not None,
         # on a CPU, a request with a seed whose prompt is computed in several parts ends the server
         seeds=first.get("token_ids") == again.get("token_ids") != other.get("token_ids")
         and _of(told, "device_config", "device") != "cpu",
@@ -128,32 +128,24 @@ class _Asker:
             names = {"return_token_ids": True, "return_tokens_as_token_ids": True}
             body = {"model": self.model, "prompt": list(prompt), **fields, **names, **salt}
         answer = await self.client.post(self.route, body)
-        try:
+        with as_expected(self.client, self.route):
             choice: dict[str, Any] = answer["choices"][0]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ServerError(self.client.url, self.route, "an answer without choices") from error
         if self.route == GENERATE and answer.get("prompt_logprobs") is not None:
             choice = choice | {"prompt_logprobs": answer["prompt_logprobs"]}
         return choice
 
-    async def accepts(self, **more: Any) -> bool:
-        """Whether a request with such a field is answered."""
+    async def with_field(self, **more: Any) -> dict[str, Any] | None:
+        """The answer to a request with one field more; None: the server refuses it."""
         try:
-            await self.tokens(max_tokens=1, **more)
+            return await self.tokens(max_tokens=1, **more)
         except ServerError as error:
             if error.status is None:
                 raise
-            return False
-        return True
+            return None
 
     async def scores(self) -> bool:
         """Whether log-probs of the prompt come."""
-        try:
-            choice = await self.tokens(max_tokens=1, prompt_logprobs=0)
-        except ServerError as error:
-            if error.status is None:
-                raise
-            return False
+        choice = await self.with_field(prompt_logprobs=0) or {}
         rows = choice.get("prompt_logprobs") or []
         return len(rows) == len(PROMPTS[0]) and all(isinstance(row, dict) for row in rows[1:])
 
@@ -221,17 +213,6 @@ async def _optional(client: ServerClient, path: str, **query: Any) -> Any:
         if error.status is None:
             raise
         return None
-
-
-def _pauses(control: bool) -> frozenset[PauseMode]:
-    return frozenset({"keep", "wait", "abort"}) if control else frozenset()
-
-
-def _interrupts(control: bool, spans: bool) -> frozenset[Interrupt]:
-    """Without spans nobody could say which weights sampled a token of a completion that ran across a pause."""
-    if not control:
-        return frozenset()
-    return frozenset({"recompute", "keep", "finish"}) if spans else frozenset({"finish"})
 
 
 def _of(values: Mapping[str, Any], *names: str) -> Any:

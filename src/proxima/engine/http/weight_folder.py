@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from proxima.data import UserError
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
+from proxima.engine.own_loop import CLOSED
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -62,6 +63,7 @@ class WeightFolders:
 
         Raises:
             UserError: there is no room for it.
+            RuntimeError: `close` was called before.
         """
         try:
             return self._write(model, tokenizer, name)
@@ -112,6 +114,8 @@ class WeightFolders:
         return weight.element_size() if self.dtype is None or not weight.is_floating_point() else self.dtype.itemsize
 
     def _place(self, size: int) -> Path:
+        if self._closed:
+            raise RuntimeError(CLOSED)
         if self._locked is None and self._root is not None:
             self._root.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._root, shared=True)
@@ -124,33 +128,33 @@ class WeightFolders:
             self._locked = LockedFolder(SHARED_MEMORY if memory else disk)
         return self._locked.path
 
-    def _write_weights(self, model: nn.Module, folder: Path) -> None:
-        shards, held, places = 0, dict[str, Tensor](), dict[str, int]()
-
-        def finish() -> None:
-            nonlocal shards
-            save_file(held, folder / f"{shards}.part", metadata={"format": "pt"})
-            shards += 1
-            held.clear()
-
-        total = filled = 0
+    def _shards(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
+        """The weights as they are written, a file's at a time; the dict is emptied for the next."""
+        held, filled = dict[str, Tensor](), 0
         for (name, *_), weight in unique_weights(model):
             copy = weight.detach().to("cpu", self.dtype if weight.is_floating_point() else None).contiguous()
-            size = copy.numel() * copy.element_size()
-            if held and filled + size > SHARD:
-                finish()
+            if held and filled + copy.nbytes > SHARD:
+                yield held
+                held.clear()
                 filled = 0
-            held[name], places[name] = copy, shards
-            filled, total = filled + size, total + size
-        finish()
-        if shards == 1:
+            held[name] = copy
+            filled += copy.nbytes
+        yield held
+
+    def _write_weights(self, model: nn.Module, folder: Path) -> None:
+        total, places = 0, list[list[str]]()
+        for number, shard in enumerate(self._shards(model)):
+            save_file(shard, folder / f"{number}.part", metadata={"format": "pt"})
+            total += sum(weight.nbytes for weight in shard.values())
+            places.append(list(shard))
+        if len(places) == 1:
             os.rename(folder / "0.part", folder / SINGLE)
             return
-        names = [f"model-{number + 1:05}-of-{shards:05}.safetensors" for number in range(shards)]
-        for number, name in enumerate(names):
-            os.rename(folder / f"{number}.part", folder / name)
-        index = {"metadata": {"total_size": total}, "weight_map": {name: names[at] for name, at in places.items()}}
-        (folder / INDEX).write_text(json.dumps(index))
+        files = [f"model-{number + 1:05}-of-{len(places):05}.safetensors" for number in range(len(places))]
+        for number, file in enumerate(files):
+            os.rename(folder / f"{number}.part", folder / file)
+        weight_map = {name: file for file, names in zip(files, places, strict=True) for name in names}
+        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 
 def _no_room(folder: Path | None, error: OSError) -> UserError:

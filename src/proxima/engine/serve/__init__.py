@@ -11,7 +11,6 @@ To add a server: a function beside `vllm_launch`, a line in `LAUNCHES`, and what
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,17 +65,13 @@ def start_servers(
         max_length: tokens of prompt and completion together, where `serve` does not say; None: the model's own.
         quantization: of the weights, as the server calls it.
         sampling_mask: completions come with the tokens that could be sampled.
-        key: that clients must send; None: one is made; empty: there is none.
-        log: see `Servers`; None: a temporary one.
-        report: takes lines of progress.
+        key, log, report: see `Servers`.
 
     Raises:
         FieldError, UserError: as `check_serve`, or a server did not start.
     """
     check_serve(kind, serve, model=model)
     place = os.path.expanduser(model)
-    scratch = None if log else tempfile.TemporaryDirectory(prefix="proxima-server-")
-    log = log or Path(scratch.name if scratch else "") / "engine.log"
     reserved = ExitStack()
     made = [
         LAUNCHES[kind](
@@ -91,17 +86,7 @@ def start_servers(
     ]
     for one in made:
         report(f"$ {one.by_hand}")
-    servers = Servers(
-        made,
-        log=log,
-        key=key,
-        start_seconds=serve.start_seconds,
-        restarts=serve.restarts,
-        report=report,
-        scratch=scratch,
-        reserved=reserved,
-    )
-    return servers.start()
+    return Servers(made, serve, key=key, log=log, report=report, reserved=reserved).start()
 
 
 def ports_for(serve: Serve, reserved: ExitStack) -> list[int]:

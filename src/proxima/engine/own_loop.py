@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +30,7 @@ class OwnLoop:
             RuntimeError: the loop is closed, or was before it ended.
         """
         try:
-            return await asyncio.wrap_future(self._start(work))
+            return await asyncio.wrap_future(self.start(work))
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self.closed and caller is not None and not caller.cancelling():
@@ -38,14 +39,19 @@ class OwnLoop:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The same; blocks."""
-        return self._start(work).result()
+        return self.start(work).result()
 
     def submit(self, call: Callable[..., object], *arguments: Any) -> None:
         """Call it there, soon; nothing happens once the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T] | Any":
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it there. What comes of it; the loop runs it as long as that is kept.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
         with self._closing:  # nothing is given to a loop that ends
             if not self.closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
