@@ -8,7 +8,7 @@ from proxima.core.preference import Sigmoid
 from proxima.data import PreferencePair, Trajectory
 from proxima.model import Policy
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.online_pairs import best_against_worst, update_on_pairs
+from proxima.runtime.learner import best_against_worst, update_on_pairs
 from proxima.runtime.rollouts import read_rows
 from proxima.train import PreferenceObjective, TrainStack
 from tests.model.rows import loaded

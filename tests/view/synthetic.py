@@ -53,7 +53,7 @@ def info(folder, steps=40, **more):
         "micro_batches": 2,
         "parameters": 134_515_008,
     }
-    return RunInfo(**facts | {"threads": 2, "dtype": "bfloat16", "questions": 200} | more)
+    return RunInfo(**facts | {"threads": 2, "dtype": "bfloat16"} | more)
 
 
 def record(step, steps=40, seed=1, **more):

@@ -439,7 +439,7 @@ def test_an_error_that_says_how_to_resume_is_not_followed_by_another_way():
 
 def test_live_view_of_a_fixed_data_set():
     from proxima.data import Completion, Group, Prompt
-    from proxima.runtime.offline.held_out_samples import UNSCORED
+    from proxima.runtime.offline.offline_loop import UNSCORED
 
     view, _ = live_on()
     view.started(info(Path("runs/sft"), algorithm="sft", prompts=0, completions=0, examples=16))

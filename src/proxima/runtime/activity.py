@@ -25,13 +25,8 @@ class PromptLife:
 
 @dataclass
 class RunningStage:
-    """A stage that is running.
-
-    Args:
-        name, since: what, and from when.
-        facts: of its span, such as the step.
-        done: what it has done so far, in words; empty: it does not say.
-    """
+    """A running stage: its name, since when, facts of its span, such as the step, and in words what it has done so far;
+    empty: it does not say."""
 
     name: str
     since: float
@@ -40,13 +35,8 @@ class RunningStage:
 
 
 class Activity:
-    """Told by the loop and by the rollout.
-
-    Args:
-        clock: of the run.
-        spent: seconds that the run took before this process.
-        timeline: where what has ended is written.
-    """
+    """Told by the loop and by the rollout; what has ended is written to the timeline. The run took `spent` seconds
+    before this process."""
 
     def __init__(self, clock: Clock, spent: float, timeline: Timeline) -> None:
         self.clock, self.timeline = clock, timeline

@@ -16,7 +16,6 @@ from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
 from proxima.core.value import value_metrics
 from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, UserError, pack
-from proxima.data.columns import Floats
 from proxima.data.flow import REPAIR
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord, Key
@@ -29,41 +28,28 @@ KL = "reward_kl/mean"  # the metric: nats a token, the mean over completions of 
 class StepBatch:
     """What a step trains on, and why the rest was dropped.
 
-    Args:
-        groups: all groups that the step consumes: those it could use, by uid, then those dropped before.
-        unused: the uids of the latter.
-        advantage: by completion, reward units, the mean over its tokens where they differ; completions without a valid
-            score and groups dropped before have none.
-        reasons: by completion, why it was dropped; absent for those that are trained.
-        trajectories: the completions that are trained.
-        updates: indices into `trajectories`, one tuple per optimizer step.
-        step: its number, from 1.
-        valued: all completions with a score, with `value` and `returns`, where the advantage reads a value: what a
-            critic learns from. Those that a selection drops are among them: they were sampled like the rest.
-        policy_waits: only the critic is trained in this step.
-        metrics: of the KL in the reward and of the values, for metrics.jsonl; empty without them.
-        rejected: the trajectories that were rejected after their first forward pass, with its log-probs.
+    `advantage` has reward units, the mean over the tokens of a completion where they differ; completions without a
+    valid score and groups dropped before have none. `valued` are all completions with a score, with `value` and
+    `returns`, where the advantage reads a value: what a critic learns from. Those that a selection drops are among
+    them: they were sampled like the rest.
     """
 
-    groups: tuple[Group, ...]
-    unused: Set[int] = frozenset()
+    groups: tuple[Group, ...]  # all that the step consumes: those it could use, by uid, then those dropped before
+    unused: Set[int] = frozenset()  # the uids of the latter
     advantage: Mapping[Key, float]
-    reasons: Mapping[Key, str]
-    trajectories: tuple[Trajectory, ...]
-    updates: tuple[tuple[int, ...], ...]
-    step: int = 0
+    reasons: Mapping[Key, str]  # why a completion was dropped; absent for those that are trained
+    trajectories: tuple[Trajectory, ...]  # the completions that are trained
+    updates: tuple[tuple[int, ...], ...]  # indices into `trajectories`, one tuple per optimizer step
+    step: int = 0  # its number, from 1
     valued: tuple[Trajectory, ...] = ()
-    policy_waits: bool = False
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    policy_waits: bool = False  # only the critic is trained in this step
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the KL in the reward and of the values
+    # rejected after their first forward pass, with its log-probs
     rejected: Mapping[Key, tuple[Trajectory, TokenStatistics]] = field(default_factory=dict)
 
     def reject(self, statistics: Mapping[int, TokenStatistics], reason: str) -> "StepBatch":
-        """The batch without some of its trajectories.
-
-        Args:
-            statistics: of the first forward pass, by index of each trajectory to be rejected.
-            reason: why; their outcome is `dropped_<reason>`.
-        """
+        """The batch without the trajectories whose `statistics` of the first forward pass these are, by index; their
+        outcome is `dropped_<reason>`."""
         kept = [i for i in range(len(self.trajectories)) if i not in statistics]
         position = {i: place for place, i in enumerate(kept)}
         updates = (tuple(position[i] for i in update if i in position) for update in self.updates)
@@ -122,34 +108,25 @@ class StepBatch:
 class Algorithm:
     """The slots that act before the update.
 
-    Args:
-        advantage, selection: specs.
-        behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
-        reads_behavior: the loss reads μ, which every completion must then have. Otherwise μ is only measured, and left
-            out of a step in which the engine does not give it.
-        masked: sampling is truncated and μ is what was sampled: each completion must have its `sampling_mask`.
-        updates: optimizer steps per epoch; groups are dealt to them in order.
-        epochs: passes over the batch, see `deal`.
-        rewards: names of the recipe's rewards, the columns of `Outcomes.parts`; empty: those that a score has.
-        fill: runs the forward stages of some columns, `Learner.fill`; an advantage of tokens asks it for its `needs`.
-        reward_kl: the KL to the reference in the reward; None: the score is the reward.
-        kl_coefficient: what its coefficient is now, where it is not at its start value.
-        value_warmup: the first steps, in which only the critic is trained.
-        unscored: completions without a valid score are trained too: what trains them reads no reward.
+    With `reads_behavior`, the loss reads μ, which every completion must then have; otherwise μ is only measured, and
+    left out of a step in which the engine does not give it. `fill` is `Learner.fill`, which runs the forward stages of
+    some columns; an advantage of tokens asks it for its `needs`.
     """
 
     advantage: Any
     selection: Sequence[Any]
-    behavior: str = "untruncated"
+    behavior: str = "untruncated"  # which of the engine's log-probs is μ: this one, or `sampled`
     reads_behavior: bool = True
-    masked: bool = False
-    updates: int = 1
-    epochs: int = 1
+    masked: bool = False  # sampling is truncated and μ is what was sampled: all completions must have a `sampling_mask`
+    updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
+    epochs: int = 1  # passes over the batch, see `deal`
     seed: int = 0
-    rewards: Sequence[str] = ()
+    rewards: Sequence[str] = ()  # names of the recipe's, the columns of `Outcomes.parts`; empty: those that a score has
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
-    reward_kl: RewardKl | None = None
-    kl_coefficient: float | None = None
+    reward_kl: RewardKl | None = None  # the KL to the reference in the reward; None: the score is the reward
+    kl_coefficient: float | None = None  # what its coefficient is now, where it is not at its start value
+    value_warmup: int = 0  # the first steps, in which only the critic is trained
+    unscored: bool = False  # completions without a valid score are trained too: what trains them reads no reward
 
     @property
     def beta(self) -> float:
@@ -167,9 +144,6 @@ class Algorithm:
             return self
         beta = self.reward_kl.next(self.beta, batch.metrics[KL], len(batch.advantage))
         return replace(self, kl_coefficient=beta)
-
-    value_warmup: int = 0
-    unscored: bool = False
 
     def unjudged(self, groups: Sequence[Group]) -> str:
         """What to tell the user if a selection compares accuracies and no reward gives one; otherwise empty."""
@@ -241,18 +215,20 @@ class Algorithm:
         """The advantage [S] of each completion, its trajectory, and metrics of the reward. Of an advantage of tokens a
         completion has the mean over its loss tokens, 0 without any."""
         per_token, metrics = self.advantage.per_token, dict[str, float]()
-        completions = [
-            (i, group.prompt, completion) for i, group in enumerate(groups) for completion in group.completions
-        ]
         items = [
-            Trajectory.of(prompt, completion, group=i, advantage=0.0, behavior=self.behavior)
-            for i, prompt, completion in completions
+            Trajectory.of(group.prompt, completion, group=i, advantage=0.0, behavior=self.behavior)
+            for i, group in enumerate(groups)
+            for completion in group.completions
         ]
         items = self._with_behavior(items)
         advantage = torch.zeros_like(outcomes.reward)
         rows = outcomes.valid.nonzero().flatten().tolist()
         if rows and (per_token or self.reward_kl is not None):
-            scored, batch = self._filled([items[row] for row in rows])
+            needs = {*(self.advantage.needs if per_token else ())}
+            if self.reward_kl is not None:
+                needs |= {"proximal_log_prob", "reference_log_prob"}
+            scored = self.fill([items[row] for row in rows], needs)
+            batch = pack(scored)
             reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], batch)
             if self.reward_kl is not None:
                 outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
@@ -282,25 +258,19 @@ class Algorithm:
         Raises:
             UserError: the loss reads μ, and a token has none; or a completion lacks its sampling mask.
         """
-        if self.masked:
-            _require_masks(items)
-        absent = [(item, at) for item in items if (at := _first_nan(item.behavior_log_prob)) is not None]
-        if not absent:
-            return items
-        if self.reads_behavior:
-            item, at = absent[0]
+        known = True
+        for item in items:
             where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
-            reason = f"{self.behavior}_log_prob of token {at} is absent (NaN), and the loss reads it"
-            raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
-        return [replace(item, behavior_log_prob=None) for item in items]
-
-    def _filled(self, scored: Sequence[Trajectory]) -> tuple[list[Trajectory], PackedBatch]:
-        """The trajectories of all completions with a score, after the forward stages that advantage and reward need."""
-        needs = {*(self.advantage.needs if self.advantage.per_token else ())}
-        if self.reward_kl is not None:
-            needs |= {"proximal_log_prob", "reference_log_prob"}
-        filled = self.fill(scored, needs)
-        return filled, pack(filled)
+            if self.masked and item.sampling_mask is None and len(item.tokens):
+                remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
+                raise UserError(f"{where}: the engine did not say which tokens could be sampled", remedy=remedy)
+            if item.behavior_log_prob is not None and (absent := np.isnan(item.behavior_log_prob)).any():
+                known = False
+                if self.reads_behavior:
+                    column = f"{self.behavior}_log_prob"
+                    reason = f"{column} of token {absent.argmax()} is absent (NaN), and the loss reads it"
+                    raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
+        return items if known else [replace(item, behavior_log_prob=None) for item in items]
 
     def _shaped(self, score: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token."""
@@ -354,21 +324,6 @@ def deal(
             if members:
                 out.append(tuple(members))
     return tuple(out)
-
-
-def _first_nan(column: Floats | None) -> int | None:
-    """The first place that is NaN; None: there is none."""
-    if column is None or not (wrong := np.isnan(column)).any():
-        return None
-    return int(wrong.argmax())
-
-
-def _require_masks(items: Sequence[Trajectory]) -> None:
-    for item in items:
-        if item.sampling_mask is None and len(item.tokens):
-            where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
-            remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
-            raise UserError(f"{where}: the engine did not say which tokens could be sampled", remedy=remedy)
 
 
 def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:

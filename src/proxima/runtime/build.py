@@ -91,7 +91,7 @@ def packed_settings(model: "ModelConfig") -> dict[str, Any]:
     }
 
 
-def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
+def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
     """The rewards, whose workers start in the background and whose models are loaded; the caller closes them."""
     runtime = config.runtime
     rewards = RewardRunner(

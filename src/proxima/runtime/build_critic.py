@@ -51,7 +51,8 @@ def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None 
         objective = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
         layer = make_value_head(policy.model, spec.head_std, config.seed)
         if restored is not None:
-            _restore_head(layer, restored / VALUE_HEAD)
+            with torch.no_grad():
+                layer.weight.copy_(load_file(_existing(restored / VALUE_HEAD))["weight"])
         return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
     if not isinstance(spec, ModelCritic):
         return None
@@ -71,21 +72,14 @@ def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None 
 def _load(config: "RunConfig", spec: ModelCritic, restored: Path | None) -> LoadedModel:
     place: dict[str, Any] = {"dtype": DTYPES[config.model.dtype], "device": config.model.device}
     if restored is not None:
-        if not (restored / CRITIC).is_dir():
-            raise _without(restored / CRITIC)
-        return load_scalar_model(str(restored / CRITIC), **place)
+        return load_scalar_model(str(_existing(restored / CRITIC)), **place)
     with renamed("model.path", "critic.path"):
         path, revision = (spec.path, spec.revision) if spec.path else (config.model.path, config.model.revision)
         return load_scalar_model(path, revision=revision, new_head=spec.head_std, seed=config.seed, **place)
 
 
-def _restore_head(layer: torch.nn.Linear, file: Path) -> None:
-    if not file.is_file():
-        raise _without(file)
-    with torch.no_grad():
-        layer.weight.copy_(load_file(file)["weight"])
-
-
-def _without(place: Path) -> UserError:
-    message = f"{place.parent}: no {place.name}, the critic's weights, is in this checkpoint"
-    return UserError(message, remedy="delete this checkpoint to use the one before, or start another run")
+def _existing(place: Path) -> Path:
+    if not place.exists():
+        message = f"{place.parent}: no {place.name}, the critic's weights, is in this checkpoint"
+        raise UserError(message, remedy="delete this checkpoint to use the one before, or start another run")
+    return place

@@ -16,6 +16,7 @@ from proxima.data.jsonl import dumps, utf8
 from proxima.runtime.list_columns import MASK_COLUMNS, list_of, mask_columns, numpy_columns, read_mask, write_rows
 
 CARRIED_GROUPS = "carried_groups.parquet"
+DELETE = "delete this checkpoint to use the one before"
 
 _INTS, _FLOATS = list_of(pa.int32()), list_of(pa.float32())
 _JSON = {"doc": "JSON"}
@@ -70,23 +71,27 @@ def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:
     """
     if not uids and not path.is_file():
         return []
+    groups = [_group(list(members)) for _, members in groupby(read_snapshot(path), key=itemgetter("uid"))]
+    if [group.prompt.uid for group in groups] != list(uids):
+        raise UserError(f"{path} holds other groups than state.json says", remedy=DELETE)
+    return groups
+
+
+def read_snapshot(path: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file in a checkpoint; lists are arrays.
+
+    Raises:
+        UserError: the file is missing or torn; names it and the remedy.
+    """
     try:
         table = pq.read_table(path, partitioning=None)
     except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(
-            f"{path} is no whole Parquet file ({error})", remedy="delete this checkpoint to use the one before"
-        ) from error
+        raise UserError(f"{path} is no whole Parquet file ({error})", remedy=DELETE) from error
     columns = {
         field.name: (numpy_columns if pa.types.is_list(field.type) else pa.ChunkedArray.to_pylist)(table[field.name])
         for field in table.schema
     }
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    groups = [_group(list(members)) for _, members in groupby(rows, key=itemgetter("uid"))]
-    if [group.prompt.uid for group in groups] != list(uids):
-        raise UserError(
-            f"{path} holds other groups than state.json says", remedy="delete this checkpoint to use the one before"
-        )
-    return groups
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _rows(group: Group) -> Iterator[dict[str, Any]]:

@@ -10,15 +10,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds, monotonic, from an arbitrary origin: only differences have a meaning."""
-        ...
 
     def wall(self) -> str:
         """The time of day in UTC, ISO 8601 with milliseconds, `2026-09-02T12:04:31.250+00:00`: for people to read."""
-        ...
 
     def cpu(self) -> float:
         """CPU seconds of this process, over all its threads, from an arbitrary origin."""
-        ...
 
 
 class SystemClock:

@@ -42,14 +42,12 @@ class Controller(TrainingLoop):
     """Everything that the loop touches, and the loop.
 
     Args:
-        plan: when the loop does what.
+        plan, store, observer, clock: see `TrainingLoop`.
         collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
             another run stored, without them where no question is held out.
         algorithm: from scored groups to updates.
         learner: the weights, and what changes them.
-        store: journal and run folder.
         evaluation: the held-out questions; None: there are none.
-        observer, clock: who watches, and the time.
     """
 
     def __init__(
@@ -163,10 +161,7 @@ class Controller(TrainingLoop):
     async def update(self, batch: StepBatch, version: int) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
         with self.timed("train"):
-            return await self.learner.compute.run_with_progress(
-                lambda progress: self.learner.update(batch, version, progress),
-                lambda done, total: self.progress("train", done, total, "tokens"),
-            )
+            return await self.computed("train", partial(self.learner.update, batch, version))
 
     async def publish(self, version: int) -> None:
         """The engine, if there is one, gets the weights. Where it can't take them, or a hook raises, the run ends when

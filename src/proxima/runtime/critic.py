@@ -12,13 +12,8 @@ from proxima.train import TrainStack, ValueObjective, ValueStage
 
 @dataclass(frozen=True, kw_only=True)
 class ValueHead:
-    """A critic that shares the policy's trunk; the policy's stack trains it.
-
-    Args:
-        layer: see `Policy`.
-        objective: what is added to the policy's loss.
-        bootstrap: see `ValueStage`.
-    """
+    """A critic that shares the policy's trunk; the policy's stack trains it, with `objective` added to the policy's
+    loss. See `Policy` for `layer`, `ValueStage` for `bootstrap`."""
 
     layer: nn.Linear
     objective: ValueObjective
@@ -27,14 +22,8 @@ class ValueHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Critic:
-    """A critic with weights of its own, and what changes them. Called in the compute thread.
-
-    Args:
-        stack: of a `ScalarModel`.
-        objective: its loss.
-        stage: fills the values before the advantages.
-        updates, epochs, seed: see `deal`.
-    """
+    """A critic with weights of its own, a `ScalarModel`, and what changes them. Called in the compute thread.
+    `updates`, `epochs` and `seed` are those of `deal`."""
 
     stack: TrainStack
     objective: ValueObjective

@@ -24,13 +24,8 @@ class Disk:
 
     A call that is tried again must have changed nothing when it raised, which is true of the journal's transactions, of
     files that are written aside and renamed, and of a line that is taken back. Calls on the event loop are made in
-    order: one that waits is made before those that come later.
-
-    Args:
-        folder: of the run.
-        warn: told once when the run pauses, and once when it goes on.
-
-    `stop` ends the waiting, with `StoppedWaiting`.
+    order: one that waits is made before those that come later. `warn` is told once when the run pauses, and once when
+    it goes on; `stop` ends the waiting, with `StoppedWaiting`.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:

@@ -20,10 +20,7 @@ TEACHER = "algorithm.distillation.engine"
 
 def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str]:
     """Ask the engine of the rollouts, and those of reference and teacher, whether they can do what the run needs.
-
-    Args:
-        tokenizer: of the policy.
-        context: tokens that prompt and completion may have together.
+    `context` tokens may prompt and completion have together; `tokenizer` is the policy's.
 
     Returns: warnings.
 
@@ -90,6 +87,7 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNe
     held_out = [evaluation_sampling(config.sampling, spec) for spec in config.eval.all_sets.values()]
     baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
     training = [] if replayed else [config.sampling]
+    caches_next = algorithm.proximal == "next" and not replayed
     return EngineNeeds(
         **_of_model(config, tokenizer, context),
         training=None if replayed else config.sampling,
@@ -98,8 +96,8 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNe
         measured=behavior if algorithm.mismatch.measure else frozenset(),
         publishes=True,
         overlaps=config.runtime.overlaps,
-        in_flight=algorithm.proximal == "next" and not replayed,
-        score_temperatures=_next_scored(config),
+        in_flight=caches_next,
+        score_temperatures=(config.sampling.temperature,) if caches_next and algorithm.next_from == "engine" else (),
         sampling_mask=replays_sampling_masks(config) and not replayed,
         corrected=bool(algorithm.correction),
     )
@@ -119,13 +117,6 @@ def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
     return spec.sampling or (training if spec.samples > 1 else alone)
 
 
-def _next_scored(config: "RunConfig") -> tuple[float, ...]:
-    """`proximal: next` lets the engine score what its next version says."""
-    algorithm = config.algorithm
-    asks = algorithm.proximal == "next" and algorithm.next_from == "engine" and config.replayed is None
-    return (config.sampling.temperature,) if asks else ()
-
-
 def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int) -> dict[str, Any]:
     model = config.model
     return {
@@ -140,7 +131,6 @@ def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int
 
 def _scoring(rollouts: EngineNeeds, role: str, temperatures: tuple[float, ...]) -> EngineNeeds:
     """The same model as the policy's, which is scored and never changes."""
-    nothing: frozenset[LogProbName] = frozenset()
     idle: dict[str, Any] = {"training": None, "samplings": (), "publishes": False, "overlaps": False}
-    idle |= {"in_flight": False, "log_probs": nothing, "measured": nothing}
+    idle |= {"in_flight": False, "log_probs": frozenset(), "measured": frozenset()}
     return replace(rollouts, role=role, score_temperatures=temperatures, **idle)

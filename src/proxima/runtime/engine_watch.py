@@ -15,13 +15,8 @@ RESUME = "repair the engine and resume (--resume)"
 class EngineWatch:
     """Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (the
     latest lines for the user; `events_total` counts all since the start, because only the latest are kept), `log`
-    (where to look, if not in the engine's log in the run folder), `exits` (how often the process has exited) and
-    `exit_reason` (of the last exit).
-
-    Args:
-        log: name of the file with the output of an engine that the run has started, for messages.
-
-    `metrics` are those of the present step.
+    (where to look, if not in the engine's log in the run folder, whose name is `log` here), `exits` (how often the
+    process has exited) and `exit_reason` (of the last exit). `metrics` are those of the present step.
     """
 
     def __init__(self, log: str) -> None:

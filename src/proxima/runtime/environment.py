@@ -8,26 +8,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES: tuple[str, ...] = (
-    "torch",
-    "transformers",
-    "peft",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "pyarrow",
-    "safetensors",
-)
-PACKAGES += ("vllm", "sglang", "ray")  # engines and clusters
+LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
+PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
 
 
 def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Versions of the installed packages, machine, threads and seed.
-
-    Args:
-        seed: the run's seed.
-        model: facts about the weights (path, revision, sha256, parameters), copied.
-    """
+    """Versions of the installed packages, machine, threads, seed and facts about the weights (path, revision, sha256,
+    parameters)."""
     from proxima import __version__
 
     return {

@@ -6,7 +6,7 @@ completions are the same bytes for the same command; what may differ (time, mach
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, is_dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,16 +19,15 @@ from proxima.config.describe import kind_of
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import atomic_writer, write_atomic
 from proxima.data.jsonl import dumps
-from proxima.engine.protocol import Engine, EngineSetup, WeightUpdate, close_engine
+from proxima.engine.protocol import EngineSetup, WeightUpdate, close_engine
 from proxima.evaluate.eval_metrics import eval_metrics
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
-from proxima.reward.runner import RewardRunner
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.build import load_model
+from proxima.runtime.build import load_model, make_rewards
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.engine_needs import build_engine, evaluation_needs
 from proxima.runtime.environment import describe_environment, package_version
@@ -47,19 +46,12 @@ ENGINE_LOG = "engine.log"  # of a process that the engine starts
 
 @dataclass(kw_only=True)
 class EvalOutcome:
-    """The result of an evaluation.
+    """The result of an evaluation."""
 
-    Args:
-        result: the content of result.json.
-        seconds: by suite, generation and scoring; `load` for the model.
-        groups: by suite.
-        folder: where it was written; None: nowhere.
-    """
-
-    result: dict[str, Any]
-    seconds: dict[str, float]
-    groups: dict[str, list[Group]] = field(default_factory=dict)
-    folder: Path | None = None
+    result: dict[str, Any]  # the content of result.json
+    seconds: dict[str, float]  # by suite, generation and scoring; `load` for the model
+    groups: dict[str, list[Group]] = field(default_factory=dict)  # by suite
+    folder: Path | None = None  # where it was written; None: nowhere
 
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> None:
@@ -125,7 +117,11 @@ def run_eval(
             for note in loaded.notes:
                 observer.warning(note)
             observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
-            groups = outcome.groups[name] = _answer(config, loaded, engine, compute, observer, clock)
+            spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
+            with closing(make_rewards(config, loaded.suite.rewards, compute)) as rewards:
+                generator = GroupGenerator(engine, rewards, spec, clock.now)
+                groups = compute.serve(Evaluation(loaded.prompts, generator, observer).groups())
+            outcome.groups[name] = groups
             facts[name] = _suite_facts(config, loaded, groups, ks)
             outcome.seconds[name] = clock.now() - start
             if folder is not None:
@@ -148,31 +144,6 @@ def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> 
         if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, ENGINE_LOG):
             entry.unlink()
     write_atomic(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
-
-
-def _answer(
-    config: "EvaluateConfig",
-    loaded: LoadedSuite,
-    engine: Engine,
-    compute: ComputeThread,
-    observer: EvalObserver,
-    clock: Clock,
-) -> list[Group]:
-    suite, runtime = loaded.suite, config.runtime
-    rewards = RewardRunner(
-        suite.rewards,
-        timeout=runtime.reward_timeout,
-        workers=runtime.reward_workers,
-        memory_mb=runtime.reward_memory_mb,
-        compute=compute,
-    )
-    rewards.start()
-    try:
-        spec = GroupSpec(sampling=loaded.sampling, completions=suite.samples, seed=config.seed)
-        generator = GroupGenerator(engine, rewards, spec, clock.now)
-        return compute.serve(Evaluation(loaded.prompts, generator, observer).groups())
-    finally:
-        rewards.close()
 
 
 def _suite_facts(

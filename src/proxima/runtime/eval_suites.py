@@ -29,46 +29,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSuite:
-    """A set of questions, how they are sampled and how they are scored.
+    """A set of questions, how they are sampled and how they are scored."""
 
-    Args:
-        name: file name of the completions, and key in the result.
-        task, rewards: the questions, and what scores the answers.
-        sampling, samples: of the answers, and answers per question.
-        limit: the first questions of the data, at most; 0: all.
-        data: where the questions come from, for people.
-        remedy: what to do if the data is missing; empty: the error says enough.
-    """
-
-    name: str
+    name: str  # file name of the completions, and key in the result
     task: Any
     rewards: tuple[Any, ...]
     sampling: Sampling
-    samples: int = 1
-    limit: int = 0
-    data: str = ""
-    remedy: str = ""
+    samples: int = 1  # answers per question
+    limit: int = 0  # the first questions of the data, at most; 0: all
+    data: str = ""  # where the questions come from, for people
+    remedy: str = ""  # what to do if the data is missing; empty: the error says enough
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedSuite:
-    """A suite with its prompts.
-
-    Args:
-        prompts: those that fit the context; `skipped` do not.
-        rows: of the whole data set.
-        sampling: of the suite, with fewer tokens than the context.
-        context: tokens of prompt and answer together.
-        notes: warnings about the data.
-    """
+    """A suite with its prompts."""
 
     suite: EvalSuite
-    prompts: list[Prompt]
-    skipped: int
-    rows: int
-    sampling: Sampling
-    context: int
-    notes: tuple[str, ...] = ()
+    prompts: list[Prompt]  # those that fit the context
+    skipped: int  # those that do not
+    rows: int  # of the whole data set
+    sampling: Sampling  # of the suite, with fewer tokens than the context
+    context: int  # tokens of prompt and answer together
+    notes: tuple[str, ...] = ()  # warnings about the data
 
 
 def named_suite(

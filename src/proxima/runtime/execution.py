@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from proxima.config.dump import dump
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.carried_groups import DELETE
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.disk import Disk, StoppedWaiting
 from proxima.runtime.environment import describe_environment
@@ -47,33 +48,37 @@ class Workload(Protocol):
 
     def hashes(self) -> dict[str, str]:
         """SHA-256 of everything that the run reads, by what it is called in a message."""
-        ...
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         """Restore the data cursor, and what the checkpoint kept beside weights and optimizer."""
-        ...
 
     def load(self, path: str | None) -> LoadedModel:
         """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
-        ...
 
     def make_loop(
         self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
     ) -> TrainingLoop:
         """Everything that the loop touches, and the loop."""
-        ...
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         """What is known at the start, or where the run resumes after `step`."""
-        ...
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
         """`algorithm` and, where there is one, `replay`, for summary.json."""
-        ...
 
     def close(self) -> None:
         """Release what was opened, whether the run began or not."""
-        ...
+
+
+class RunOptions(TypedDict, total=False):
+    """Keyword arguments of `execute`, which every training function takes."""
+
+    resolved: "Resolved[Any] | None"
+    resume: bool
+    overwrite: bool
+    accept_changes: bool
+    observer: Observer | None
+    clock: Clock | None
 
 
 def execute(
@@ -210,8 +215,7 @@ def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:
     try:
         return work.load(str(checkpoint.model))
     except ValueError as error:
-        remedy = "delete this checkpoint to use the one before"
-        raise UserError(f"{checkpoint.path}: {error}", remedy=remedy) from error
+        raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
 
 
 def _run_folder(config: Any, resolved: "Resolved[Any] | None", clock: Clock) -> Path:

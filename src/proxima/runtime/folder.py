@@ -23,11 +23,7 @@ MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
 
 class RunFolder:
-    """Paths and files of one run. The constructor touches nothing; `begin` creates the folder and locks it.
-
-    Args:
-        path: the folder.
-    """
+    """Paths and files of one run. The constructor touches nothing; `begin` creates the folder and locks it."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -181,10 +177,8 @@ class RunFolder:
         """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
         summary and report, and the timeline after the last record. Checkpoints and log.txt stay.
 
-        Step 0 is the run before anything happened: the evaluation before the first step is deleted too.
-
-        Args:
-            steps, evaluations: the journal's records; metrics.jsonl may lack any of them.
+        Step 0 is the run before anything happened: the evaluation before the first step is deleted too. `steps` and
+        `evaluations` are the journal's records; metrics.jsonl may lack any of them.
 
         Returns: the evaluations that are left.
         """

@@ -22,11 +22,8 @@ class FolderLock:
     """Held from the constructor until `release`, or until the process ends, however it ends.
 
     The operating system holds the lock; the file's lines only say who took it: a writer's replaces all others, a
-    reader's is appended, and a second one says that it has released it.
-
-    Args:
-        path: of the file.
-        shared: for reading: other readers may come.
+    reader's is appended, and a second one says that it has released it. A `shared` lock, for reading, lets other
+    readers in.
 
     Raises:
         UserError: another process holds it; names that process, its host, its command, and since when.
@@ -65,6 +62,19 @@ class FolderLock:
             self._file.write(f"{dumps(note)}\n".encode())
 
 
+def is_locked(path: Path) -> bool:
+    """True while another process writes to the folder of this lock."""
+    try:
+        with path.open("rb") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no folder, no lock
+        pass
+    return False
+
+
 def holders(path: Path) -> str:
     """The notes in the lock file, in words; empty if there are none."""
     notes: dict[Any, dict[str, Any]] = {}
@@ -85,10 +95,8 @@ def _ended(note: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(note["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # of another user
-        return False
+    except OSError as error:  # any other than this one: it is of another user
+        return isinstance(error, ProcessLookupError)
     return False
 
 

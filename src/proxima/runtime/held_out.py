@@ -13,15 +13,9 @@ from proxima.runtime.observer import Observer
 
 
 class Evaluation(RolloutListener):
-    """Held-out questions, and who answers and scores them.
-
-    Args:
-        prompts: the questions; their uids are never those of training, so that the draws differ.
-        generator: engine, rewards and sampling.
-        observer: told how many answers are generated.
-
-    `others` are further sets by name.
-    """
+    """Held-out questions, and the engine, rewards and sampling by which they are answered and scored. Their uids are
+    never those of training, so that the draws differ. The observer is told how many answers are generated. `others` are
+    further sets by name."""
 
     def __init__(self, prompts: Sequence[Prompt], generator: GroupGenerator, observer: Observer) -> None:
         self.prompts, self.generator, self.observer = prompts, generator, observer

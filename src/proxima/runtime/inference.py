@@ -40,7 +40,8 @@ def generate(
         loaded = load(path, dtype=torch.float32, device=device)
     for note in template_note(loaded.tokenizer, path):
         warn(note)
-    chats: list[tuple[Message, ...]] = [_chat(question, system) for question in questions]
+    first: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
+    chats: list[tuple[Message, ...]] = [(*first, {"role": "user", "content": question}) for question in questions]
     prompts = [
         Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, loaded.tokenizer, template_arguments))
         for i, chat in enumerate(chats)
@@ -51,8 +52,3 @@ def generate(
     began = clock.now()
     completions = asyncio.run(collect(engine, requests))
     return completions, clock.now() - began
-
-
-def _chat(question: str, system: str | None) -> tuple[Message, ...]:
-    user: Message = {"role": "user", "content": question}
-    return (user,) if system is None else ({"role": "system", "content": system}, user)

@@ -57,15 +57,14 @@ def model_hashes(model: "ModelConfig") -> dict[str, str]:
 
 
 def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
-    models = {
-        n: model_files(reward.path, reward.revision)
-        for n, reward in enumerate(rewards)
-        if isinstance(reward, ModelReward)
-    }
-    named = {f"{path}.{n}.path: {name}": value for n, found in models.items() for name, value in found.items()}
-    files = {number: file for number, reward in enumerate(rewards) if (file := _reward_file(reward)) is not None}
-    texts = {f"{path}.{number}: {file.name}": sha256(file.read_bytes()).hexdigest() for number, file in files.items()}
-    return named | texts
+    named: dict[str, str] = {}
+    for n, reward in enumerate(rewards):
+        if isinstance(reward, ModelReward):
+            files = model_files(reward.path, reward.revision)
+            named |= {f"{path}.{n}.path: {name}": value for name, value in files.items()}
+        if (file := _reward_file(reward)) is not None:
+            named[f"{path}.{n}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
+    return named
 
 
 def check_replayed_rewards(config: "RunConfig") -> None:
@@ -117,10 +116,7 @@ def rows_sha(rows: Rows) -> str:
 def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:
     """Refuse other inputs than those that the journal names; a journal without any gets these.
 
-    Args:
-        accept: the user accepts other rewards.
-
-    Returns: the rewards that differ, which the caller records.
+    Returns: the rewards that differ and that the user accepts, which the caller records.
 
     Raises:
         UserError: names what differs, and the remedy.

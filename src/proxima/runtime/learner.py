@@ -6,13 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from proxima.core.correction import MismatchGuard, mismatch_metrics
-from proxima.data import Trajectory
+from proxima.data import PreferencePair, Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
 from proxima.runtime.critic import Critic
 from proxima.runtime.next_policy import NextPolicy
-from proxima.runtime.online_pairs import update_on_pairs
 from proxima.train import (
     EarlyStop,
     ForwardStage,
@@ -27,31 +26,19 @@ from proxima.train.objectives.policy_objective import first_forward
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """The weights, what updates them, and by which loss.
-
-    Args:
-        policy, stack, objective: the weights, the optimizer and all around it, and the loss.
-        stages: the forward passes before the update, in order.
-        critic: a model of its own that estimates values; None: there is none, or it is a head on the policy.
-        updates: optimizer steps of a full batch; the learning rate schedule counts these.
-        epochs: passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`, nats a token; None: no
-            limit.
-        next_policy: the cache of `proximal: next`, which the loop calls and no other thread; None: off.
-        guard: what is done when rollout engine and trainer differ too much.
-        compute: the thread that all of this runs in.
-    """
+    """The weights, what updates them (the optimizer and all around it), and by which loss."""
 
     policy: Policy
     stack: TrainStack
     objective: PolicyObjective | PreferenceObjective
-    stages: Sequence[ForwardStage] = ()
-    critic: Critic | None = None
-    updates: int = 1
-    epochs: int = 1
-    max_epoch_kl: float | None = None
-    next_policy: NextPolicy | None = None
-    guard: MismatchGuard = field(default_factory=MismatchGuard)
-    compute: ComputeThread = field(default_factory=ComputeThread)
+    stages: Sequence[ForwardStage] = ()  # the forward passes before the update, in order
+    critic: Critic | None = None  # a model of its own that estimates values; None: there is none, or it is a head
+    updates: int = 1  # optimizer steps of a full batch; the learning rate schedule counts these
+    epochs: int = 1  # passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`
+    max_epoch_kl: float | None = None  # nats a token; None: no limit
+    next_policy: NextPolicy | None = None  # the cache of `proximal: next`; the loop calls it and no other thread
+    guard: MismatchGuard = field(default_factory=MismatchGuard)  # for when rollout engine and trainer differ too much
+    compute: ComputeThread = field(default_factory=ComputeThread)  # the thread that all of this runs in
 
     def update(self, batch: StepBatch, version: int, progress: Progress) -> UpdateResult:
         """The critic's optimizer steps, then the forward stages that have not run yet and the policy's. The advantages
@@ -111,3 +98,51 @@ class Learner:
         for stage in self.stages:
             if (close := getattr(stage, "close", None)) is not None:
                 close()
+
+
+def update_on_pairs(
+    stack: TrainStack,
+    objective: PreferenceObjective,
+    trajectories: Sequence[Trajectory],
+    updates: Sequence[Sequence[int]],
+    progress: Progress,
+    planned: int,
+) -> UpdateResult:
+    """Online DPO: `TrainStack.update` over the pairs of `best_against_worst`; each side gets its part of the
+    statistics."""
+    pairs = best_against_worst(trajectories)
+    places = list(pairs)
+    number = {i: place for place, sides in enumerate(places) for i in sides}
+    plan = [list(dict.fromkeys(number[i] for i in update)) for update in updates]
+    result = stack.update(objective, plan, list(pairs.values()), progress, planned=planned)
+    statistics: dict[int, TokenStatistics] = {}
+    for place, both in result.token_statistics.items():
+        first, second = places[place]
+        cut = len(trajectories[first].tokens)
+        statistics[first] = TokenStatistics(log_prob=both.log_prob[:cut], keep=both.keep[:cut])
+        statistics[second] = TokenStatistics(log_prob=both.log_prob[cut:], keep=both.keep[cut:])
+    result.token_statistics = statistics
+    return result
+
+
+def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], PreferencePair]:
+    """The two trajectories of each group, the one with the larger advantage chosen; by their positions in the list.
+
+    Raises:
+        ValueError: a group has not exactly two, or both have the same advantage.
+    """
+    members: dict[int, list[int]] = {}
+    for i, item in enumerate(trajectories):
+        members.setdefault(item.group, []).append(i)
+    pairs: dict[tuple[int, int], PreferencePair] = {}
+    for group, both in members.items():
+        order = sorted(both, key=lambda i: -float(trajectories[i].advantage.mean()))
+        values = {float(trajectories[i].advantage.mean()) for i in both}
+        if len(order) != 2 or len(values) != 2:
+            found = f"{len(order)} completions with advantages {sorted(values)}"
+            raise ValueError(f"group {group} has {found}; a pair is two that differ: select with best_and_worst")
+        chosen, rejected = order
+        pairs[chosen, rejected] = PreferencePair(
+            row=group, chosen=trajectories[chosen], rejected=trajectories[rejected]
+        )
+    return pairs

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
 from proxima.model import LoadedModel
-from proxima.model.compute_thread import ComputeThread
+from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.activity import Activity
 from proxima.runtime.clock import Clock
@@ -24,6 +24,8 @@ from proxima.runtime.store import RunStore
 from proxima.runtime.timeline import Timeline
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+
+T = TypeVar("T")
 
 
 class Stopped(Exception):
@@ -36,45 +38,29 @@ class RunEnded(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """When the loop does what.
+    """When the loop does what."""
 
-    Args:
-        steps: of the whole run.
-        seed: of every draw; stored in the checkpoints.
-        evaluate_every, checkpoint_every: in steps; 0: only before and after, only at the end.
-        keep_last, keep_best: see `CheckpointConfig`.
-        metric: see `EvalConfig`.
-        max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
-        stall_seconds: without a token or a finished stage, after which a warning says what waits; 0: never.
-    """
-
-    steps: int
-    seed: int = 0
-    evaluate_every: int = 0
+    steps: int  # of the whole run
+    seed: int = 0  # of every draw; stored in the checkpoints
+    evaluate_every: int = 0  # steps; 0: only before and after
     evaluate_before: bool = True
     evaluate_after: bool = True
-    checkpoint_every: int = 0
-    keep_last: int = 2
+    checkpoint_every: int = 0  # steps; 0: only at the end
+    keep_last: int = 2  # see `CheckpointConfig`, as for the next one
     keep_best: bool = False
-    metric: str | None = None
-    max_unscored_steps: int = 0
-    stall_seconds: float = 0.0
+    metric: str | None = None  # see `EvalConfig`
+    max_unscored_steps: int = 0  # consecutive steps without a score after which the run ends; 0: never
+    stall_seconds: float = 0.0  # without a token or a finished stage, until a warning says what waits; 0: never
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a checkpoint holds of a loop: the model with its tokenizer, and what updates it.
+    """What a checkpoint holds of a loop: the model with its tokenizer, and what updates it. `others` are further models
+    with what updates them, by the name of their folder in a checkpoint."""
 
-    Args:
-        loaded: written as a Hugging Face folder.
-        stack: optimizer and schedule.
-        others: further models with what updates them, by the name of their folder in a checkpoint.
-        compute: the thread of all tensor work.
-    """
-
-    loaded: LoadedModel
-    stack: TrainStack
-    compute: ComputeThread
+    loaded: LoadedModel  # written as a Hugging Face folder
+    stack: TrainStack  # optimizer and schedule
+    compute: ComputeThread  # the thread of all tensor work
     others: Mapping[str, TrainStack] = field(default_factory=dict)
 
 
@@ -196,16 +182,12 @@ class TrainingLoop:
 
     def diverged(self, error: NotFiniteError) -> str:
         """What happened in the step that could not be finished, and what to do."""
-        saved = [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
-        remedy = "start another run with a lower train.optimizer.lr or train.max_grad_norm"
-        if saved:
-            place = (
-                f"the checkpoint of step {saved[-1]} is finite. Resume (--resume) to continue from there; if it happens"
-            )
-            remedy = f"{place} again, training diverges: {remedy}"
-        else:
-            remedy = f"there is no checkpoint to resume from. Training diverges: {remedy}"
-        return f"step {self.journal.step + 1}: {error}; {remedy}"
+        resume = "there is no checkpoint to resume from. Training"
+        if saved := checkpoints(self.folder.checkpoints):
+            resume = f"the checkpoint of step {saved[-1].step} is finite. Resume (--resume) to continue from there; if "
+            resume += "it happens again, training"
+        remedy = "diverges: start another run with a lower train.optimizer.lr or train.max_grad_norm"
+        return f"step {self.journal.step + 1}: {error}; {resume} {remedy}"
 
     async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
         """Write a large file in the compute thread, as soon as there is space for it."""
@@ -224,6 +206,10 @@ class TrainingLoop:
                 yield
         finally:
             self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
+
+    async def computed(self, stage: Stage, call: Callable[[Progress], T]) -> T:
+        """What the call returns, made in the compute thread; it tells of its progress in tokens."""
+        return await self.compute.run_with_progress(call, lambda done, of: self.progress(stage, done, of, "tokens"))
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
         """Report the progress of the running stage to the observer."""

@@ -9,11 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from proxima.data import Completion, FieldError, Prompt, Trajectory, UserError
 from proxima.data.columns import Bools, Columns, Floats, Ints
@@ -21,7 +20,8 @@ from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine, InFlight, ScoreRequest
 from proxima.rollout.collector import Pending
 from proxima.runtime.algorithm import StepBatch
-from proxima.runtime.list_columns import list_of, numpy_columns, write_rows
+from proxima.runtime.carried_groups import read_snapshot
+from proxima.runtime.list_columns import list_of, write_rows
 from proxima.runtime.rollouts import Key
 from proxima.train import TokenStatistics
 
@@ -50,21 +50,15 @@ LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NextLogProbs(Columns):
-    """The log-probs of one completion, or of its beginning.
-
-    Args:
-        uid, sample, turn: the completion.
-        tokens, policy_version: [T] int32, its tokens and the versions that sampled them: a completion that was
-            generated again has others.
-        log_prob: [T] float32, nats, each under the version after its own; NaN where unknown.
-    """
+    """The log-probs of one completion, or of its beginning, with its tokens and the versions that sampled them: a
+    completion that was generated again has others."""
 
     uid: int
     sample: int
     turn: int
-    tokens: Ints
-    policy_version: Ints
-    log_prob: Floats
+    tokens: Ints  # [T] int32
+    policy_version: Ints  # [T] int32
+    log_prob: Floats  # [T] float32, nats, each under the version after its own; NaN where unknown
 
     @property
     def key(self) -> Key:
@@ -166,11 +160,7 @@ class NextPolicy:
         self.missed = f"{type(error).__name__}: {why}".removesuffix(": ")
 
     async def prepare(self, batch: StepBatch, version: int) -> StepBatch:
-        """The batch with `next_log_prob` as far as it is known, before its update.
-
-        Args:
-            version: of the weights that the update starts from.
-        """
+        """The batch with `next_log_prob` as far as it is known, before its update from the weights of `version`."""
         self._metrics = {"next/written": 0.0}
         if self.trainer is not None:
             try:
@@ -235,12 +225,8 @@ class NextPolicy:
 
     def trained(self, batch: StepBatch, statistics: Mapping[int, TokenStatistics], version: int) -> None:
         """Remember some tokens of the version before, with the trainer's log-probs under the present one, for
-        `before_pause` to compare the engine's with.
-
-        Args:
-            statistics: of the first forward pass, by index of the trajectory.
-            version: that this pass was under.
-        """
+        `before_pause` to compare the engine's with: `statistics`, by index of the trajectory, of the first forward
+        pass, which was under `version`."""
         for i in (i for indices in batch.updates[:1] for i in indices):
             item = batch.trajectories[i]
             if len(self._compared) == COMPARED or self.trainer is not None:
@@ -346,15 +332,4 @@ def read_next_policy(path: Path) -> list[NextLogProbs]:
     Raises:
         UserError: the file is torn.
     """
-    if not path.is_file():
-        return []
-    try:
-        table = pq.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowInvalid) as error:
-        remedy = "delete this checkpoint to use the one before"
-        raise UserError(f"{path} is no whole Parquet file ({error})", remedy=remedy) from error
-    columns: dict[str, Any] = {
-        field.name: (numpy_columns if pa.types.is_list(field.type) else pa.ChunkedArray.to_pylist)(table[field.name])
-        for field in table.schema
-    }
-    return [NextLogProbs(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    return [NextLogProbs(**row) for row in read_snapshot(path)] if path.is_file() else []

@@ -18,54 +18,30 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What is known at the start of a run.
+    """What is known at the start of a run."""
 
-    Args:
-        version: of proxima.
-        algorithm: the preset's name, or the surrogate's kind; on a fixed data set the command.
-        command: of `proxima`, which resumes the run.
-        model: name or last folder of the path.
-        parameters: of the model; 0 if unknown.
-        adapter: parameters of the adapter, which alone is trained; 0: there is none.
-        device, threads, dtype: of the forward pass.
-        seed: the run's seed.
-        folder: the run folder.
-        steps: steps of the whole run.
-        resumed_at: the last finished step when this process resumed the run; 0 for a new run.
-        prompts, completions: prompts per step, and completions per prompt; 0 on a fixed data set.
-        examples: rows per step of training on a fixed data set.
-        kept: completions per prompt after pruning; None: all.
-        at_once: prompts per generation batch under dynamic sampling; 0: as many as needed; None: no dynamic sampling.
-        tokens_per_micro_batch: token budget of a forward pass.
-        micro_batches: estimate for a step; 0 if unknown.
-        updates: optimizer updates per step (updates_per_step × epochs_per_step).
-        questions: of a held-out evaluation; 0: none.
-        replay_of: the folder of the run whose rollouts are trained on; None: they are generated.
-    """
-
-    version: str
-    algorithm: str
-    model: str
+    version: str  # of proxima
+    algorithm: str  # the preset's name, or the surrogate's kind; on a fixed data set the command
+    model: str  # name or last folder of the path
     seed: int
     folder: Path
-    steps: int
-    prompts: int = 0
-    completions: int = 0
-    examples: int = 0
-    command: str = "train"
-    kept: int | None = None
-    at_once: int | None = None
-    updates: int = 1
-    tokens_per_micro_batch: int = 0
-    micro_batches: int = 0
-    parameters: int = 0
-    adapter: int = 0
-    device: str = "cpu"
+    steps: int  # of the whole run
+    prompts: int = 0  # per step; 0 on a fixed data set
+    completions: int = 0  # per prompt; 0 on a fixed data set
+    examples: int = 0  # rows per step of training on a fixed data set
+    command: str = "train"  # of `proxima`, which resumes the run
+    kept: int | None = None  # completions per prompt after pruning; None: all
+    at_once: int | None = None  # prompts per batch of dynamic sampling; 0: as many as needed; None: there is none
+    updates: int = 1  # of the optimizer, per step: updates_per_step × epochs_per_step
+    tokens_per_micro_batch: int = 0  # token budget of a forward pass
+    micro_batches: int = 0  # estimate for a step; 0 if unknown
+    parameters: int = 0  # of the model; 0 if unknown
+    adapter: int = 0  # parameters of the adapter, which alone is trained; 0: there is none
+    device: str = "cpu"  # of the forward pass, as the next two
     threads: int = 0
     dtype: str = "float32"
-    resumed_at: int = 0
-    questions: int = 0
-    replay_of: Path | None = None
+    resumed_at: int = 0  # the last finished step when this process resumed the run; 0 for a new run
+    replay_of: Path | None = None  # the folder of the run whose rollouts are trained on; None: they are generated
 
 
 @dataclass(frozen=True, kw_only=True)

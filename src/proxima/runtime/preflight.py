@@ -62,10 +62,7 @@ def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[Refere
 
 
 def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: int, seed: int) -> None:
-    """Check that reward functions can be called with the rows.
-
-    Args:
-        limit: rows to check, as of `unreadable`.
+    """Check that reward functions can be called with the rows; `limit` as of `unreadable`.
 
     Raises:
         FieldError: a function has a parameter that is no column of a row; names the nearest.
@@ -93,11 +90,8 @@ def _checked(answers: ReferenceAnswers, limit: int, seed: int) -> Sequence[int]:
 def unreadable(
     answers: ReferenceAnswers, rewards: RewardRunner, limit: int, seed: int
 ) -> tuple[int, list[UnreadableAnswer]]:
-    """The number of rows checked, and those whose answer can't be read, in order.
-
-    Args:
-        limit: rows to check, drawn by the seed if there are more; 0: all.
-    """
+    """The number of rows checked, at most `limit` (0: all), drawn by the seed if there are more; and those whose answer
+    can't be read, in order."""
     numbers = _checked(answers, limit, seed)
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)

@@ -3,7 +3,7 @@
 Reads metrics.jsonl, rollouts/ and the lock of that run, and writes nothing there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import file_digest, sha256
 from itertools import groupby
@@ -120,11 +120,8 @@ class StoredRollouts(Collector):
                 raise self._refused(f"has a completion {shown}", remedy)
 
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
-        """The groups of the next step. Ages are those of the run that generated them, whose version the batch names.
-
-        Args:
-            version, history: of the replay; unused.
-        """
+        """The groups of the next step. Ages are those of the run that generated them, whose version the batch names;
+        `version` and `history`, of the replay, are unused."""
         self._step += 1
         used, dropped = stored_groups(self.folder.rollout_file(self._step))
         groups = (*used, *(group for group, _ in dropped))
@@ -167,37 +164,28 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
     for name in table.column_names:
         for row, values in zip(rows, numpy_columns(table[name]), strict=True):
             row[name] = values
-    used, dropped = [], []
-    for group, members in _grouped(rows):
-        if members[0]["used"]:
-            used.append(group)
-        else:
-            dropped.append((group, str(members[0]["outcome"]).removeprefix("dropped_")))
-    return tuple(used), tuple(dropped)
-
-
-def _grouped(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[Group, list[dict[str, Any]]]]:
     top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
     k = max(top, default=0)
+    used, dropped = [], []
     for uid, found in groupby(rows, key=itemgetter("prompt_uid")):
         members = list(found)
         first = members[0]
-        prompt = Prompt(
-            uid=uid,
-            messages=({"role": "user", "content": first["question"]},),
-            tokens=first["prompt_tokens"],
-            answer=first["answer"],
-        )
-        completions = tuple(_completion(row, k) for row in members)
-        yield (
-            Group(
-                prompt=prompt,
-                completions=completions,
-                scores=tuple(_score(row) for row in members),
-                baseline=first["baseline"],
+        group = Group(
+            prompt=Prompt(
+                uid=uid,
+                messages=({"role": "user", "content": first["question"]},),
+                tokens=first["prompt_tokens"],
+                answer=first["answer"],
             ),
-            members,
+            completions=tuple(_completion(row, k) for row in members),
+            scores=tuple(_score(row) for row in members),
+            baseline=first["baseline"],
         )
+        if first["used"]:
+            used.append(group)
+        else:
+            dropped.append((group, str(first["outcome"]).removeprefix("dropped_")))
+    return tuple(used), tuple(dropped)
 
 
 def _completion(row: Mapping[str, Any], k: int) -> Completion:

@@ -73,10 +73,8 @@ class Change:
 
 
 def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list[Change]:
-    """Record the config in a new journal; refuse a resume whose config differs in fields that may not.
-
-    Args:
-        accept: the user accepts differences where a checkpoint fits the other value.
+    """Record the config in a new journal; refuse a resume whose config differs in fields that may not. With `accept`,
+    the user accepts differences where a checkpoint fits the other value.
 
     Returns: the accepted differences, for `record_changes`.
 
@@ -92,12 +90,8 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
     refused = [one for one in found if not (accept and may_differ(one[0], Purpose.CHANGE))]
     if refused:
         raise FieldErrors(*(_refusal(journal, *one) for one in refused))
-    return [
-        Change(
-            field=path, **{key: None if value is ABSENT else value for key, value in (("before", was), ("now", new))}
-        )
-        for path, was, new in found
-    ]
+    known = [(path, [None if value is ABSENT else value for value in values]) for path, *values in found]
+    return [Change(field=path, before=was, now=new) for path, (was, new) in known]
 
 
 def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:

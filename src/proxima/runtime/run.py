@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from proxima.config.estimate import at_once, pruned
 from proxima.model import LoadedModel
@@ -13,7 +13,7 @@ from proxima.runtime.build_critic import check_critic_tokens, make_critic
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller
-from proxima.runtime.execution import execute
+from proxima.runtime.execution import RunOptions, execute
 from proxima.runtime.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.journal import Journal
 from proxima.runtime.next_policy import NEXT_POLICY, NextLogProbs, read_next_policy
@@ -25,41 +25,18 @@ from proxima.runtime.summary import Summary, algorithm_name
 from proxima.train.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved
     from proxima.config.schema import RunConfig
 
 
-def train(
-    config: "RunConfig",
-    *,
-    resolved: "Resolved[RunConfig] | None" = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    accept_changes: bool = False,
-    observer: Observer | None = None,
-    clock: Clock | None = None,
-    stages: StageFactory | None = None,
-) -> Summary:
+def train(config: "RunConfig", *, stages: StageFactory | None = None, **how: Unpack[RunOptions]) -> Summary:
     """Train as the config says; all results are in the run folder.
 
     Args:
-        resolved, resume, overwrite, accept_changes: see `execute`.
         stages: from the trained policy to forward stages beside those of the loss, such as a critic for `gae`. They
             must be the same at each resume.
-
-    Raises:
-        UserError, RunEnded: see `execute`.
+        how: the rest, and what is raised: see `execute`.
     """
-    return execute(
-        lambda: Reinforcement(config, stages),
-        config,
-        resolved=resolved,
-        resume=resume,
-        overwrite=overwrite,
-        accept_changes=accept_changes,
-        observer=observer,
-        clock=clock,
-    )
+    return execute(lambda: Reinforcement(config, stages), config, **how)
 
 
 class Reinforcement:
@@ -124,7 +101,6 @@ class Reinforcement:
             kept=kept,
             at_once=at_once(prompts, config.algorithm.dynamic_sampling),
             updates=train.updates_per_step * train.epochs_per_step,
-            questions=self.data.questions,
             replay_of=config.replayed,
         )
 

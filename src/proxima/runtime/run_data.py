@@ -33,11 +33,6 @@ class RunData:
     notes: list[str]
 
     @property
-    def questions(self) -> int:
-        """Of all held-out sets."""
-        return sum(len(one.prompts) for one in self.held_out)
-
-    @property
     def held_out_rows(self) -> dict[str, Rows]:
         """The rows of the held-out sets, by what they are called in a message."""
         return {f"eval.sets {one.spec.name}" if one.spec.name else "eval.task": one.rows for one in self.held_out}
@@ -62,13 +57,13 @@ def load_run_data(config: "RunConfig") -> RunData:
     tokenizer, context = load_tokenizer_and_context(config.model)
     check_teacher(config, tokenizer, context)
     notes = check_engines(config, tokenizer, context)
-    notes += [] if config.replayed is not None else template_note(tokenizer, config.model.path)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     source: PromptSource | StoredRollouts
-    tasks = {} if config.replayed is not None else {"task": config.task}
-    rows_of = open_tasks(
-        tasks | {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}, config.seed
-    )
+    tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
+    if config.replayed is None:
+        notes += template_note(tokenizer, config.model.path)
+        tasks = {"task": config.task} | tasks
+    rows_of = open_tasks(tasks, config.seed)
     if config.replayed is not None:
         source = StoredRollouts(config.replayed, config.train.steps)
         text_config = load_config(config.model.path, config.model.revision).get_text_config()

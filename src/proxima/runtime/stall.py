@@ -22,8 +22,6 @@ class StallWatch:
 
     Args:
         seconds: that make a stall; 0: `run` ends at once.
-        activity: what the run is doing.
-        warn: takes a warning.
         generator: engine and rewards; None: there are none.
         on_health: gets each answer of the engine to a health check.
     """

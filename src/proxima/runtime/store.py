@@ -19,14 +19,8 @@ from proxima.train.checkpoint import checkpoints, prune
 
 
 class RunStore:
-    """The journal and the folder of one run.
-
-    Args:
-        journal, folder: open, and locked by this process.
-        disk: what is written to either waits there while it is full.
-
-    `activity` is set by the loop, whose time it has.
-    """
+    """The journal and the folder of one run, open, and locked by this process; what is written to either waits while
+    the `disk` is full. `activity` is set by the loop, whose time it has."""
 
     activity: Activity
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -29,31 +29,20 @@ class VirtualClock:
         return self.seconds
 
 
-class _Skip(selectors.BaseSelector):
+class _Skip(selectors.DefaultSelector):
     """Never waits: moves the clock to where the event loop wants to be woken up."""
 
     def __init__(self, clock: VirtualClock) -> None:
-        self._inner, self._clock = selectors.DefaultSelector(), clock
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._inner.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._inner.unregister(fileobj)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._inner.get_map()
+        super().__init__()
+        self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if events := self._inner.select(0):
+        if events := super().select(0):
             return events
         if timeout is None:
             raise Deadlock("every task waits for another one")
         self._clock.seconds += max(0.0, timeout)
         return []
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -19,26 +19,16 @@ Skipped = dict[str, list[tuple[int, FieldError]]]  # by field and reason without
 
 @dataclass(kw_only=True)
 class OfflineData:
-    """The data of a run.
-
-    Args:
-        items, held_out: what the method made of the rows that it can use, in their order.
-        rows: of `task` and, where there is one, of `eval.task`, by what they are called in a message.
-        samples: held-out rows whose prompts may be completed, for people to look at.
-        cursor: the order of the items.
-        examples: items a step.
-        whole_epochs: the last step of an epoch has the rest of its items; otherwise it takes some of the next one's.
-        notes: warnings about rows.
-    """
+    """The data of a run; `items` and `held_out`: what the method made of the rows that it can use, in their order."""
 
     items: list[Any]
     held_out: list[Any]
-    rows: dict[str, Rows]
-    samples: list[Row]
-    cursor: Cursor
-    examples: int
-    whole_epochs: bool
-    notes: list[str] = field(default_factory=list)
+    rows: dict[str, Rows]  # of `task` and, where there is one, of `eval.task`, by what they are called in a message
+    samples: list[Row]  # held-out rows whose prompts may be completed, for people to look at
+    cursor: Cursor  # the order of the items
+    examples: int  # items a step
+    whole_epochs: bool  # the last step of an epoch has the rest of its items; otherwise it takes some of the next one's
+    notes: list[str] = field(default_factory=list)  # warnings about rows
 
     def drawn(self, steps: int) -> list[int]:
         """The items that a run of so many steps takes, by their position, in ascending order."""
@@ -69,7 +59,9 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
         count = min(config.eval.limit or len(asked), len(asked))
         held_out = _items(config, method, asked, count, "eval.task", notes, observer)
         named["eval.task: its rows"] = asked
-        samples = _first(asked, min(count, getattr(config.eval, "samples", 0)))
+        for number in range(min(count, getattr(config.eval, "samples", 0))):
+            with suppress(EmptyPromptError):
+                samples.append(asked[number])
     cursor = Cursor(len(items), config.seed, config.data.shuffle)
     return OfflineData(
         items=items,
@@ -81,15 +73,6 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
         whole_epochs=not config.train.steps,
         notes=notes,
     )
-
-
-def _first(rows: Rows, count: int) -> list[Row]:
-    """Those of the first `count` rows that have a prompt."""
-    found = []
-    for number in range(count):
-        with suppress(EmptyPromptError):
-            found.append(rows[number])
-    return found
 
 
 def _items(

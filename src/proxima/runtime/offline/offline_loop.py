@@ -3,15 +3,19 @@
 rows → items → order → update → held-out items → checkpoint
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from proxima.data import Group, Prompt, Score
+from proxima.engine.local import Local, collect
+from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.clock import Clock
 from proxima.runtime.loop import Plan, Trained, TrainingLoop
 from proxima.runtime.observer import Observer
-from proxima.runtime.offline.held_out_samples import HeldOutSamples
 from proxima.runtime.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.runtime.offline.offline_data import OfflineData
 from proxima.runtime.rollouts import write_evals
@@ -20,18 +24,44 @@ from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
 from proxima.train.checkpoint import read_checkpoint
 
+UNSCORED = Score(value=float("nan"), valid=False)  # nobody judges them
+
+
+class HeldOutSamples:
+    """Prompts, at least one, and the engine in this process that completes them, with a copy of the trained weights.
+    `max_length` counts the tokens of prompt and completion together."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        loaded: LoadedModel,
+        compute: ComputeThread,
+        *,
+        max_tokens: int,
+        max_length: int,
+    ) -> None:
+        self.prompts, self.loaded = prompts, loaded
+        self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+        self.engine = Local(slots=len(prompts)).build(EngineSetup.of(loaded, max_length=max_length, compute=compute))
+
+    async def groups(self, version: int) -> list[Group]:
+        """A group of one completion without a score for each prompt, under the present weights."""
+        await self.engine.publish(WeightUpdate(version=version, module=self.loaded.model))
+        completions = await collect(
+            self.engine, [Request(prompt=p, sample=0, sampling=self.sampling) for p in self.prompts]
+        )
+        pairs = zip(self.prompts, completions, strict=True)
+        return [Group(prompt=prompt, completions=(one,), scores=(UNSCORED,)) for prompt, one in pairs]
+
 
 class OfflineLoop(TrainingLoop):
     """Everything that the loop touches, and the loop.
 
     Args:
-        plan: when the loop does what.
-        trained: the weights, and what changes them.
+        plan, trained, store, observer, clock: see `TrainingLoop`.
         method: what is trained.
         data: the items, and the order in which they come.
         samples: held-out prompts that are completed at each evaluation; None: there are none.
-        store: journal and run folder.
-        observer, clock: who watches, and the time.
     """
 
     def __init__(
@@ -82,18 +112,13 @@ class OfflineLoop(TrainingLoop):
             self.data.held_out = self.method.prepare(self.data.held_out, progress, held_out=True)
 
         with self.activity.stage("prepare"):
-            await self.compute.run_with_progress(
-                prepare, lambda done, total: self.progress("prepare", done, total, "tokens")
-            )
+            await self.computed("prepare", prepare)
 
     async def update(self, items: list[Any]) -> UpdateResult:
         """One optimizer step on the items, beside the event loop."""
-        objective, stack = self.method.objective(), self.trained.stack
+        update = partial(self.trained.stack.update, self.method.objective(), [range(len(items))], items)
         with self.timed("train"):
-            return await self.compute.run_with_progress(
-                lambda progress: stack.update(objective, [range(len(items))], items, progress),
-                lambda done, total: self.progress("train", done, total, "tokens"),
-            )
+            return await self.computed("train", update)
 
     async def finish_step(self, record: dict[str, Any]) -> None:
         """The file first, then the journal's one transaction: a step in the journal has left all its traces."""

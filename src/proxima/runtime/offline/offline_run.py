@@ -2,57 +2,46 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from proxima.config import Resolved
-from proxima.config.offline_schema import OfflineConfig
+from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
+from proxima.config.preference_schema import PreferenceConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.build import describe_model, make_plan, make_stack
 from proxima.runtime.clock import Clock
-from proxima.runtime.execution import execute
+from proxima.runtime.execution import RunOptions, execute
 from proxima.runtime.inputs import model_hashes, rows_sha
 from proxima.runtime.journal import Journal
 from proxima.runtime.loop import Trained
 from proxima.runtime.observer import Observer, RunInfo
-from proxima.runtime.offline.held_out_samples import HeldOutSamples
-from proxima.runtime.offline.methods import METHODS
+from proxima.runtime.offline.method import OfflineMethod
 from proxima.runtime.offline.offline_data import load_offline_data
-from proxima.runtime.offline.offline_loop import OfflineLoop
+from proxima.runtime.offline.offline_loop import HeldOutSamples, OfflineLoop
+from proxima.runtime.offline.preference_method import PreferenceMethod
+from proxima.runtime.offline.reward_method import RewardMethod
+from proxima.runtime.offline.sft_method import SftMethod
 from proxima.runtime.run_data import load_tokenizer_and_context
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary
 from proxima.task.prompts import template_note
 from proxima.train.checkpoint import Checkpoint
 
+METHODS: dict[type[OfflineConfig], type[OfflineMethod[Any, Any]]] = {
+    SftConfig: SftMethod,
+    RewardModelConfig: RewardMethod,
+    PreferenceConfig: PreferenceMethod,
+}
 OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
 
-def train_offline(
-    config: OfflineConfig,
-    *,
-    resolved: Resolved[Any] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    accept_changes: bool = False,
-    observer: Observer | None = None,
-    clock: Clock | None = None,
-) -> Summary:
+def train_offline(config: OfflineConfig, **how: Unpack[RunOptions]) -> Summary:
     """Train on a fixed data set as the config says, by the method of its class; see `execute`."""
-    observer = observer or Observer()
-    return execute(
-        lambda: OfflineTraining(config, observer),
-        config,
-        resolved=resolved,
-        resume=resume,
-        overwrite=overwrite,
-        accept_changes=accept_changes,
-        observer=observer,
-        clock=clock,
-    )
+    observer = how.get("observer") or Observer()
+    return execute(lambda: OfflineTraining(config, observer), config, **how)
 
 
 class OfflineTraining:
@@ -110,7 +99,6 @@ class OfflineTraining:
             steps=self.steps,
             resumed_at=step,
             examples=config.train.examples_per_step,
-            questions=len(self.data.held_out),
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:

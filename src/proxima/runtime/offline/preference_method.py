@@ -29,18 +29,12 @@ Item = PreferencePair | LabeledCompletion
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredItem:
-    """Figures of a held-out item: of a pair those of both sides, of a labeled completion those of its own side.
+    """Figures of a held-out item: of a pair those of both sides, of a labeled completion those of its own alone."""
 
-    Args:
-        question: the tokens of the prompt, which pairs of one question share.
-        reward: implicit, reward units; None for the side that a labeled completion is not on. log_prob: nats, summed.
-        loss: of the pair alone; None where losses depend on other pairs.
-    """
-
-    question: bytes
-    reward: dict[str, float]
-    log_prob: dict[str, float]
-    loss: float | None = None
+    question: bytes  # the tokens of the prompt, which pairs of one question share
+    reward: dict[str, float]  # implicit, reward units
+    log_prob: dict[str, float]  # nats, summed
+    loss: float | None = None  # of the pair alone; None where losses depend on other pairs
 
 
 class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
@@ -54,8 +48,13 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         self.section = config.preference
         self.begins = True  # the weights are those that the run begins with
         self.policy: Policy | None = None
-        if self.section.reference == "start" and self.section.cache is not None:
-            _make_folder(self.section.cache)
+        cache = self.section.cache
+        if self.section.reference == "start" and cache is not None:
+            try:  # before the log-probs are computed
+                Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                remedy = "name another folder, or null for none"
+                raise FieldError("preference.cache", cache, f"can't be made: {error.strerror}", remedy=remedy) from None
 
     def item(self, row: Row, number: int) -> Item:
         return self.config.item(number, row, self.tokenizer, self.context)
@@ -176,15 +175,6 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
 
 
 SIDES = ("chosen", "rejected")
-
-
-def _make_folder(cache: str) -> None:
-    """The folder of the reference's log-probs, before they are computed."""
-    try:
-        Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        bound = f"can't be made: {error.strerror}"
-        raise FieldError("preference.cache", cache, bound, remedy="name another folder, or null for none") from None
 
 
 def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:

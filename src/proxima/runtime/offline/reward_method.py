@@ -42,12 +42,10 @@ class RewardMethod(OfflineMethod[RewardModelConfig, PreferencePair]):
     def load(self, path: str | None) -> LoadedModel:
         model, seed, spread = self.config.model, self.config.seed, self.config.reward_model.head_std
         place: dict[str, Any] = {"dtype": DTYPES[model.dtype], "device": model.device, "seed": seed}
-        if model.lora is not None:
-            lora = model.lora if path is None else replace(model.lora, path=path)
-            return load_scalar_model(model.path, revision=model.revision, new_head=spread, lora=lora, **place)
-        if path is not None:
+        if path is not None and model.lora is None:
             return load_scalar_model(path, **place)
-        return load_scalar_model(model.path, revision=model.revision, new_head=spread, **place)
+        lora = model.lora if model.lora is None or path is None else replace(model.lora, path=path)
+        return load_scalar_model(model.path, revision=model.revision, new_head=spread, lora=lora, **place)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
         self.pad = pad_token(loaded.model.config)
