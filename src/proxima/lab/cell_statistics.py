@@ -31,20 +31,15 @@ class SeedBand:
 
 @dataclass(frozen=True, kw_only=True)
 class CellRuns:
-    """Runs of one config with different seeds.
+    """Runs of one config with different seeds."""
 
-    Args:
-        name: the folder of the sweep's cell, or the values that distinguish it.
-        runs: all of them; `used` are the finished ones, or all if none has finished.
-        config: of the runs, without the fields that may differ within a cell.
-    """
-
-    name: str
+    name: str  # the folder of the sweep's cell, or the values that distinguish it
     runs: tuple[Run, ...]
-    config: Mapping[str, Any] = field(repr=False)
+    config: Mapping[str, Any] = field(repr=False)  # without the fields that may differ within a cell
 
     @property
     def used(self) -> tuple[Run, ...]:
+        """The finished ones, or all if none has finished."""
         done = tuple(run for run in self.runs if run.status == "done")
         return done or self.runs
 
@@ -78,22 +73,17 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class TargetCost:
-    """Where a cell's runs reach the target on one axis.
+    """Where a cell's runs reach the target on one axis; an unfinished run that has not reached it is left out.
 
-    Args:
-        values: of each used run, in order; None means never. An unfinished run that has not reached it is left out.
-        median: over them, where never counts as infinite; None if the median is infinite or there is no value.
-        ratio: median over common seeds of (baseline / this cell): 2 means half the cost, inf that the baseline never
-            reaches it. Where neither cell does, the ratio is unknown; None if the median depends on it.
-        pairs: common seeds.
-        never: common seeds with which neither cell reaches it.
+    `ratio` is the median over common seeds of (baseline / this cell): 2 means half the cost, inf that the baseline
+    never reaches it. Where neither cell does, the ratio is unknown; None if the median depends on it.
     """
 
-    values: tuple[float | None, ...]
-    median: float | None
+    values: tuple[float | None, ...]  # of each used run, in order; None means never
+    median: float | None  # of them, where never counts as infinite; None if it is infinite or there is no value
     ratio: float | None
-    pairs: int = 0
-    never: int = 0
+    pairs: int = 0  # common seeds
+    never: int = 0  # common seeds with which neither cell reaches it
 
     @property
     def reached(self) -> int:
@@ -102,35 +92,25 @@ class TargetCost:
 
 @dataclass(frozen=True)
 class CellSummary:
-    """A row of the final table: means over the used runs of a cell.
-
-    Args:
-        n, runs: how many runs are used, and how many there are.
-        before, after, best: the held-out figure at step 0, at the last step, and the best of each run.
-        reward: of the last tenth of the steps.
-        generate, train, clock, cpu: seconds over the whole run.
-        generate_rate, train_rate: tokens per second.
-        reach: axis → cost of the target; empty without a target.
-        difference: measure → mean over common seeds of (this cell - baseline); empty for the baseline.
-        figures: those of `EXAMPLE_FIGURES` that the comparison shows.
-    """
+    """A row of the final table: means over the used runs of a cell. `generate`, `train`, `clock` and `cpu` are seconds
+    over the whole run, the rates tokens per second."""
 
     cell: str
-    n: int
-    runs: int
-    before: SeedMean | None
-    after: SeedMean | None
-    best: SeedMean | None
-    reward: SeedMean | None
+    n: int  # runs that are used
+    runs: int  # runs that there are
+    before: SeedMean | None  # the held-out figure at step 0
+    after: SeedMean | None  # at the last step
+    best: SeedMean | None  # of each run
+    reward: SeedMean | None  # of the last tenth of the steps
     generate: SeedMean | None
     train: SeedMean | None
     clock: SeedMean | None
     cpu: SeedMean | None
     generate_rate: SeedMean | None
     train_rate: SeedMean | None
-    reach: Mapping[str, TargetCost]
-    difference: Mapping[str, SeedMean]
-    figures: Mapping[str, SeedMean | None]
+    reach: Mapping[str, TargetCost]  # axis → cost of the target; empty without a target
+    difference: Mapping[str, SeedMean]  # measure → mean over common seeds of (this cell - baseline); empty for that
+    figures: Mapping[str, SeedMean | None]  # those of `EXAMPLE_FIGURES` that the comparison shows
 
 
 def after_training(run: Run) -> float | None:

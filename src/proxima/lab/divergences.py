@@ -21,20 +21,14 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedCompletion:
-    """A completion that the trainer made a forward pass for.
-
-    Args:
-        step, prompt_uid, sample: which one.
-        behavior_log_prob, log_prob: [T] float32, nats, of μ and of π at the trainer's first forward.
-        advantage: [T] float32, reward units.
-    """
+    """A completion that the trainer made a forward pass for."""
 
     step: int
     prompt_uid: int
     sample: int
-    behavior_log_prob: Floats
-    log_prob: Floats
-    advantage: Floats
+    behavior_log_prob: Floats  # [T] float32, nats, of μ
+    log_prob: Floats  # [T] float32, nats, of π at the trainer's first forward
+    advantage: Floats  # [T] float32, reward units
 
     @property
     def divergence(self) -> Floats:
@@ -108,24 +102,16 @@ class Calibration:
     so that the smallest budget is what nine in ten tokens need anyway, and a single token's threshold stops `share` of
     them. The method calibrates its budget by the 90th percentile on a base model (arXiv 2606.10968, Eq. 22); the rule
     for δ is ours.
-
-    Args:
-        completions, tokens: how many were measured.
-        quantiles: of D, by level.
-        delta, delta_b: the thresholds that follow.
-        masked: share of the tokens that they would mask, if every advantage pushed further away from μ.
-        masked_now: the same with the thresholds of `spec`.
-        spec: the surrogate that the recipe has, or the default.
     """
 
-    completions: int
+    completions: int  # how many were measured
     tokens: int
-    quantiles: dict[float, float]
-    delta: float
+    quantiles: dict[float, float]  # of D, by level
+    delta: float  # the thresholds that follow
     delta_b: float
-    masked: float
-    masked_now: float
-    spec: Cppo
+    masked: float  # share of the tokens that they would mask, if every advantage pushed further away from μ
+    masked_now: float  # the same with the thresholds of `spec`
+    spec: Cppo  # the surrogate that the recipe has, or the default
 
     @classmethod
     def of(cls, completions: Sequence[TrainedCompletion], spec: Cppo, share: float) -> "Calibration":

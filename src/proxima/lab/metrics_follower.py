@@ -25,27 +25,17 @@ class RunState(StrEnum):
 
 @dataclass
 class RunProgress:
-    """Progress of a run.
-
-    Args:
-        step: finished steps.
-        seconds: their training clock, the sum of `time/step`.
-        reward: `reward/mean` of the last step.
-        evals: the records of the evaluations.
-        recent: seconds of the last steps.
-        error: why it failed, on one line.
-        before: True if the run was over before this sweep started.
-    """
+    """Progress of a run."""
 
     run: PlannedRun
     state: RunState = RunState.WAITING
-    step: int = 0
-    seconds: float = 0.0
-    reward: float | None = None
-    evals: list[dict[str, Any]] = field(default_factory=list)
-    recent: list[float] = field(default_factory=list)
-    error: str | None = None
-    before: bool = field(default=False, init=False)
+    step: int = 0  # finished steps
+    seconds: float = 0.0  # their training clock, the sum of `time/step`
+    reward: float | None = None  # `reward/mean` of the last step
+    evals: list[dict[str, Any]] = field(default_factory=list)  # the records of the evaluations
+    recent: list[float] = field(default_factory=list)  # seconds of the last steps
+    error: str | None = None  # why it failed, on one line
+    before: bool = field(default=False, init=False)  # the run was over before this sweep started
 
     @property
     def headline(self) -> Headline:

@@ -56,15 +56,9 @@ class RunComparison:
         """All numbers of the final table, with the folders of the runs. An infinite ratio or cost is null."""
         pairs = zip(self.rows(), self.cells, strict=True)
         rows = [{**asdict(row), "folders": [str(run.folder) for run in cell.runs]} for row, cell in pairs]
-        facts: dict[str, Any] = {
-            "baseline": self.baseline.name,
-            "metric": self.headline.key,
-            "target": self.target,
-            "cells": rows,
-        }
-        facts |= {"differing": self.differing, "warnings": self.warnings, "notes": self.notes}
-        finite: dict[str, Any] = json.loads(dumps(facts))
-        return finite
+        facts = {"baseline": self.baseline.name, "metric": self.headline.key, "target": self.target, "cells": rows}
+        why = {"differing": self.differing, "warnings": self.warnings, "notes": self.notes}
+        return dict(json.loads(dumps({**facts, **why})))
 
 
 def compare_runs(

@@ -9,14 +9,8 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class SeedMean:
-    """A mean over seeds.
-
-    Args:
-        mean: of the values.
-        half: half the 95 % interval, `t_{n-1} s / sqrt(n)`; None for a single value.
-        n: how many values.
-        values: they themselves, in the order of the seeds.
-    """
+    """A mean over `n` seeds, and the values in their order; `half` is half the 95 % interval, `t_{n-1} s / sqrt(n)`,
+    None for a single value."""
 
     mean: float
     half: float | None

@@ -22,29 +22,16 @@ from proxima.config.validate import check
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCell:
-    """One cell of a sweep.
+    """One cell of a sweep."""
 
-    Args:
-        name: of its folder; `algorithm=cppo,lr=1e-5`, the name under `cells`, or both.
-        layer: its values over the recipe's, with their places in the sweep file; None: the recipe itself.
-        overrides: the same as `key=value`, as a user would type them.
-    """
-
-    name: str
-    layer: Node | None = None
-    overrides: tuple[str, ...] = ()
+    name: str  # of its folder; `algorithm=cppo,lr=1e-5`, the name under `cells`, or both
+    layer: Node | None = None  # its values over the recipe's, with their places in the file; None: the recipe itself
+    overrides: tuple[str, ...] = ()  # the same as `key=value`, as a user would type them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The contents of a sweep file.
-
-    Args:
-        jobs: how many runs run at a time.
-        cells: those to run.
-        all_cells: all cells of the file.
-        settings: the file's values.
-    """
+    """The contents of a sweep file: `cells` are those to run, `jobs` runs at a time, `settings` the file's values."""
 
     file: Path
     recipe: Path
@@ -58,23 +45,16 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A validated cell with a seed.
-
-    Args:
-        overrides: the whole command line over the recipe, with seed, folder and threads.
-        steps: of the run.
-        threads: torch threads, for OMP_NUM_THREADS; None does not set it.
-        resolved: its config with provenance.
-    """
+    """A validated cell with a seed."""
 
     cell: str
     seed: int
     recipe: Path
     folder: Path
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...]  # the whole command line over the recipe, with seed, folder and threads
     steps: int
-    threads: int | None
-    resolved: Resolved[Any] = field(repr=False)
+    threads: int | None  # torch threads, for OMP_NUM_THREADS; None does not set it
+    resolved: Resolved[Any] = field(repr=False)  # its config with provenance
 
     @property
     def file(self) -> Path:
@@ -91,10 +71,8 @@ def plan_runs(sweep: Sweep, *, cores: int | None = None) -> list[PlannedRun]:
     """Resolve and validate every cell with every seed: all cells of the first seed, then those of the second.
 
     With several jobs each run gets `runtime.threads` = cores // jobs (or OMP_NUM_THREADS if set), unless the recipe or
-    the sweep sets it.
+    the sweep sets it. `cores` are those of the machine; None queries the operating system.
 
-    Args:
-        cores: of the machine; None queries the operating system.
     Raises: ConfigError with a line for each problem, with its cells, and for each folder with a run of another config.
     """
     share = _threads(sweep.jobs, cores)

@@ -30,11 +30,7 @@ from proxima.lab.run_reader import first_warning, read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there, two sweeps in one folder are not detected
-    fcntl = None  # type: ignore[assignment]
+from proxima.runtime.folder_lock import FolderLock, is_locked
 
 POLL = 0.5  # seconds between two polls of the runs
 SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails
@@ -160,7 +156,7 @@ class _SweepLoop:
     def start(self, progress: RunProgress) -> None:
         """Start a run; follow it instead if another process has locked its folder."""
         run = progress.run
-        if _is_locked(run.folder):
+        if is_locked(run.folder / ".lock"):  # by a process that runs this run, until it ends
             self.follow(progress)
             return
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +187,7 @@ class _SweepLoop:
         """Report new metrics of a job, and its end."""
         progress = job.progress
         code = job.process.poll() if job.process else None  # before the metrics: nothing is written after the end
-        running = code is None if job.process else _is_locked(progress.run.folder)
+        running = code is None if job.process else is_locked(progress.run.folder / ".lock")
         records = job.follower.poll()
         if running and (job.process or not self.interrupts):
             if records:
@@ -206,7 +202,7 @@ class _SweepLoop:
             progress.state = RunState.DONE
         elif self.interrupts or code in INTERRUPTED:
             progress.state = RunState.STOPPED
-        elif code == USER_ERROR and _is_locked(progress.run.folder):  # locked by another process after our check
+        elif code == USER_ERROR and is_locked(progress.run.folder / ".lock"):  # by another process, after our check
             return self.follow(progress)
         else:
             progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
@@ -300,19 +296,6 @@ def _summary(run: PlannedRun) -> dict[str, Any]:
         return {}
 
 
-def _is_locked(folder: Path) -> bool:
-    """True while a process runs the run of this folder; it holds the lock until it ends."""
-    try:
-        with (folder / ".lock").open("rb") as lock:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no folder, no lock
-        pass
-    return False
-
-
 def _reason(run: PlannedRun, code: int, offset: int) -> str:
     """The exit code, and the last line that the process printed."""
     path = run.folder / OUTPUT
@@ -342,12 +325,13 @@ def _facts(sweep: Sweep) -> dict[str, Any]:
 
 @contextmanager
 def _folder_lock(folder: Path) -> Iterator[None]:
-    """One sweep at a time in a folder; the operating system releases the lock when the process ends."""
-    with (folder / ".lock").open("wb") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                remedy = "wait for it, stop it, or use another --folder"
-                raise UserError(f"another sweep is using {folder}", remedy=remedy) from error
+    """One sweep at a time in a folder."""
+    try:
+        lock = FolderLock(folder / ".lock")
+    except UserError as error:
+        remedy = "wait for it, stop it, or use another --folder"
+        raise UserError(f"another sweep is using {folder}", remedy=remedy) from error
+    try:
         yield
+    finally:
+        lock.release()

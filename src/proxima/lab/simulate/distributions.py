@@ -6,13 +6,11 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import Annotated, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from proxima.data import require
 from proxima.data.random import SIMULATED_BLOCK, SIMULATED_DRAW, mix, permutation
 
 STANDARD = NormalDist()
+_order = lru_cache(maxsize=64)(permutation)  # of a pass over observed numbers
 
 
 class Distribution(Protocol):
@@ -20,7 +18,6 @@ class Distribution(Protocol):
 
     def draw(self, seed: int, uid: int, sample: int) -> float:
         """The number of a completion; `sample` is 0 for what a prompt has once."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,8 @@ class Empirical:
 
     def draw(self, seed: int, uid: int, sample: int) -> float:
         blocks = len(self.values) // self.together
-        order = _order(blocks, seed, uid // blocks)
+        order = _order(blocks, SIMULATED_BLOCK, seed, uid // blocks)
         return self.values[int(order[uid % blocks]) * self.together + sample % self.together]
-
-
-@lru_cache(maxsize=64)
-def _order(blocks: int, seed: int, turn: int) -> NDArray[np.int64]:
-    return permutation(blocks, SIMULATED_BLOCK, seed, turn)
 
 
 DISTRIBUTIONS: dict[str, type] = {"constant": Constant, "empirical": Empirical, "lognormal": LogNormal}

@@ -9,24 +9,15 @@ from proxima.runtime.observer import Record
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedFigures:
-    """Means over the steps of a run.
+    """Means over the steps of a run. A lag is of policy versions between the oldest token of a group and its update."""
 
-    Args:
-        tokens_per_second: tokens of the completions that steps took, used or dropped.
-        steps_per_hour: evaluations and checkpoints between the steps included.
-        idle_trainer: share of the steps in which the trainer waits for groups.
-        idle_engine: share of the steps in which nothing is generated.
-        mean_lag, max_lag: policy versions between the oldest token of a group and its update.
-        evicted: groups dropped because they were too far behind.
-    """
-
-    tokens_per_second: float
-    steps_per_hour: float
-    idle_trainer: float
-    idle_engine: float
+    tokens_per_second: float  # of the completions that steps took, used or dropped
+    steps_per_hour: float  # evaluations and checkpoints between the steps included
+    idle_trainer: float  # share of the steps in which the trainer waits for groups
+    idle_engine: float  # share of the steps in which nothing is generated
     mean_lag: float
     max_lag: float
-    evicted: int
+    evicted: int  # groups dropped because they were too far behind
 
 
 def figures_of(records: Sequence[Record]) -> SpeedFigures:

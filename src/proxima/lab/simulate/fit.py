@@ -176,7 +176,8 @@ def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[
         decoded = [float(decode_steps(made[int(r["step"])], slots)) for r in kept]
         tokens = [float(sum(made[int(r["step"])])) for r in kept]
         prompts = {n: sum(one.prompt for one in rollouts if one.step == n) for n in numbers}
-        prefill = _forward_seconds(kept)
+        fed = sum(r.get("tokens/trained", 0) for r in kept)
+        prefill = sum(r["time/train"] for r in kept) / fed / 3 if fed else 0.0
         seconds = [max(0.0, r["time/generate"] - prefill * prompts[int(r["step"])]) for r in kept]
         fit.values["prefill_token"] = prefill
         fit.notes.append("prefill_token is a third of what an update takes for a token: a forward without its backward")
@@ -193,12 +194,6 @@ def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[
     step, sequence = nonnegative_fit(decoded, tokens, seconds)
     if step + sequence > 0:
         fit.values.update(step=step, sequence=sequence)
-
-
-def _forward_seconds(steps: Sequence[Record]) -> float:
-    """Of a token, in a forward pass of the trainer; 0 where nothing was trained."""
-    fed = sum(r.get("tokens/trained", 0) for r in steps)
-    return sum(r["time/train"] for r in steps) / fed / 3 if fed else 0.0
 
 
 def _decoded_in_spans(rollouts: Sequence[Rollout], spans: Spans, slots: int) -> tuple[list[float], ...]:

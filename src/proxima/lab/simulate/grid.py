@@ -15,14 +15,8 @@ LAG, CONCURRENT = "runtime.max_lag", "runtime.max_concurrent_rollouts"
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedCell:
-    """A cell of the grid.
-
-    Args:
-        lag: `runtime.max_lag`.
-        concurrent: `runtime.max_concurrent_rollouts`; None: the run is synchronous.
-        run: what it was like.
-        speed_up: its tokens per second over those of the synchronous run.
-    """
+    """A run with `runtime.max_lag` and `runtime.max_concurrent_rollouts` (None: it is synchronous), and its tokens per
+    second over those of the synchronous run."""
 
     lag: int
     concurrent: int | None

@@ -40,14 +40,8 @@ from proxima.runtime.virtual_time import VirtualClock, run_virtually
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """What a simulated run was like.
-
-    Args:
-        records: what its metrics.jsonl would hold.
-        figures: their summary.
-        running: when so many completions began to run, in seconds of the run.
-        trained, published: from when to when the trainer worked and the engine got weights.
-    """
+    """What the metrics.jsonl of a simulated run would hold, and its summary. In seconds of the run: when so many
+    completions began to run, and from when to when the trainer worked and the engine got weights."""
 
     records: list[dict[str, Any]]
     figures: SpeedFigures

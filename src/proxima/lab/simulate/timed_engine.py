@@ -54,14 +54,8 @@ class TimedPrompt:
 
 class TimedEngine:
     """See `Engine`. All running completions advance together: `progress` counts the tokens that one which ran from the
-    beginning would have, so a completion ends at the progress of its admission plus its length.
-
-    Args:
-        times: what takes how long.
-        slots: completions that run at once.
-        interrupt: see `Local`.
-        seed: of the lengths.
-        now: virtual seconds.
+    beginning would have, so a completion ends at the progress of its admission plus its length. `slots` completions run
+    at once; `interrupt` is that of `Local`, `seed` that of the lengths.
     """
 
     capabilities = Capabilities(weight_updates=frozenset({"module"}), pause_modes=frozenset({"keep"}), score=True)

@@ -26,11 +26,8 @@ T = TypeVar("T")
 
 
 class TimedThread(ComputeThread):
-    """Calls run one after the other, and each takes as long as it says by `spend`.
-
-    Args:
-        engine: decodes in this very thread; None: in a process of its own.
-    """
+    """Calls run one after the other, and each takes as long as it says by `spend`. An `engine` decodes in this very
+    thread; None: it has a process of its own."""
 
     def __init__(self, engine: TimedEngine | None, now: Callable[[], float]) -> None:
         super().__init__()
