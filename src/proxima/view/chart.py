@@ -63,25 +63,15 @@ class Drawing(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line, or one part of stacked bars.
+    """One line, or one part of stacked bars."""
 
-    Args:
-        points: (step, value); None is a gap.
-        color: a name of `PALETTE`.
-        smooth: also draw the running mean, and the values themselves faintly.
-        spread: (low, high) of each point, drawn as a whisker; such a series is drawn as dots.
-        band: (low, high) of each point, drawn as an area behind the line.
-        dash: lengths of dashes and gaps in pixels; empty for a solid line.
-        dots: draw a dot at each point as well.
-    """
-
-    points: Sequence[Point]
-    color: str = "a"
-    smooth: bool = False
-    spread: Sequence[tuple[float, float]] = ()
-    band: Sequence[tuple[float, float]] = ()
-    dash: Sequence[float] = ()
-    dots: bool = False
+    points: Sequence[Point]  # (step, value); None is a gap
+    color: str = "a"  # a name of `PALETTE`
+    smooth: bool = False  # also draw the running mean, and the values themselves faintly
+    spread: Sequence[tuple[float, float]] = ()  # (low, high) of each point, a whisker; such a series is drawn as dots
+    band: Sequence[tuple[float, float]] = ()  # (low, high) of each point, drawn as an area behind the line
+    dash: Sequence[float] = ()  # lengths of dashes and gaps in pixels; empty for a solid line
+    dots: bool = False  # draw a dot at each point as well
 
     @property
     def x(self) -> list[float]:
@@ -137,15 +127,14 @@ def new_figure(
 def svg_text(figure: "Figure", attributes: str, inner: str = "") -> str:
     """The figure as an `<svg>` element: colours as variables, fonts of the page, no ids but those it refers to.
 
-    Artists with a gid `line-0` become `<g class="line" data-series="0">`.
-
-    Args:
-        attributes: of the element, besides its `viewBox`.
-        inner: markup at the end of the element.
+    Artists with a gid `line-0` become `<g class="line" data-series="0">`. The element gets `attributes` besides its
+    `viewBox`, and the markup `inner` at its end.
     """
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = re.sub(r' d="([^"]*)"', lambda m: f' d="{_shortened(m[1])}"', stream.getvalue().partition("</defs>")[2])
+    text = stream.getvalue().partition("</defs>")[2]
+    path = re.compile(r'(?<= d=")[^"]*')  # its data with two decimals, on one line
+    text = path.sub(lambda m: " ".join(re.sub(r"(\.\d\d)\d+", r"\1", m[0]).split()), text)
     text = re.sub(r' id="([a-z]+)-(\d+)"', r' class="\1" data-series="\2"', text)
     text = re.sub(r' id="[\w.]+_\d+"| transform="rotate\(-0 [^"]*"|(?<="| )font-family: [^;"]*;? ?', "", text)
     text = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{list(PALETTE)[int(m[1], 16)]})", text)
@@ -184,11 +173,6 @@ def write_figure(drawing: Drawing, out: Path | str) -> Path:
     else:
         raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
     return out
-
-
-def _shortened(path: str) -> str:
-    """Path data with two decimals, on one line."""
-    return " ".join(re.sub(r"(\.\d\d)\d+", r"\1", path).split())
 
 
 def line_chart(
@@ -245,12 +229,8 @@ def chart_axes(
     margins: tuple[float, float, float, float] = (46, 10, 8, 22),
     intervals: int = 3,
 ) -> "Axes":
-    """Axes with round numbers at both ends of y, and x from the first to the last step.
-
-    Args:
-        margins: left, right, top and bottom, in pixels.
-        intervals: most intervals of the y axis.
-    """
+    """Axes with round numbers at both ends of y, at most so many `intervals` apart, and x from the first to the last
+    step; `margins` are left, right, top and bottom, in pixels."""
     from matplotlib.ticker import MaxNLocator
 
     width, height = 72 * figure.get_size_inches()

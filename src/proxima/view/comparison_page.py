@@ -93,6 +93,7 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
     scales = {axis: axis_unit(axis, comparison.cells) for axis in axes}
     titles = {axis: axis_title(axis, unit) for axis, (_, unit) in scales.items()}
     shown = EXAMPLE_CHARTS if comparison.figures else CHARTS
+    paired = ["after", "best", *(comparison.figures or ("reward",)), "clock", "cpu"]  # compared seed by seed
     return {
         "cells": [
             {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
@@ -108,8 +109,12 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
         "head": table_head(comparison),
         "table": [table_row(row, comparison) for row in rows],
         "training": "Training figures" if comparison.figures else "Training reward",
-        "paired_head": ["cell", "common seeds", *(PAIRED.get(name, name) for name in paired_names(comparison))],
-        "paired": paired_rows(rows, paired_names(comparison)),
+        "paired_head": ["cell", "common seeds", *(PAIRED.get(name, name) for name in paired)],
+        "paired": [
+            [row.cell, str(max(mean.n for mean in row.difference.values())), *(paired_text(row, key) for key in paired)]
+            for row in rows
+            if row.difference
+        ],
         "differing": [(path, list(map(config_value, values))) for path, values in comparison.differing.items()],
         "warnings": comparison.warnings,
         "notes": comparison.notes,
@@ -282,20 +287,6 @@ def cost_ratio(cost: TargetCost) -> str:
 
 
 PAIRED = {"after": "after", "best": "best", "reward": "training reward", "clock": "clock", "cpu": "CPU"}
-
-
-def paired_names(comparison: RunComparison) -> list[str]:
-    """The measures that are compared seed by seed."""
-    return ["after", "best", *(comparison.figures or ("reward",)), "clock", "cpu"]
-
-
-def paired_rows(rows: Sequence[CellSummary], names: Sequence[str]) -> list[list[str]]:
-    """Cell, common seeds, then the difference of each measure."""
-    return [
-        [row.cell, str(max(mean.n for mean in row.difference.values())), *(paired_text(row, name) for name in names)]
-        for row in rows
-        if row.difference
-    ]
 
 
 def paired_text(row: CellSummary, name: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from rich.table import Table
 from rich.text import Text
 
 from proxima.evaluate.headline import ACCURACY, Headline
@@ -16,15 +17,19 @@ from proxima.view.terminal import StageProgress, rendered, table_of_rows
 
 MUCH = 0.05  # share of truncated or unanswered texts that is reported
 SIGNIFICANT = 0.05  # p below which a difference is reported
+PAIR_FIGURES = {
+    "accuracy": "accuracy",
+    "length_only/accuracy": "length alone",
+    "random/accuracy": "a coin",
+    "over_length/accuracy": "accuracy over length alone",
+    "calibration/error": "calibration error",
+}
+BIN = "calibration/"
 
 
 class EvalProgress(EvalObserver):
-    """Progress of an evaluation.
-
-    Args:
-        stream: standard error, so that standard output has only the table.
-        show_results: also print the result of each set when it is done, for several sets, which may take hours.
-    """
+    """Progress of an evaluation on standard error, so that standard output has only the table. `show_results` prints
+    the result of each set when it is done, for several sets, which may take hours."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, show_results: bool = False) -> None:
         self._line, self._show_results, self._name = StageProgress(stream, clock), show_results, ""
@@ -217,3 +222,23 @@ def p_value(p: float) -> str:
 
 def _side(interval: Interval) -> str:
     return f"{fixed(interval.value, 3)} [{fixed(interval.low, 3)}, {fixed(interval.high, 3)}]"
+
+
+def pair_table(record: Mapping[str, Any]) -> Table:
+    """A reward model's last evaluation, its line of metrics.jsonl: its accuracy beside what needs no model, with 95 %
+    intervals, and a row for each bin of its calibration."""
+    rows = [
+        {
+            "held-out pairs": name,
+            "value": fixed(record[key], 3),
+            "95 %": f"{fixed(record[f'{key}/low'], 3)}–{fixed(record[f'{key}/high'], 3)}",
+            "pairs": f"{record['answers']:,}",
+        }
+        for key, name in PAIR_FIGURES.items()
+    ]
+    for key in (key for key in record if key.startswith(BIN) and key.endswith("/pairs")):
+        place = key.removesuffix("/pairs")
+        sure = f"{place.removeprefix(BIN)} % sure, {fixed(record[f'{place}/confidence'], 3)} on average"
+        value, pairs = fixed(record[f"{place}/right"], 3), f"{record[key]:,.0f}"
+        rows.append({"held-out pairs": f"right where {sure}", "value": value, "95 %": "", "pairs": pairs})
+    return table_of_rows(rows)

@@ -1,4 +1,4 @@
-"""The held-out sets beside `eval.task` (`eval.sets`): their lines in the log, their table and curve in the report."""
+"""The held-out sets beside `eval.task` (`eval.sets`): their lines in the log, and their table in the report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,10 +6,7 @@ from typing import Any
 from proxima.evaluate.headline import Headline
 from proxima.runtime.held_out import named_sets
 from proxima.runtime.observer import Record
-from proxima.view.chart import Series, line_chart
 from proxima.view.formatting import NONE, fixed
-
-COLORS = ("a", "b", "c", "d", "e")
 
 
 def figure_text(record: Mapping[str, Any]) -> str:
@@ -41,23 +38,3 @@ def sets_table(evals: Sequence[Record]) -> list[dict[str, str]]:
             {"name": name, "figure": Headline.of(known).name, "questions": questions, "first": first, "last": last}
         )
     return rows
-
-
-def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> dict[str, Any] | None:
-    """A chart with the curve of each set; None without sets."""
-    drawn, legend, values = [], [], []
-    names = dict.fromkeys(name for record in evals for name in named_sets(record))
-    for color, name in zip(COLORS, names, strict=False):
-        known = {int(r["step"]): sets[name] for r in evals if name in (sets := named_sets(r))}
-        headline = Headline.of(known.values())
-        points = [(float(step), headline.value(one)) for step, one in known.items()]
-        drawn.append(Series(points=points, color=color, smooth=False, dots=True))
-        by_step = {int(x): fixed(y, 3) for x, y in points}
-        values.append([by_step.get(int(r["step"]), NONE) for r in train])
-        legend.append({"name": name, "color": f"var(--{color})", "last": fixed(points[-1][1], 3)})
-    svg = line_chart(drawn, label="Held-out sets by step", zero=True) if drawn else ""
-    more = f"; {len(names) - len(COLORS)} more in metrics.jsonl" if len(names) > len(COLORS) else ""
-    text = f"accuracy, or mean reward, of the sets of eval.sets{more}"
-    return (
-        {"title": "Held-out sets", "explanation": text, "svg": svg, "legend": legend, "values": values} if svg else None
-    )

@@ -42,11 +42,8 @@ SEE_ERRORS = "; why: `error` in evals/*.parquet"
 
 
 class LogLines(Observer):
-    """Reports the run in lines with fixed order, width and units, stamped with the local time of day.
-
-    Args:
-        write: takes a line without its newline.
-    """
+    """Reports the run in lines with fixed order, width and units, stamped with the local time of day; `write` takes
+    each without its newline."""
 
     def __init__(self, write: Callable[[str], None], clock: Clock | None = None) -> None:
         self._write = write
@@ -215,16 +212,18 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
     """A step: fixed order, fixed width, every number with its unit."""
     if "examples" in record:
         return example_step_line(record, steps, left)
-    width = len(str(steps))
+    explained, early = record.get("value/explained_variance"), ""
+    if record.get("early_stop/stopped"):
+        early = f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
     parts = [
-        f"step {record['step']:>{max(width, 3)}}/{steps}",
+        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
         f" reward {fixed(record.get('reward/mean')):>5}",
         f"length {fixed(record.get('length/mean'), 1):>5}",
         f"kl {fixed(record.get('approx_kl'), 4):>6}",
         f"masked {percent(record.get('masked_fraction')):>5}",
-        critic_figure(record),
+        "" if explained is None else f"explained {fixed(explained):>5}",
         prompts_used(record),
-        epochs_left_out(record),
+        early,
         f"gen {rate(record.get('tokens_per_second/generate')):>9}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
         side_by_side(record),
@@ -269,12 +268,6 @@ def sync_line(record: Record) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def critic_figure(record: Record) -> str:
-    """`explained 0.42`, the share of the variance that the critic explains; empty without a critic."""
-    value = record.get("value/explained_variance")
-    return "" if value is None else f"explained {fixed(value):>5}"
-
-
 def side_by_side(record: Record) -> str:
     """`queue 12  running 30  oldest 2  idle trainer 3.1 % engine 0.0 %`; empty unless the run generates beside the
     training."""
@@ -287,13 +280,6 @@ def side_by_side(record: Record) -> str:
         f"idle trainer {percent(record.get('idle/trainer'))} engine {percent(record.get('idle/engine'))}",
     ]
     return "  ".join(parts)
-
-
-def epochs_left_out(record: Record) -> str:
-    """`stopped after epoch 2, kl 0.0312`; empty where all epochs were made."""
-    if not record.get("early_stop/stopped"):
-        return ""
-    return f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
 
 
 def prompts_used(record: Record) -> str:

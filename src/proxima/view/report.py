@@ -24,9 +24,8 @@ from proxima.view.formatting import NONE, count, duration, fixed, magnitude, per
 from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import arithmetic, of_questions, why_unknown
 from proxima.view.page import render
-from proxima.view.report_curves import all_charts
+from proxima.view.report_curves import all_charts, waiting_cards
 from proxima.view.report_samples import first_errors, held_out_questions, select_samples
-from proxima.view.waiting_charts import waiting_cards
 
 MANY = 0.1  # share of failed scores from which a banner reports them
 

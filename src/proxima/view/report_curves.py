@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.evaluate.headline import PART, Headline
+from proxima.runtime.held_out import named_sets
 from proxima.runtime.metric_names import metric_of
 from proxima.runtime.observer import Record
+from proxima.runtime.step_metrics import idle_shares
 from proxima.view.chart import Series, bar_chart, line_chart
-from proxima.view.formatting import count, duration, fixed, rate, significant
-from proxima.view.held_out_sets import sets_card
+from proxima.view.formatting import NONE, count, duration, fixed, percent, rate, significant
 from proxima.view.log_lines import carried_in, dropped_prompts, prompts_used
 
 Card = dict[str, Any]
@@ -159,13 +160,29 @@ PHASES = {  # key: name and colour
     "time/train": ("train", "b"),
     "time/publish": ("publish", "d"),
 }
+# Who waits for whom.
+LAG = "lag/"
+QUEUE = Curves(
+    "Queue",
+    {"async/queue": "finished", "async/running": "running"},
+    count,
+    "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
+    smooth=False,
+)
+AGE = age_curves("policy versions by which the oldest token of a group is behind, when its step takes it")
+IDLE = Curves(
+    "Idle",
+    {"idle/trainer": "trainer", "idle/engine": "engine"},
+    in_percent(1),
+    "% of a step: the trainer waits for groups; the engine generates nothing",
+    scale=100.0,
+)
 
 
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     """The cards in the order of the page; charts whose metrics the run lacks are left out."""
     if any("examples" in r for r in train):
-        cards = [card for spec in EXAMPLE_CURVES if (card := line_card(spec, train, evals)) is not None]
-        return cards
+        return [card for spec in EXAMPLE_CURVES if (card := line_card(spec, train, evals)) is not None]
     records = with_derived(train)
     specs: list[Curves] = [*CURVES[:1], *named_part(evals), *reward_parts(train), *CURVES[1:]]
     if any(r.get("dropped/pruned") for r in train):
@@ -245,6 +262,24 @@ def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record]) ->
     return card(spec.title, spec.explanation, svg, legend, values) if svg else None
 
 
+def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
+    """A chart with the curve of each held-out set; None without sets."""
+    drawn, legend, values = [], [], []
+    names = dict.fromkeys(name for record in evals for name in named_sets(record))
+    for color, name in zip(COLORS, names, strict=False):
+        known = {int(r["step"]): sets[name] for r in evals if name in (sets := named_sets(r))}
+        headline = Headline.of(known.values())
+        points = [(float(step), headline.value(one)) for step, one in known.items()]
+        drawn.append(Series(points=points, color=color, dots=True))
+        by_step = {int(x): three(y) for x, y in points}
+        values.append([by_step.get(int(r["step"]), NONE) for r in train])
+        legend.append(legend_entry(name, color, three(points[-1][1])))
+    svg = line_chart(drawn, label="Held-out sets by step", zero=True)
+    more = f"; {len(names) - len(COLORS)} more in metrics.jsonl" if len(names) > len(COLORS) else ""
+    text = f"accuracy, or mean reward, of the sets of eval.sets{more}"
+    return card("Held-out sets", text, svg, legend, values) if svg else None
+
+
 def prompts_card(train: Sequence[Record]) -> Card:
     """What became of the prompts of a step, stacked; the ruler also shows where they came from: used + dropped +
     carried over = generated + carried in."""
@@ -274,6 +309,39 @@ def phase_cards(train: Sequence[Record]) -> list[Card]:
     others = [max(0.0, total - sum(parts)) for total, *parts in zip(column(train, "time/step"), *phases, strict=True)]
     bars["other"] = ("e", others)
     return [bar_card("Time per phase", "seconds of a step", "Seconds of a step by phase", train, bars, bars, duration)]
+
+
+def waiting_cards(train: Sequence[Record]) -> list[Card]:
+    """The cards in the order of the page; queue, ages and lags of an asynchronous run."""
+    records = [{**r, **idle_shares(r)} for r in train]
+    specs = [QUEUE, AGE, IDLE] if any("async/queue" in r for r in train) else [IDLE]
+    cards = [card for spec in specs if (card := line_card(spec, records, ())) is not None]
+    return [*cards, *lag_cards(train), *phase_cards(train)]
+
+
+def lag_cards(train: Sequence[Record]) -> list[Card]:
+    """The tokens trained by lag, stacked; the largest lags share the last colour."""
+    lags = sorted({int(key.removeprefix(LAG)) for r in train for key in r if key.startswith(LAG) and r[key]})
+    if not lags:
+        return []
+    several, rest = (lags, []) if len(lags) <= len(COLORS) else (lags[: len(COLORS) - 1], lags[len(COLORS) - 1 :])
+    shares = {f"lag {lag}": [_share(r, [lag]) for r in train] for lag in several}
+    if rest:
+        shares[f"lag {rest[0]} or more"] = [_share(r, rest) for r in train]
+    tokens = [float(r.get("tokens/trained") or 0) for r in train]
+    total = sum(tokens) or 1.0
+    means = {name: sum(a * b for a, b in zip(values, tokens, strict=True)) / total for name, values in shares.items()}
+    over_the_run = ", ".join(f"{name} {percent(mean)}" for name, mean in means.items())
+    explanation = f"% of the tokens trained, by policy versions behind; over the run {over_the_run}"
+    bars: Bars = {
+        name: (color, [100 * value for value in values])
+        for color, (name, values) in zip(COLORS, shares.items(), strict=False)
+    }
+    return [bar_card("Lag", explanation, "Tokens of a step by lag", train, bars, bars, in_percent(1))]
+
+
+def _share(record: Record, lags: Sequence[int]) -> float:
+    return sum(float(record.get(f"{LAG}{lag}") or 0) for lag in lags)
 
 
 def column(train: Sequence[Record], key: str) -> list[float]:

@@ -26,20 +26,13 @@ Over = Literal["ratio", "probability"]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSetting:
-    """The setting of the drawn token.
+    """The setting of the drawn token; `position`, `length` and `drift` are for `cppo`."""
 
-    Args:
-        advantage: its magnitude, in reward units, > 0; curves are drawn for both signs.
-        behavior_probability: μ of the token, in (0, 1); the first is that of the curves over the ratio.
-        position, length: of the token in its completion, from 1; for `cppo`.
-        drift: |π − μ| of the completion's other tokens, in [0, .5); for `cppo`.
-    """
-
-    advantage: float = 1.0
-    behavior_probability: tuple[float, ...] = (0.3,)
-    position: int = 11
-    length: int = 21
-    drift: float = 0.045
+    advantage: float = 1.0  # its magnitude, in reward units, > 0; curves are drawn for both signs
+    behavior_probability: tuple[float, ...] = (0.3,)  # μ, in (0, 1); the first is that of the curves over the ratio
+    position: int = 11  # in its completion, from 1
+    length: int = 21  # of that completion
+    drift: float = 0.045  # |π − μ| of the completion's other tokens, in [0, .5)
 
     def __post_init__(self) -> None:
         positive = 0 < self.advantage < float("inf")

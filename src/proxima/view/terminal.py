@@ -35,12 +35,8 @@ def rendered(table: Table, stream: TextIO, width: int = 200) -> str:
 
 
 class StageProgress:
-    """Progress of a stage: a line that moves, with rate, time left and a bar, on a terminal; a line now and then
-    elsewhere.
-
-    Args:
-        patience: seconds between two lines where there is no terminal.
-    """
+    """Progress of a stage: a line that moves, with rate, time left and a bar, on a terminal; elsewhere a line every
+    `patience` seconds."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, patience: float = PATIENCE) -> None:
         self._stream, self._clock, self._live = stream, clock or SystemClock(), stream.isatty()

@@ -22,22 +22,14 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 66, 56
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdFigure:
-    """What the figure shows of a completion.
-
-    Args:
-        completion: which one.
-        weighted, allowed: [T] Z_t and c_t.
-        masked: [T] bool, the surrogate drops the token.
-        spec: the surrogate.
-        used: kind of the run's surrogate where it is another one, so that nothing here happened; empty: it happened.
-    """
+    """What the figure shows of a completion."""
 
     completion: TrainedCompletion
-    weighted: Floats
-    allowed: Floats
-    masked: Bools
+    weighted: Floats  # [T] Z_t
+    allowed: Floats  # [T] c_t
+    masked: Bools  # [T] the surrogate drops the token
     spec: Cppo
-    used: str = ""
+    used: str = ""  # kind of the run's surrogate where it is another one, so that nothing here happened
 
     @classmethod
     def of(cls, completion: TrainedCompletion, spec: Cppo, used: str = "") -> "ThresholdFigure":

@@ -11,19 +11,12 @@ from proxima.runtime.observer import Record
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """The run that a session is opened for.
+    """The run that a session is opened for."""
 
-    Args:
-        name: of the run folder.
-        folder: a folder inside the run folder for what the tracker writes; it exists.
-        config: the resolved recipe, nested.
-        identity: that of the session which tracked the run before it was interrupted; None for a new run.
-    """
-
-    name: str
-    folder: Path
-    config: Mapping[str, Any]
-    identity: str | None = None
+    name: str  # of the run folder
+    folder: Path  # inside the run folder, for what the tracker writes; it exists
+    config: Mapping[str, Any]  # the resolved recipe, nested
+    identity: str | None = None  # of the session that tracked the run before it was interrupted; None for a new run
 
 
 class TrackerSession(Protocol):

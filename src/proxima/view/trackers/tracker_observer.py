@@ -20,13 +20,8 @@ NOT_METRICS = ("kind", "label", "step")
 
 
 class TrackerObserver(Observer):
-    """Hands a run's records to a tracker, in a daemon thread: the run never waits for it before its own end.
-
-    Args:
-        tracker: the spec.
-        warn: tells the user, at most twice: of the first failure, and that the tool does not answer.
-        patience: see `PATIENCE`.
-    """
+    """Hands a run's records to a tracker, in a daemon thread: the run never waits for it before its own end. `warn`
+    tells the user, at most twice: of the first failure, and that the tool does not answer."""
 
     def __init__(
         self, tracker: Tracker, warn: Callable[[str], None], *, patience: float = PATIENCE, clock: Clock | None = None
