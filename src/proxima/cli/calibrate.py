@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def warm_up(arguments: argparse.Namespace) -> Path:
     """Train the recipe's first steps with an unbounded surrogate and every completion; the run's folder."""
-    from proxima.cli import train
+    from proxima.cli.train import run_command
 
     named = [word.partition("=")[2] for word in arguments.override if word.startswith("folder=")]
     folder = Path(named[-1]) if named else Path("runs") / f"{Path(arguments.recipe).stem}-calibration"
@@ -67,18 +67,17 @@ def warm_up(arguments: argparse.Namespace) -> Path:
         "eval.every": 0,
         "checkpoint.every": 0,
     }
-    parser = argparse.ArgumentParser()
-    train.add_arguments(parser)
     given = [word for word in arguments.override if not word.startswith("folder=")]
-    words = [
-        str(find_recipe(arguments.recipe)),
-        *given,
-        *(f"{key}={value}" for key, value in settings.items()),
-        "--quiet",
-    ]
-    words += [] if named else ["--overwrite"]
-    code = train.run(parser.parse_args(words))
-    if code:
+    words = argparse.Namespace(
+        command="train",
+        recipe=str(find_recipe(arguments.recipe)),
+        override=[*given, *(f"{key}={value}" for key, value in settings.items())],
+        overwrite=not named,
+        resume=False,
+        accept_changes=False,
+        quiet=True,
+    )
+    if code := run_command(words):
         raise SystemExit(code)
     return folder
 

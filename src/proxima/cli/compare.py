@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.lab import NoMetrics, compare_runs, find_runs, read_run
+    from proxima.lab import NoMetrics, compare_runs, final_value, find_runs, read_run
 
     folders = find_runs(arguments.run)
     runs, unread = [], []
@@ -60,7 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--out {page}: must be a file in a folder that exists")
         title = Path(arguments.run[0]).resolve().name if len(arguments.run) == 1 else "Comparison"
         write_comparison(comparison, page, title=title)
-    metrics = {name: means for name, key in keys.items() if (means := _values_of(key, comparison))}
+    metrics: dict[str, dict[str, SeedMean]] = {}
+    for name, key in keys.items():
+        ends = {cell.name: cell.over_seeds(final_value(key)) for cell in comparison.cells}
+        if means := {cell: mean for cell, mean in ends.items() if mean is not None}:
+            metrics[name] = means
     if arguments.json:
         found = {name: {cell: vars(mean) for cell, mean in means.items()} for name, means in metrics.items()}
         more = {"metrics": found} if found else {}
@@ -86,14 +90,6 @@ def _recorded(name: str, runs: "Sequence[Run]") -> str:
         remedy = f"the nearest: {near}; all are keys of {runs[0].folder / 'metrics.jsonl'}"
         raise UserError(f"--metric {name}: no run has recorded it", remedy=remedy)
     return headline.key
-
-
-def _values_of(name: str, comparison: "RunComparison") -> dict[str, "SeedMean"]:
-    """By cell that has it, the metric of the steps at the end of its runs."""
-    from proxima.lab import final_value
-
-    means = {cell.name: cell.over_seeds(final_value(name)) for cell in comparison.cells}
-    return {cell: mean for cell, mean in means.items() if mean is not None}
 
 
 def _show_metric(name: str, means: dict[str, "SeedMean"]) -> None:

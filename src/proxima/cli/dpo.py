@@ -1,16 +1,7 @@
 """Train a model on preferences, by DPO or a relative, from a recipe with a section `preference`. Everything that the
 run writes is in its folder, which is printed first."""
 
-import argparse
+from proxima.cli.train import add_run_arguments as add_arguments
+from proxima.cli.train import run_command as run
 
-from proxima.cli.train import add_run_arguments, run_command
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_arguments(parser, "dpo")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    from proxima.config.preference_schema import PreferenceConfig
-
-    return run_command(arguments, PreferenceConfig)
+__all__ = ["add_arguments", "run"]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from proxima.config.recipe_estimates import Estimates
 
 VALUE_WIDTH = 36
+TRIED = "on the CPUs where it was tried"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +68,9 @@ def text_of(resolved: "Resolved[Any]", gemm: float | None = None, width: int | N
     if estimates.memory is not None and estimates.model is not None:
         blocks.append(_memory_block(estimates.memory, estimates.model.parameters, estimates.known_size))
     if estimates.time is not None:
-        if isinstance(estimates, Estimates):
-            blocks.append(_time_block(estimates.time, config.train.steps))
-        else:
-            blocks.append(_example_time_block(estimates.time, estimates.batch.steps))
+        generates = isinstance(estimates, Estimates)
+        steps = config.train.steps if isinstance(estimates, Estimates) else estimates.batch.steps
+        blocks.append(_time_block(estimates.time, steps, generates=generates))
     remarks = [f"note     {note}" for note in estimates.notes]
     remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
     return "\n\n".join([*blocks, *(["\n".join(remarks)] if remarks else [])])
@@ -99,15 +99,6 @@ def _example_block(batch: "ExampleStep") -> str:
     return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
 
 
-def _example_time_block(time: "Time", steps: int) -> str:
-    from proxima.view.formatting import duration
-
-    evaluations = f" and their evaluations ({duration(time.evaluate)} each)" if time.evaluate else ""
-    run = f", {duration(time.run)} for {steps} steps{evaluations}" if steps else ""
-    measured = f"from {time.gemm / 1e9:,.0f} GFLOP/s measured here, right within a factor 2"
-    return f"time     about {duration(time.step)} a step{run}\n         {measured} on the CPUs where it was tried"
-
-
 def _replay_block(config: "RunConfig") -> str:
     """The run whose rollouts are trained on, and the hash of what is read of it, or why it can't be."""
     from proxima.data import UserError
@@ -130,13 +121,14 @@ def _memory_block(memory: dict[str, int], parameters: int, known: bool) -> str:
     return f"memory   about {sum(memory.values()) / 2**30:.2f} GiB for {size}, all at once\n         {parts}"
 
 
-def _time_block(time: "Time", steps: int) -> str:
+def _time_block(time: "Time", steps: int, *, generates: bool) -> str:
     from proxima.view.formatting import duration
 
-    parts = f"(generate {duration(time.generate)}, train {duration(time.train)})"
     evaluations = f" and their evaluations ({duration(time.evaluate)} each)" if time.evaluate else ""
-    return (
-        f"time     up to {duration(time.step)} a step {parts}, {duration(time.run)} for {steps} steps{evaluations}\n"
-        f"         if every completion takes all its tokens; from {time.gemm / 1e9:,.0f} GFLOP/s measured here, "
-        "right within a factor 2 on the CPUs where it was tried"
-    )
+    run = f", {duration(time.run)} for {steps} steps{evaluations}" if steps else ""
+    measured = f"from {time.gemm / 1e9:,.0f} GFLOP/s measured here, right within a factor 2"
+    if not generates:
+        return f"time     about {duration(time.step)} a step{run}\n         {measured} {TRIED}"
+    parts = f"(generate {duration(time.generate)}, train {duration(time.train)})"
+    condition = "if every completion takes all its tokens"
+    return f"time     up to {duration(time.step)} a step {parts}{run}\n         {condition}; {measured} {TRIED}"

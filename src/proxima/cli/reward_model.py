@@ -4,20 +4,17 @@ writes is in its folder, which is printed first; the table at the end is of the 
 import argparse
 import sys
 
-from proxima.cli.train import add_run_arguments, run_command
+from proxima.cli.train import add_run_arguments as add_arguments
+from proxima.cli.train import run_command
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_arguments(parser, "reward")
+__all__ = ["add_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.config.offline_schema import RewardModelConfig
-
-    code = run_command(arguments, RewardModelConfig)
+    code = run_command(arguments)
     if not arguments.quiet and arguments.run_folder is not None:
         from proxima.runtime.folder import RunFolder
-        from proxima.view.pair_table import pair_table
+        from proxima.view.eval_tables import pair_table
         from proxima.view.terminal import rendered
 
         records = [record for record in RunFolder(arguments.run_folder).read_metrics() if record["kind"] == "eval"]

@@ -137,6 +137,7 @@ def read_texts(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Complet
         UserError: the file can't be read, a column is missing, or a row has no text; names file and row.
     """
     from proxima.task import TASKS
+    from proxima.task.column_mapping import as_messages
 
     file = Path(arguments.file)
     if not file.is_file():
@@ -156,7 +157,7 @@ def read_texts(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Complet
         row, place = rows[number], f"{file}, row {number}"
         columns = {name: value for name, value in row.metadata.items() if name != completion}
         texts = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
-        chat = chat_of(row.metadata[prompt], place)
+        chat = as_messages(row.metadata[prompt], place) if isinstance(row.metadata[prompt], list) else None
         made = Prompt(
             uid=number,
             messages=chat or row.messages,
@@ -191,13 +192,6 @@ def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence
         reason = f"{file} has no column {given or names[0]!r}"
         raise UserError(reason, remedy=f"name it with --{what} COLUMN; columns: {', '.join(present) or 'none'}")
     return found
-
-
-def chat_of(value: Any, place: str) -> Any:
-    """The messages of a prompt that is a chat, else None."""
-    from proxima.task.column_mapping import as_messages
-
-    return as_messages(value, place) if isinstance(value, list) else None
 
 
 def completion_texts(value: Any, place: str) -> list[str]:

@@ -1,16 +1,7 @@
 """Fine-tune a model on given answers, from a recipe with a section `sft`. Everything that the run writes is in its
 folder, which is printed first."""
 
-import argparse
+from proxima.cli.train import add_run_arguments as add_arguments
+from proxima.cli.train import run_command as run
 
-from proxima.cli.train import add_run_arguments, run_command
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_arguments(parser, "sft")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    from proxima.config.offline_schema import SftConfig
-
-    return run_command(arguments, SftConfig)
+__all__ = ["add_arguments", "run"]

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxima.cli.output import add_overrides, add_recipe
@@ -13,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_arguments(parser, "train")
+    add_run_arguments(parser)
     replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
     parser.add_argument("--rollouts", metavar="RUN", help=replay)
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every command that trains."""
     add_recipe(parser)
     add_overrides(parser)
-    resume = f"resume the run in the folder: proxima {command} runs/mine --resume"
+    resume = f"resume the run in the folder: {parser.prog} runs/mine --resume"
     parser.add_argument("--resume", action="store_true", help=resume)
     accept = "with --resume: also with another algorithm, other rewards and the like; the run says so from then on"
     parser.add_argument("--accept-changes", action="store_true", help=accept)
@@ -31,18 +30,18 @@ def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.config import RunConfig
+    if arguments.rollouts is not None:
+        arguments.override = [*arguments.override, f"rollouts={json.dumps(arguments.rollouts)}"]
+    return run_command(arguments)
 
-    replay = [] if arguments.rollouts is None else [f"rollouts={json.dumps(arguments.rollouts)}"]
-    return run_command(arguments, RunConfig, replay)
 
-
-def run_command(arguments: argparse.Namespace, root: type, overrides: Sequence[str] = ()) -> int:
-    """Train the recipe that the arguments name, whose config must be of the class `root`."""
+def run_command(arguments: argparse.Namespace) -> int:
+    """Train the recipe that the arguments name, whose config must be of the class of the command."""
     from proxima.api.training import begin, config_notes, resolve_run
+    from proxima.config.families import FAMILIES
 
     how = {name: getattr(arguments, name) for name in ("resume", "overwrite", "accept_changes")}
-    resolved = resolve_run(arguments.recipe, [*arguments.override, *overrides], root=root, **how)
+    resolved = resolve_run(arguments.recipe, arguments.override, root=FAMILIES[arguments.command], **how)
 
     from proxima.runtime.loop import RunEnded
     from proxima.view import RunViews

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(plain_facts(facts))
     else:
-        rows = [(name, text) for name, text in fact_rows(facts)]
+        rows = list(fact_rows(facts))
         width = max(len(name) for name, _ in rows)
         print("\n".join(f"{name:<{width}}  {text}" for name, text in rows))
     return 0
@@ -40,14 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plain_facts(facts: "ServerFacts") -> dict[str, Any]:
     """The facts as JSON has them: sets become sorted lists."""
-    from dataclasses import fields
-
-    from proxima.engine.http.dialect import ServerFacts
-
-    found = {one.name: getattr(facts, one.name) for one in fields(ServerFacts)}
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()} | {
-        "more": dict(facts.more)
-    }
+    found = vars(facts) | {"more": dict(facts.more)}
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()}
 
 
 def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:

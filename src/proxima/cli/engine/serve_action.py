@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import resolve
-    from proxima.data.errors import within
+    from proxima.config.machine_checks import model_problem
+    from proxima.data.errors import FieldError, within
     from proxima.engine.serve import check_serve, start_servers
     from proxima.model.demo_model import download_demo_model, is_downloadable
     from proxima.model.load import load_config
@@ -31,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         serve, kind = serve_section(config)
         with within("engine.serve"):
             check_serve(kind, serve, model=config.model.path)
-        check_model(config.model.path)
+        if remedy := model_problem(config.model.path):  # the server would start, load its packages, and die of it
+            raise FieldError("model.path", config.model.path, remedy)
         if is_downloadable(config.model.path):
             download_demo_model()
         load_config(config.model.path, config.model.revision)  # reads nothing else of a model, of a hub's neither
@@ -56,15 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("ending the server", flush=True)
     return 0
-
-
-def check_model(path: str) -> None:
-    """Raise FieldError for a path that is no model: the server would start, load its packages, and die of it."""
-    from proxima.config.machine_checks import model_problem
-    from proxima.data import FieldError
-
-    if remedy := model_problem(path):
-        raise FieldError("model.path", path, remedy)
 
 
 def serve_section(config: Any) -> "tuple[Any, str]":
