@@ -188,7 +188,10 @@ def test_an_unwritable_place_is_one_line(proxima, here):
     assert err == "error: file/schema.json: Not a directory; give another path\n"
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_130(here, recipe):
+@pytest.mark.parametrize(
+    ("sent", "again"), [(signal.SIGINT, "press Ctrl-C again"), (signal.SIGTERM, "send SIGTERM again")]
+)
+def test_a_signal_leaves_a_checkpoint_and_130(sent, again, here, recipe):
     path = recipe()
     command = [sys.executable, "-m", "proxima.cli.main", "train", path, "train.steps=100000", "folder=run"]
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
@@ -198,10 +201,11 @@ def test_ctrl_c_leaves_a_checkpoint_and_130(here, recipe):
     metrics = here / "run" / "metrics.jsonl"
     while process.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, err = process.communicate()
     assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert again in (here / "run" / "log.txt").read_text()
     assert list((here / "run" / "checkpoints").iterdir())
 
 

@@ -38,9 +38,9 @@ def stop_on_interrupt(loop: TrainingLoop, compute: ComputeThread) -> None:
     def stop() -> None:
         if len(seen) > 1:  # the second one came first: the run has ended already
             return
+        again = "press Ctrl-C again" if seen[0] == signal.SIGINT else "send SIGTERM again"
         loop.observer.warning(
-            "stopping: a checkpoint is written first; press Ctrl-C again to quit now and lose "
-            "what came after the last checkpoint"
+            f"stopping: a checkpoint is written first; {again} to quit now and lose what came after the last checkpoint"
         )
         loop.stop()
 
