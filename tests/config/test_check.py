@@ -35,18 +35,17 @@ def test_the_smallest_recipe_passes(recipe):
         (
             ["sampling.temperature=0"],
             "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is "
-            "greedy by itself",
+            "greedy by default",
         ),
         (
             ["algorithm=online_dpo", "algorithm.reference_kl=k3"],
-            "algorithm.reference_kl.kind=k3 (command line): has no part in online DPO; set algorithm.reference_kl=null"
-            ", "
-            "or algorithm.preference=null",
+            "algorithm.reference_kl.kind=k3 (command line): has no effect in online DPO; set "
+            "algorithm.reference_kl=null, or algorithm.preference=null",
         ),
         (
             ["algorithm=online_dpo", "algorithm.surrogate=cppo"],
-            "algorithm.surrogate.kind=cppo (command line): has no part in online DPO; set algorithm.surrogate=null, or "
-            "algorithm.preference=null",
+            "algorithm.surrogate.kind=cppo (command line): has no effect in online DPO; set "
+            "algorithm.surrogate=null, or algorithm.preference=null",
         ),
         (
             ["algorithm=online_dpo", "algorithm.mismatch.on_mismatch=reject"],

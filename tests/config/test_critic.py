@@ -71,7 +71,7 @@ def test_a_critic_trains_as_the_policy_unless_it_says_otherwise(recipe):
         ),
         (
             ["algorithm={preset: distill, distillation: {path: org/teacher}, advantage: gae}", "critic=model"],
-            "critic.kind=model (command line): foresees rewards, which are only measured; set critic=null",
+            "critic.kind=model (command line): predicts rewards, which are only measured; set critic=null",
         ),
         (["critic={kind: model, path: nowhere/none/x}"], "critic.path=nowhere/none/x (command line): does not exist"),
     ],

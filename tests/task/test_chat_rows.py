@@ -119,7 +119,7 @@ def test_a_template_without_an_end_of_turn_is_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
     tokenizer.chat_template += "{% if add_generation_prompt %}assistant: {% endif %}"
-    with pytest.raises(FieldError, match="is of no use: no end-of-turn token follows the answer"):
+    with pytest.raises(FieldError, match="can't be used: no end-of-turn token follows the answer"):
         reader(tokenizer=tokenizer).example(0, row())
 
 

@@ -132,7 +132,7 @@ def test_a_completion_ends_where_the_engine_would_stop(tmp_path):
     assert read(completion_tokens([ASKED], "4", tokenizer)) == "4" + END
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
     with pytest.raises(
-        FieldError, match="chosen='4' is of no use: no end-of-turn token follows the answer, .*; repair the chat temp"
+        FieldError, match="chosen='4' can't be used: no end-of-turn token follows the answer, .*; repair the chat temp"
     ):
         one(tmp_path, {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}, by=reader(tokenizer=tokenizer))
     tokenizer.chat_template = None  # a base model: the tokenizer's EOS

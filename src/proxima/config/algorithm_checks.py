@@ -100,7 +100,7 @@ def preference_is_the_whole_loss(r: Resolved[Any]) -> Iterator[Problem]:
     }
     for slot, (present, off) in idle.items():
         if present:
-            message = f"has no part in online DPO; set algorithm.{slot}={off}, or algorithm.preference=null"
+            message = f"has no effect in online DPO; set algorithm.{slot}={off}, or algorithm.preference=null"
             yield r.problem(f"algorithm.{slot}", message)
     if algorithm.mismatch.on_mismatch == "reject":
         yield r.problem("algorithm.mismatch.on_mismatch", "would break pairs; set it to warn or stop")

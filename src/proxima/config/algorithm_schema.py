@@ -38,17 +38,17 @@ class DistillationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
+    preset: Annotated[str | None, "the preset it was made from; only a label, the fields below are complete"] = None
     proximal: Annotated[
         Literal["behavior", "recompute", "loglinear", "next"],
-        "centre of the trust region; next: as recompute, and corrections go towards the version after the sampling one",
+        "centre of the trust region; next: recompute, with corrections towards the version after the one that sampled",
     ] = "behavior"
     next_from: Annotated[
-        Literal["engine", "trainer"], "who computes that version's log-probs: up to one forward pass more"
+        Literal["engine", "trainer"], "who computes that version's log-probs, at most one more forward pass"
     ] = "engine"
-    next_missing: Annotated[NextMissing, "a token without: the proximal one's, or weight 0, or so its completion"] = (
-        "decoupled"
-    )
+    next_missing: Annotated[
+        NextMissing, "for a token without one: use the proximal log-prob, or weight 0 for it or for its completion"
+    ] = "decoupled"
     behavior: Annotated[
         Literal["untruncated", "sampled"], "the behavior policy's engine log-prob; sampled: with its sampling mask"
     ] = "untruncated"

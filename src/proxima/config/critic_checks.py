@@ -24,7 +24,7 @@ def critic_is_read(r: Resolved[Any]) -> Iterator[Problem]:
     if critic is None:
         return
     if not trains_on_rewards(r.config):
-        message = "foresees rewards, which are only measured; set critic=null, or name an algorithm.surrogate"
+        message = "predicts rewards, which are only measured; set critic=null, or name an algorithm.surrogate"
         yield r.problem("critic.kind", message)
     if isinstance(critic, ModelCritic) and critic.head_std and critic.path is not None and has_score(critic.path):
         yield r.problem("critic.head_std", f"is for a new head, and {critic.path} has one; set it to 0")

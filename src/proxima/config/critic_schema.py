@@ -23,11 +23,9 @@ class CriticConfig:
 
     loss: Annotated[ValueLoss, "of a token, towards its return"] = field(default_factory=ValueLoss)
     aggregate: Annotated[Any, _AGGREGATE, "per-token losses -> one number, with a denominator of its own"] = None
-    head_std: Annotated[
-        float, "standard deviation of a new head's weights; 0: it starts by valuing everything at 0"
-    ] = 0.0
+    head_std: Annotated[float, "standard deviation of a new head's weights; 0: all first values are 0"] = 0.0
     bootstrap: Annotated[
-        bool, "a completion that the length limit ended has the value of its last state still to come; false: 0"
+        bool, "value after a completion that the length limit cut off: that of its last state; false: 0"
     ] = True
 
     def __post_init__(self) -> None:

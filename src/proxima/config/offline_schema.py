@@ -78,7 +78,7 @@ class OfflineEvalConfig:
 class SampledEvalConfig(OfflineEvalConfig):
     """Of a method whose model generates."""
 
-    samples: Annotated[int, "held-out prompts completed greedily at each evaluation, to be looked at; 0: none"] = 3
+    samples: Annotated[int, "held-out prompts completed greedily at each evaluation, for inspection; 0: none"] = 3
     sample_tokens: Annotated[int, "tokens of such a completion at most"] = 128
 
     def __post_init__(self) -> None:

@@ -20,16 +20,16 @@ class PreferenceSection:
     """The loss, the reference, and which columns hold the completions."""
 
     loss: Annotated[Any, _LOSSES, "of the two completions of a pair; several are added up; kto: of single completions"]
-    weights: Annotated[tuple[float, ...], "of the losses, where there are several; none: all 1"] = ()
+    weights: Annotated[tuple[float, ...], "of the losses, if there are several; none: all 1"] = ()
     reduce: Annotated[Literal["sum", "mean"], "log-prob of a completion: summed over its tokens, or their mean"] = "sum"
     ld_alpha: Annotated[float, "weight of the tokens beyond the shorter completion of a pair, in [0, 1]; 1: off"] = 1.0
-    on_policy_weights: Annotated[bool, "weigh pairs by how likely the policy itself would write them (WPO)"] = False
-    reference: Annotated[Literal["start", "none"], "start: the model that the run begins with; none: free of one"] = (
+    on_policy_weights: Annotated[bool, "weight pairs by how likely the policy would generate them (WPO)"] = False
+    reference: Annotated[Literal["start", "none"], "start: the model that the run starts from; none: no reference"] = (
         "start"
     )
-    cache: Annotated[
-        str | None, "folder for the reference's log-probs, which later runs reuse; null: computed anew"
-    ] = "runs/.reference_log_probs"
+    cache: Annotated[str | None, "folder for the reference's log-probs, which later runs reuse; null: no cache"] = (
+        "runs/.reference_log_probs"
+    )
     chosen: Annotated[str, "column of the better completion: text, or a list of {role, content}"] = "chosen"
     rejected: Annotated[str, "column of the worse completion"] = "rejected"
     completion: Annotated[str, "column of the completion, for kto"] = "completion"

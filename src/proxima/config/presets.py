@@ -113,7 +113,7 @@ ALGORITHMS: dict[str, Preset] = {
     "kl_cov": preset("kl_cov"),
     # The unclipped objective on the tokens left once the log-ratio's second moment is small enough: for stale data.
     "m2po": preset("m2po", threshold=0.04),
-    # arXiv 1707.06347 with GAE, 1506.02438: a critic, `critic: model` or `critic: head`, foresees the reward at each
+    # arXiv 1707.06347 with GAE, 1506.02438: a critic, `critic: model` or `critic: head`, predicts the reward at each
     # token. lambda 0.95 and no discount, as for language models since InstructGPT, arXiv 2203.02155; clip 0.2.
     "ppo": preset("ppo_clip", epsilon_low=0.2, epsilon_high=0.2, advantage={"kind": "gae", "gamma": 1.0, "lam": 0.95}),
     # arXiv 2504.02546 without its rescaling: the group's mean as baseline, no trust region: one update on fresh data.

@@ -14,7 +14,7 @@ WIDE = 512  # ids of a token that are little beside the rest of it
 def training_samples_at_random(r: Resolved[Any]) -> Iterator[Problem]:
     """Temperature 0 gives equal completions: a group has nothing to compare."""
     if r.config.sampling.temperature == 0:
-        message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself"
+        message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by default"
         yield r.problem("sampling.temperature", message)
 
 

@@ -138,7 +138,7 @@ class _Divergence(Pairwise):
         super().__post_init__()
         check_choices(self)
         read = self.divergence == "alpha" or self.alpha == _Divergence.alpha
-        require(read, "alpha", self.alpha, f"has no part in divergence={self.divergence}; set divergence=alpha")
+        require(read, "alpha", self.alpha, f"has no effect with divergence={self.divergence}; set divergence=alpha")
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
         c, r = super().scores(p)

@@ -115,7 +115,9 @@ class ChatReader:
         except FieldError:
             raise
         except UserError as error:
-            raise FieldError("completion", _shown(text), f"is of no use: {error.reason}", remedy=error.remedy) from None
+            raise FieldError(
+                "completion", _shown(text), f"can't be used: {error.reason}", remedy=error.remedy
+            ) from None
         return before.tolist(), own.tolist(), [True] * len(own)
 
     def _cut(

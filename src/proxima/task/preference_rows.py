@@ -104,7 +104,7 @@ class PreferenceReader:
         except FieldError:
             raise
         except UserError as error:
-            raise FieldError(field, _shown(text), f"is of no use: {error.reason}", remedy=error.remedy) from None
+            raise FieldError(field, _shown(text), f"can't be used: {error.reason}", remedy=error.remedy) from None
         used = len(before) + len(tokens)
         if used > self.context:
             reason = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
