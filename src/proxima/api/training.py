@@ -170,8 +170,8 @@ def _written_now(path: str, sources: Mapping[str, str], changed: Collection[str]
 
 
 def _refuse_dropped_settings(resolved: Resolved[Any]) -> None:
-    """A resume through the recipe lacks what the run's earlier command lines set: it would go on without. Fields that
-    may not differ at all are compared when the run is opened."""
+    """Refuse to resume by the recipe a run whose earlier command lines set more: it would continue without those
+    settings. Fields that may not differ at all are compared when the run is opened."""
     folder = Path(str(resolved.config.folder)).expanduser()
     if not (folder / "config.yaml").is_file():
         return

@@ -261,7 +261,7 @@ class EngineNeeds:
         training: how completions are sampled that are trained on; None: none are.
         samplings: of all completions that will be asked for, those of evaluations too.
         log_probs: those of a training completion that the loss reads.
-        measured: those that only metrics read; a run goes on without.
+        measured: those that only metrics read; a run works without them.
         publishes: new weights come after each step, as a module.
         overlaps: they come while completions run.
         in_flight: `Engine.in_flight` will be called.

@@ -1,4 +1,4 @@
-"""A training batch from a stream of scored groups; under dynamic sampling, generation goes on until it is full.
+"""A training batch from a stream of scored groups; under dynamic sampling, generation continues until it is full.
 
 A generation batch is complete before its groups are judged, and groups are taken in the order of their uid: no group is
 preferred because its completions are short and arrive early.

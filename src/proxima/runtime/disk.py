@@ -20,12 +20,12 @@ class StoppedWaiting(Exception):
 
 
 class Disk:
-    """Writes that wait while there is no space: the run pauses, says so, and goes on where it was.
+    """Writes that wait while there is no space: the run pauses, says so, and then continues where it was.
 
-    A call that is tried again must have changed nothing when it raised, which is true of the journal's transactions, of
-    files that are written aside and renamed, and of a line that is taken back. Calls on the event loop are made in
-    order: one that waits is made before those that come later. `warn` is told once when the run pauses, and once when
-    it goes on; `stop` ends the waiting, with `StoppedWaiting`.
+    A call that is retried must have changed nothing when it raised. That is true of the journal's transactions, of
+    files that are written aside and renamed, and of an appended line that is removed again. Calls on the event loop
+    are made in order: one that waits is made before later ones. `warn` is called once when the run pauses, and once
+    when it continues; `stop` ends the waiting, with `StoppedWaiting`.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:

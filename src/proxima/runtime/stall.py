@@ -1,4 +1,4 @@
-"""The stall watch: a run that stands still says what waits for whom."""
+"""The stall watch: a stalled run says what it is waiting for."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -63,7 +63,9 @@ class ChatReader:
             if context[: len(known)] != known:
                 what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
                 remedy = "set sft.loss_on=completion, or repair the template"
-                raise FieldError("messages", _shown(chat[turn]["content"]), what + "renders these anew", remedy=remedy)
+                raise FieldError(
+                    "messages", _shown(chat[turn]["content"]), what + "renders these differently", remedy=remedy
+                )
             between = context[len(known) :]
             tokens, mask = tokens + between + answer, mask + [False] * len(between) + learnt
         return self._cut(number, before, tokens, mask, chat)

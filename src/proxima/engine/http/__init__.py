@@ -1,9 +1,9 @@
-"""Engines that are servers: token ids to a server over HTTP, token ids with log-probs and versions back.
+"""Engines that are servers: token ids go to a server over HTTP; token ids with log-probs and versions come back.
 
-`dialect.py` says what differs between servers, `vllm.py` and `sglang.py` are the two that are known. The rest does not
-know which server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one
-server and what runs on it), `replica_pool.py` (which replica gets a request; a sick one is ejected and comes back),
-`engine.py` (the `Engine` over them), `weight_sync.py` (how new weights get there, and the proof that they did).
+`dialect.py` has what differs between servers, `vllm.py` and `sglang.py` implement it. The rest does not know which
+server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one server and
+what runs on it), `replica_pool.py` (which replica gets a request; an unhealthy one is ejected until it recovers),
+`engine.py` (the `Engine` over them), `weight_sync.py` (how new weights get there, and the proof that they arrived).
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `proxima.engine.protocol`. Imported by `engine/__init__`, `cli`.
 To add a server: a file with a class that has the methods of `Dialect`, and a spec that derives from `ServerSpec` beside
 it; the tests of `tests/engine/http` run over a fake of its protocol.

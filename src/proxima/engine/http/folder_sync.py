@@ -60,12 +60,12 @@ class StagedWeights:
 
 
 class FolderSync:
-    """The `WeightSync` of all servers. The trainer's weights are written once, and read by each replica itself.
+    """The `WeightSync` of all servers. The trainer's weights are written once, and each replica reads them.
 
-    A server that gets weights for the first time, or the first time since it was started again, gets a perturbed copy
-    before them. Its own weights are those of the start, so of a part of the model that it does not load, none of the
-    real ones would show anything for long. The copy is made once, of the first weights, and stays until `close`: for a
-    server that returns at any moment it could not be made anew without the trainer's model, which may be in an update.
+    Before its first weights, and the first ones after a restart, a server gets a perturbed copy. It already has the
+    initial weights, so a part of the model that it fails to load would go unnoticed for long: the first real weights
+    hardly differ. The copy is made once, of the first weights, and kept until `close`: servers may return at any
+    moment, when the trainer's model may be in the middle of an update.
     """
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
@@ -115,7 +115,7 @@ class FolderSync:
         try:
             metrics |= self._compare(replica, staged, update.version, found)
         except UserError:
-            self._proven.discard(replica.url)  # what it loads is shown anew before it returns
+            self._proven.discard(replica.url)  # it must pass the perturbed copy again before it returns
             raise
         metrics["bytes"] = float(staged.bytes)
         return SyncReport(

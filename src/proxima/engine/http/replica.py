@@ -136,8 +136,8 @@ class Replica:
 
     @contextmanager
     def proving(self, version: int, label: str) -> Iterator[None]:
-        """Within it the server gets weights and is seen to compute with them. What it holds goes on with them before
-        that is known; where it raises, `disproved` has them."""
+        """Inside, the server gets weights and passes the probe. Completions that it holds continue under the new
+        weights before the result is known; if the block raises, `disproved` returns the version for them."""
         self.set_version(version, label)
         self.proven = None
         self._settled.clear()
@@ -150,13 +150,13 @@ class Replica:
             self._settled.set()
 
     async def disproved(self, job: GenerationJob) -> int | None:
-        """The version that an attempt went on with here, and that the server was then not seen to compute with; None:
-        there is none. Waits where that is being found out."""
+        """The version under which an attempt continued here although the server then failed the probe; None: there is
+        none. Waits while a probe is running."""
         await self._settled.wait()
         return self._disproved.pop(job, None)
 
     def attempt_over(self, job: GenerationJob) -> None:
-        """An attempt has ended, and what came of it is known."""
+        """Forget an attempt that has ended."""
         del self.attempts[job]
         self._disproved.pop(job, None)
 

@@ -10,7 +10,7 @@ What its protocol holds in store, and what is made of it here:
 - a new weight version aborts every request unless told not to, and a flush that fails inside a weight update ends the
   server: weights are loaded without a flush, and the cache is flushed by a call of its own, whose answer is read;
 - a pause aborts unless told otherwise. `retract` puts running requests back into the queue, so that the cache can be
-  flushed and their KV is computed anew; after `in_place` a flush fails, and it is never used.
+  flushed and their KV is computed again; after `in_place` a flush fails, and it is never used.
 
 Weights come from a folder. `update_weights_from_distributed`, `_from_tensor` and `_from_ipc` need a GPU that trainer
 and server share or are connected by, where they could be tried.

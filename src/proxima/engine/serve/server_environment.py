@@ -60,7 +60,7 @@ class ServerEnvironment:
         return bool(stamp == self.wanted) and self.program.exists()
 
     def install(self) -> None:
-        """Make the environment; what is there already is kept, so that a broken-off installation goes on.
+        """Make the environment. What is already installed is kept, so that an interrupted installation continues.
 
         Raises:
             UserError: the folder holds something else, the disk is full, pip fails, or the server does not run.

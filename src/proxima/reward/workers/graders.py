@@ -295,7 +295,7 @@ def parse_in_two_stages() -> None:
     """Make math-verify's LaTeX parser try ANTLR's SLL prediction before LL: the same trees, several times as fast.
 
     SLL either returns the tree of LL or reports a syntax error (ANTLR's documentation of `PredictionMode`). LL computes
-    its full-context lookups anew each time, SLL fills a table. Applied in the worker processes only.
+    its full-context lookups again each time, SLL fills a table. Applied in the worker processes only.
     """
     try:
         from antlr4.atn.PredictionMode import PredictionMode

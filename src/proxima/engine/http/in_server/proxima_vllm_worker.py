@@ -37,7 +37,7 @@ class ProximaWorker:
 
 def _pack(model: Any) -> int:
     """On a CPU a linear layer computes with a packed copy of its weight. A reload renews the copies of the layers that
-    the files name; a tied head is in no file, and would go on with the copy of the first weights."""
+    the files name; a tied head is in no file, and would keep using the copy of the first weights."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 
     owners = dict[int, int]()
