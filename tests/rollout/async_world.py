@@ -33,7 +33,7 @@ class Schedule:
     retries: int = 2
     long_tail: bool = False  # a few prompts take ten times as long
     crashes: float = 0.0  # share of the engine calls that raise or lose a completion; never more in a row than retries
-    dead_rewards: float = 0.0  # share of the prompts whose rewards answer only by a time-out
+    dead_rewards: float = 0.0  # share of the prompts whose rewards answer only by a timeout
     batch_reward: bool = False
     rejected: float = 0.0  # share of the groups that the selection rejects; > 0: dynamic sampling
     gen_batches: int = 0  # then the step takes what there is; 0: no limit

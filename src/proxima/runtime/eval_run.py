@@ -83,7 +83,7 @@ def run_eval(
     """Generate and score answers to all questions, and write them.
 
     Args:
-        config: model, engine, seed and reward time-outs; tasks and rewards are those of the suites.
+        config: model, engine, seed and reward timeouts; tasks and rewards are those of the suites.
         ks: of pass@k and maj@k; empty: powers of two up to the samples.
         folder: a new folder, or with `overwrite` one with an earlier evaluation; None writes nothing.
 

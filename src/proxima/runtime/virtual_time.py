@@ -46,7 +46,7 @@ class _Skip(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which `asyncio.sleep` and time-outs take no time. Threads and processes must not be awaited:
+    """An event loop in which `asyncio.sleep` and timeouts take no time. Threads and processes must not be awaited:
     nothing waits for them."""
 
     def __init__(self, clock: VirtualClock) -> None:

@@ -35,7 +35,7 @@ class RunningCall:
         timeout: ends it when no token comes.
         cancel_reason: why it was cancelled before the completion ended; None: it was not.
         answered: a chunk has come.
-        timed: the time-out runs; one that has ended can't be moved.
+        timed: the timeout runs; one that has ended can't be moved.
     """
 
     job: GenerationJob
