@@ -117,7 +117,7 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["algorithm.dynamic_sampling={exhausted: partial}"],
-            "algorithm.dynamic_sampling.max_num_gen_batches=10 (default): no selection drops whole groups, so "
+            "algorithm.dynamic_sampling.exhausted=partial (command line): no selection drops whole groups, so "
             "there is nothing to refill; add drop_uniform_groups to algorithm.selection, or set "
             "algorithm.dynamic_sampling=null",
         ),

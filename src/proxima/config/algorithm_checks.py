@@ -177,7 +177,9 @@ def dynamic_sampling_has_a_selection(r: Resolved[Any]) -> Iterator[Problem]:
     if dynamic is not None and all(isinstance(spec, Balance | Prune) for spec in selection):
         remedy = "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
         message = f"no selection drops whole groups, so there is nothing to refill; {remedy}"
-        yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
+        settings = [entry for entry in r.entries if entry.path.startswith("algorithm.dynamic_sampling.")]
+        given = [entry for entry in settings if entry.source != "default"]
+        yield r.problem([*given, *settings][0].path, message)
 
 
 def baseline_rewards_are_per_completion(r: Resolved[Any]) -> Iterator[Problem]:
