@@ -1,6 +1,6 @@
 """Numbers worked out by hand: the inputs of an example, and what our specs make of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +79,7 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict
         leaves = {leaf_name: leaf} | ({"entropy": entropy} if entropy is not None and entropy.requires_grad else {})
         slopes = torch.autograd.grad(loss.value, list(leaves.values()), allow_unused=True)
         found |= {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-    laid_out = {name: _in_rows(b, value, leaf) if "mask" in tensors else value for name, value in tokens.items()}
+    laid_out = {name: in_rows(b, value, leaf.shape) if "mask" in tensors else value for name, value in tokens.items()}
     return {name: value.detach() for name, value in (found | laid_out).items()}
 
 
@@ -128,7 +128,7 @@ def _distillation(spec: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
     found = {f"grad_{name}": x for name, x in zip(names, gradients, strict=True) if x is not None}
     found |= _metrics(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
-    return {"divergence": _in_rows(b, value, leaves["log_prob"]) if "mask" in tensors else value.detach()} | found
+    return {"divergence": in_rows(b, value, leaves["log_prob"].shape) if "mask" in tensors else value.detach()} | found
 
 
 def _typed(name: str, value: Any) -> Tensor:
@@ -144,9 +144,10 @@ def _batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:
     return PolicyBatch(log_prob=leaf, **rest)
 
 
-def _in_rows(b: PolicyBatch, values: Tensor, like: Tensor) -> Tensor:
-    out = torch.zeros(like.shape, dtype=torch.float64)
-    rows = b.to_padded(values.detach().double())
+def in_rows(b: PolicyBatch, values: Tensor, shape: Sequence[int], fill: float = 0.0) -> Tensor:
+    """[N] → [B, T] float64 of a shape that may be wider than the batch's longest row, `fill` at padding."""
+    out = torch.full(tuple(shape), fill, dtype=torch.float64)
+    rows = b.to_padded(values.detach().double(), fill)
     out[:, : rows.shape[1]] = rows
     return out
 

@@ -49,8 +49,7 @@ async def sampling_masks(_: EngineUnderTest, engine: Engine) -> None:
     """Under truncation every token comes with the set that it was drawn from; without, no completion has sets."""
     for made in await completions(engine, requests()):
         require_that(made.sampling_mask is None, "nothing is truncated, yet a completion has a sampling mask")
-    wanted = requests(temperature=0.8, top_k=6, top_p=0.7)
-    for c in await completions(engine, wanted):
+    for c in await completions(engine, requests(temperature=0.8, top_k=6, top_p=0.7)):
         key = f"prompt {c.prompt_uid}, sample {c.sample}"
         require_that(c.sampling_mask is not None, f"{key}: sampling is truncated, and there is no sampling mask")
         assert c.sampling_mask is not None

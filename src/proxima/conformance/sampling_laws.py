@@ -33,8 +33,7 @@ HOT = 1.5  # temperature of the draws whose frequencies are compared too
 
 async def trainer_log_probs(case: EngineUnderTest, engine: Engine) -> None:
     """At temperature 1, the log-probs are those of the trainer's forward pass."""
-    wanted = requests(samples=4, max_tokens=16)
-    for c, logits in await _with_logits(case, engine, wanted):
+    for c, logits in await _with_logits(case, engine, requests(samples=4, max_tokens=16)):
         _compare(case, c, "untruncated", log_softmax(logits), f"prompt {c.prompt_uid}, temperature 1")
 
 

@@ -63,8 +63,8 @@ async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
     at = next((i for i in range(1, len(free)) if free[i] not in free[:i]), None)
     require_that(at is not None, "the greedy completion repeats one token")
     assert at is not None
-    request = asked("stopped", temperature=0.0, stop_tokens=(int(free[at]),))
-    chunks = await all_chunks(case.server, client, request)
+    stop = (int(free[at]),)
+    chunks = await all_chunks(case.server, client, asked("stopped", temperature=0.0, stop_tokens=stop))
     reason = chunks[-1].finish_reason
     require_that(reason == "stop", f"finish_reason {reason!r} at the stop token {free[at]}")
     require_that(int(tokens(chunks)[-1]) == free[at], "the stop token is not the last of the completion")
@@ -127,8 +127,7 @@ async def vocabulary(case: ServerUnderTest, client: ServerClient) -> None:
 
 async def spans(case: ServerUnderTest, client: ServerClient) -> None:
     """The version spans of a completion cover all of its tokens, once."""
-    chunks = await all_chunks(case.server, client, asked("spans", chunk_tokens=3))
-    check_spans(chunks)
+    check_spans(await all_chunks(case.server, client, asked("spans", chunk_tokens=3)))
 
 
 async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:

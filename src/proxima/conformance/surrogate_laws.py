@@ -44,8 +44,7 @@ def masked_nan(spec: Any, case: BatchCase) -> None:
     b = case.batch
     require_that(bool((spec(b).loss[~b.loss_mask] == 0).all()), "loss is not 0 outside the loss mask")
     for kind in case.aggregates:
-        aggregate = AGGREGATES[kind]
-        loss, gradient = loss_and_gradient(with_new_leaf(b), spec, aggregate())
+        loss, gradient = loss_and_gradient(with_new_leaf(b), spec, AGGREGATES[kind]())
         require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
         require_that(bool(gradient.isfinite().all()), "the gradient is not finite")
         require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
@@ -72,8 +71,7 @@ def carrier(b: PolicyBatch, values: Tensor) -> PolicyBatch:
 def micro_batch_split(spec: Any, case: BatchCase) -> None:
     """Any split into micro-batches gives the same numerator, denominator, gradient and metrics."""
     for kind in case.aggregates:
-        aggregate = AGGREGATES[kind]
-        require_exact_split(case.batch, case.owners(), spec, aggregate())
+        require_exact_split(case.batch, case.owners(), spec, AGGREGATES[kind]())
 
 
 def require_exact_split(
