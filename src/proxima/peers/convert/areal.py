@@ -197,7 +197,7 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
         return
     names = (LENGTHS[2], *LENGTHS[:2])
     most = (o.whole(*names, default=longest), o.origin(*names))
-    common.overlong(d, o, most, (o.whole(tokens), o.origin(tokens)), o.sourced(factor))
+    common.overlong(d, most, (o.whole(tokens), o.origin(tokens)), o.sourced(factor))
     if weight is not None:
         d.put("reward.1.weight", *weight)
 
@@ -253,8 +253,7 @@ def _selection(d: Draft, o: Options) -> None:
 
 def _batch(d: Draft, o: Options) -> None:
     names = ("train_dataset.batch_size", "rollout.consumer_batch_size")
-    prompts = o.whole(*names, default=1)
-    d.put("train.prompts_per_step", prompts, o.origin(*names))
+    d.put("train.prompts_per_step", o.whole(*names, default=1), o.origin(*names))
     d.put("train.completions_per_prompt", o.whole(*GROUPS, default=1), o.origin(*GROUPS))
     common.updates(d, o.whole("actor.ppo_n_minibatches", default=4), o.origin("actor.ppo_n_minibatches"))
     d.copy("train.tokens_per_micro_batch", o, "actor.mb_spec.max_tokens_per_mb")

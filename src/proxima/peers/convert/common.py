@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert.draft import Draft, Entry, Fields
-from proxima.peers.convert.options import Options
+from proxima.peers.convert.options import Names, Options, Sourced
 
 
 def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "train") -> int:
@@ -28,7 +28,7 @@ def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "t
     return found
 
 
-def sampling(d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any]) -> None:
+def sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, Any]) -> None:
     """temperature, top_k, top_p, min_p, max_tokens."""
     for field in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
         value = o.number(*names[field], default=defaults.get(field)) if field in names else None
@@ -44,9 +44,7 @@ def top_k_of(value: Any) -> Any:
     return 0 if value <= 0 or value >= 10**6 else value
 
 
-def optimizer(
-    d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any], path: str = "train"
-) -> None:
+def optimizer(d: Draft, o: Options, names: Names, defaults: Mapping[str, Any], path: str = "train") -> None:
     """AdamW of `train` or `critic`: lr, beta1, beta2, eps, weight_decay."""
     d.put(f"{path}.optimizer.kind", "adamw", f"{o.peer} trains with AdamW")
     for field in ("lr", "beta1", "beta2", "eps", "weight_decay"):
@@ -185,9 +183,7 @@ def rewards_of(d: Draft) -> int:
     return len({path.split(".")[1] for path in d.entries if path.startswith("reward.")})
 
 
-def overlong(
-    d: Draft, o: Options, longest: tuple[int, str], buffer: tuple[int | None, str], factor: tuple[float | None, str]
-) -> None:
+def overlong(d: Draft, longest: Sourced, buffer: Sourced, factor: Sourced) -> None:
     """DAPO's soft overlong penalty, our `overlong` reward; each argument with its origin."""
     most, width, share = longest[0], buffer[0], factor[0]
     if width is None or not 1 <= width <= most:
@@ -292,9 +288,7 @@ def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: s
     return True
 
 
-def eval_sampling(
-    d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaults: Mapping[str, float], *, greedy: bool
-) -> None:
+def eval_sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, float], *, greedy: bool) -> None:
     """`eval.samples` and `eval.sampling`: what the file or the peer's defaults say, over the sampling of training.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from proxima.config.dump import Lines, nested, yaml_lines
 from proxima.config.scalars import for_any_reader
 from proxima.config.tree import FILL_IN
-from proxima.peers.convert.options import Leftover, Options, on_one_line
+from proxima.peers.convert.options import Leftover, Options, Sourced, on_one_line
 
 ALGORITHM = (
     *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
@@ -28,7 +28,7 @@ TITLES = {  # of the lists of a draft
     "ignored": "ignored, no effect here",
 }
 
-Fields = dict[str, tuple[Any, str]]  # field → (value, origin)
+Fields = dict[str, Sourced]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from proxima.config.tree import FILL_IN
 from proxima.peers.convert.read_python import UNREADABLE
 from proxima.peers.convert.read_script import Doubtful
 
+Names = Mapping[str, tuple[str, ...]]  # a field of ours → options, of which the first that is set counts
+Sourced = tuple[Any, str]  # a value with its origin
+
 
 @dataclass(frozen=True)
 class Leftover:
@@ -74,7 +77,7 @@ class Options:
             return self.refuse(f"must be {bounds}", *names, default=default)
         return value
 
-    def sourced(self, *names: str, default: float | None = None) -> tuple[Any, str]:
+    def sourced(self, *names: str, default: float | None = None) -> Sourced:
         """The number with its origin."""
         return self.number(*names, default=default), self.origin(*names)
 

@@ -6,9 +6,7 @@ A file that says nothing of trackers gives none, also where some version of the 
 from collections.abc import Collection, Mapping
 
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.options import Options
-
-Names = Mapping[str, tuple[str, ...]]  # field of a tracker → options, the first that is set counts
+from proxima.peers.convert.options import Names, Options
 
 TRL: dict[str, Names] = {
     "wandb": {

@@ -25,8 +25,7 @@ LORA = LoraNames(
 def convert(o: Options) -> Draft:
     """A recipe from UniRL's options."""
     d = Draft()
-    path = "bundle.config.pretrained_model_ckpt_path"
-    common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
+    common.model(d, o, *(f"{section}.config.pretrained_model_ckpt_path" for section in ("bundle", "rollout")))
     if any(name.startswith("backend.lora_cfg.") for name in o.flat):
         lora(d, o, LORA)
     common.dtype(d, o, "dtype", "bundle.config.model_precision", default="fp32")
@@ -208,9 +207,7 @@ def _advantage(d: Draft, o: Options, kind: str) -> None:
 
 def _batch(d: Draft, o: Options) -> None:
     names = ("batch_size", "data_source.args.algorithm.prompts_per_rollout")
-    o.given(*names)
-    prompts = o.whole(*names, default=1, least=1)
-    d.put("train.prompts_per_step", prompts, o.origin(*names))
+    d.put("train.prompts_per_step", o.whole(*names, default=1, least=1), o.origin(*names))
     groups = ("sampling.samples_per_prompt", "sampling.ar.samples_per_prompt")
     d.put("train.completions_per_prompt", o.whole(*groups, default=1), o.origin(*groups))
     count = "stack.num_updates_per_batch"

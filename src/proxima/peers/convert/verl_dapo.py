@@ -30,7 +30,7 @@ def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
         share = 0.0 if prefix in OVERLONG[:2] else None  # 0 in verl's dapo_trainer.yaml
         lengths = (limit, "data.max_response_length", ROLLOUT + "response_length")
         most = (o.whole(limit, default=longest), o.origin(*lengths))
-        common.overlong(d, o, most, buffer, o.sourced(factor, default=share))
+        common.overlong(d, most, buffer, o.sourced(factor, default=share))
         if most[0] < longest:
             growing = "beyond it verl's penalty goes on growing, here it stays"
             d.lacks(limit, f"{most[0]}, below the {longest} tokens of a completion: {growing}")

@@ -70,8 +70,7 @@ def training(d: Draft, o: Options) -> None:
     made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
     common.warmup(d, *_warmup(o, prefix, made), made)
     d.copy("train.max_grad_norm", o, ACTOR + "grad_clip", prefix + "clip_grad", default=1.0)
-    save = o.whole("trainer.save_freq", default=-1)
-    d.put("checkpoint.every", max(0, save), o.origin("trainer.save_freq"))
+    d.put("checkpoint.every", max(0, o.whole("trainer.save_freq", default=-1)), o.origin("trainer.save_freq"))
     d.copy("checkpoint.keep_last", o, "trainer.max_actor_ckpt_to_keep", whole=True)
     d.copy("seed", o, "data.seed", ACTOR + "data_loader_seed")
 

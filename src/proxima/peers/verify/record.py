@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import SLOTS, as_tensor, leaves
+from proxima.conformance.by_hand import SLOTS, as_tensor, in_rows, leaves
 from proxima.data import PolicyBatch, UserError
 
 BY_HAND = "by hand"
@@ -231,14 +231,6 @@ class Padded:
         leaf = fields.pop("log_prob").clone().requires_grad_()
         return cls(PolicyBatch.from_padded(mask, log_prob=leaf, **fields), leaf, mask)
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """[B, T] d loss / d log_prob."""
-        (gradient,) = torch.autograd.grad(loss, self.leaf, retain_graph=True)
-        return gradient
-
     def rows(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[N] → [B, T], `fill` at padding."""
-        out = torch.full(self.mask.shape, fill, dtype=torch.float64)
-        rows = self.b.to_padded(values.detach().double(), fill)
-        out[:, : rows.shape[1]] = rows
-        return out
+        return in_rows(self.b, values, self.mask.shape, fill)

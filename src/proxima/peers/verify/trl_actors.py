@@ -93,8 +93,7 @@ def dppo(record: Record) -> Iterator[Attempt]:
     p = record.params
     padded, beta = rows_of(record), p.get("beta", 0.0)
     low, high = p.get("epsilon_low", 0.15), p.get("epsilon_high", 0.15)
-    kind = p.get("divergence_type", "binary_tv")
-    spec = Dppo(kind, high, low, p.get("clip_ratio_c", 20.0))
+    spec = Dppo(p.get("divergence_type", "binary_tv"), high, low, p.get("clip_ratio_c", 20.0))
     check_needs(spec, padded.b)
     penalty = K3(beta) if beta else None
     p.mark_irrelevant("divergence_topk", "training", "current_gradient_accumulation_steps", "max_completion_length")
@@ -157,8 +156,9 @@ def ppo_loss(record: Record) -> Iterator[Attempt]:
     token, own = bounded(value.flatten(), before.flatten(), target.flatten(), inside.flatten())
     critic = token.sum() / inside.sum()
     total = policy + p.get("vf_coef", 0.1) * critic
-    (gradient,) = torch.autograd.grad(total, value, retain_graph=True)
-    numbers = {"loss": total.detach(), "pg_loss": policy.detach(), "vf_loss": critic.detach(), "grad_vpreds": gradient}
+    of_value, of_policy = torch.autograd.grad(total, [value, padded.leaf])
+    numbers = {"loss": total.detach(), "pg_loss": policy.detach(), "vf_loss": critic.detach()}
+    numbers |= {"grad_vpreds": of_value, "grad_logp": of_policy}
     checks = [record.expect(name, number) for name, number in numbers.items()]
     checks += record.checks({"vf_clipfrac": own["value_clip_fraction"].value}, under="")
-    yield None, [*checks, record.expect("grad_logp", padded.gradient(total))]
+    yield None, checks

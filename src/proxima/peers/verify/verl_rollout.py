@@ -203,8 +203,7 @@ def version09(record: Record) -> Iterator[Attempt]:
     weights = [importance(p)] if p.get("rollout_is") else []
     for reason, inverted, more in readings(p, padded):
         checks = _mask_checks(record, padded, weights, list(rejections_of(p, inverted=inverted)))
-        numbers = correction_numbers(p, padded, more, inverted=inverted)
-        yield reason, [*checks, *number_checks(record, numbers)]
+        yield reason, [*checks, *number_checks(record, correction_numbers(p, padded, more, inverted=inverted))]
 
 
 def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
