@@ -41,9 +41,8 @@ def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
     share of the real one, of idle shares the difference."""
     from proxima.config import resolve
     from proxima.lab.run_reader import read_run
-    from proxima.lab.simulate.figures import figures_of
     from proxima.lab.simulate.fit import fit_times
-    from proxima.lab.simulate.simulated_run import simulate_run
+    from proxima.lab.simulate.simulated_run import figures_of, simulate_run
     from proxima.lab.simulate.times import read_times
 
     fit = fit_times(fitted_to, {})

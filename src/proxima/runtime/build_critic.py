@@ -37,11 +37,8 @@ def check_critic_tokens(config: "RunConfig") -> None:
 
 
 def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None = None) -> Critic | ValueHead | None:
-    """The critic of a config; None without one. Called in the compute thread.
-
-    Args:
-        policy: its trunk carries a head.
-        restored: the checkpoint that the run resumes from.
+    """The critic of a config; None without one. Called in the compute thread. The trunk of `policy` carries a head;
+    `restored` is the checkpoint that the run resumes from.
 
     Raises:
         UserError: `critic.path` can't be loaded, or the checkpoint has no critic.

@@ -61,10 +61,7 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
 
 
 def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:
-    """The groups of a file.
-
-    Args:
-        uids: the prompts that the file must hold, in order; without any, the file may be missing.
+    """The groups of a file, of the prompts `uids`, in order; without any, the file may be missing.
 
     Raises:
         UserError: the file is missing, torn, or holds other groups; names it and the remedy.

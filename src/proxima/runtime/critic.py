@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from proxima.data import NotFiniteError, Trajectory
+from proxima.data import NotFiniteError
 from proxima.model.compute_thread import Progress
 from proxima.runtime.algorithm import StepBatch, deal
 from proxima.train import TrainStack, ValueObjective, ValueStage
@@ -31,10 +31,6 @@ class Critic:
     updates: int = 1
     epochs: int = 1
     seed: int = 0
-
-    def fill(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """The trajectories with `value` and `bootstrap`."""
-        return self.stack.fill([self.stage], trajectories)
 
     def update(self, batch: StepBatch, progress: Progress) -> dict[str, float]:
         """The optimizer steps of a step, over every completion with a score; its metrics, none without a completion.

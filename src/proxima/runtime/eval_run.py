@@ -131,7 +131,13 @@ def run_eval(
             observer.suite_finished(name, facts[name], outcome.seconds[name])
         outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
     if folder is not None:
-        write_atomic(folder / ENVIRONMENT, dumps(_environment(config, outcome), indent=2) + "\n")
+        tokens, seconds = {name: one["tokens"] for name, one in facts.items()}, outcome.seconds
+        may_differ = {  # between two runs of one command
+            **describe_environment(config.seed, outcome.result["model"]),
+            "seconds": seconds,
+            "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
+        }
+        write_atomic(folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
         write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
     return outcome
 
@@ -192,17 +198,6 @@ def _run_facts(config: "EvaluateConfig", loaded: LoadedModel, sha: str | None, k
         "device": str(loaded.model.device),
         "threads": torch.get_num_threads(),
         "versions": {name: environment[name] for name in ("proxima", "python")} | environment["packages"] | parsers,
-    }
-
-
-def _environment(config: "EvaluateConfig", outcome: EvalOutcome) -> dict[str, Any]:
-    """What may differ between two runs of one command."""
-    tokens = {name: facts["tokens"] for name, facts in outcome.result["suites"].items()}
-    seconds = outcome.seconds
-    return {
-        **describe_environment(config.seed, outcome.result["model"]),
-        "seconds": seconds,
-        "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
     }
 
 

@@ -91,7 +91,9 @@ class Learner:
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
         """The trajectories with those of `columns` that a stage or the critic supplies."""
         filled = self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
-        return filled if self.critic is None or "value" not in columns else self.critic.fill(filled)
+        if self.critic is None or "value" not in columns:
+            return filled
+        return self.critic.stack.fill([self.critic.stage], filled)  # `value` and `bootstrap`
 
     def close(self) -> None:
         """End the engines that stages ask."""

@@ -98,10 +98,8 @@ class StoredRollouts(Collector):
         return out
 
     def check_vocabulary(self, tokenizer: Any, vocabulary: int) -> None:
-        """Refuse a model that reads the stored tokens as other text than the one that wrote them.
-
-        Args:
-            tokenizer, vocabulary: of the model to be trained; rows of its embedding.
+        """Refuse a model to be trained that reads the stored tokens as other text than the one that wrote them;
+        `vocabulary` is the rows of its embedding.
 
         Raises:
             FieldError: a token id outside the vocabulary, or a text that differs.

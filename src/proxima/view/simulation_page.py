@@ -8,8 +8,8 @@ from markupsafe import Markup, escape
 
 from proxima.config.builder import ResolvedValue
 from proxima.data.atomic_files import write_atomic
-from proxima.lab.simulate.figures import SpeedFigures
 from proxima.lab.simulate.grid import SimulatedCell
+from proxima.lab.simulate.simulated_run import SpeedFigures
 from proxima.view.chart import chart_axes, new_figure, svg_text, variable
 from proxima.view.comparison_page import config_value
 from proxima.view.formatting import count, fixed, percent

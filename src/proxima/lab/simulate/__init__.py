@@ -5,8 +5,7 @@
     fit.py             the same from a finished run
     timed_engine.py    continuous batching, pauses and new weights
     timed_parts.py     prompts, rewards, selection, trainer
-    simulated_run.py   one run
-    figures.py         its speed, idle shares and lag, as those of a real run
+    simulated_run.py   one run; its speed, idle shares and lag, as those of a real run
     grid.py            runs for many lags and concurrent prompts
 
 Admission, order and lag are those of `rollout` and `runtime`: nothing here decides any of them.

@@ -54,11 +54,8 @@ class Spans:
 
 
 def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
-    """Fit what the run tells; the rest keeps its default.
-
-    Args:
-        folder: of the run.
-        settings: dotted path → value of the recipe that is simulated, for a note where the run had others.
+    """Fit what the run tells; the rest keeps its default. `settings` are dotted path → value of the recipe that is
+    simulated, for a note where the run had others.
 
     Raises:
         UserError: it is no run, or it has no two finished steps with their rollouts.

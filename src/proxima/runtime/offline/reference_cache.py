@@ -17,12 +17,8 @@ FORMAT = "1"
 
 
 class ReferenceCache:
-    """A folder with a file for each model and data set.
-
-    Args:
-        folder: is made when something is written; None: nothing is kept.
-        model: what decides the numbers beside the tokens: hashes of the weights, and settings, by name.
-    """
+    """A folder with a file for each model and data set, made when something is written; None: nothing is kept. `model`
+    is what decides the numbers beside the tokens: hashes of the weights, and settings, by name."""
 
     def __init__(self, folder: str | None, model: Mapping[str, str]) -> None:
         self.folder = None if folder is None else Path(folder).expanduser()
