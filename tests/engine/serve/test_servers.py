@@ -13,6 +13,7 @@ import pytest
 
 from proxima.data import FieldError, UserError
 from proxima.engine.serve import Serve, check_serve, is_free, start_servers
+from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_process import ServerProcess
 from tests.engine.serve.programs import LONG, alive, ask, fake_program, pids, until
 
@@ -162,6 +163,17 @@ def test_a_server_that_dies_too_often_is_given_up_with_the_reason(begin):
     with pytest.raises((OSError, urllib.error.URLError)):
         ask(servers.urls[0], "/die")
     assert str(servers.wait()).startswith(f"vllm 127.0.0.1:{servers.urls[0].rpartition(':')[2]} exit code 9: ")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [("exit 255", "exit code 255"), ("kill -KILL $$", "SIGKILL, which the kernel sends when memory runs out")],
+)
+def test_an_exit_code_above_128_is_a_signal_only_where_there_is_one(tmp_path, script, told):
+    one = ServerProcess(Launch(command=("sh", "-c", script), url="http://127.0.0.1:1"), "", tmp_path / "engine.log")
+    until(lambda: one.code is not None)
+    one.stop()
+    assert one.describe_exit() == told
 
 
 def test_a_server_that_dies_while_it_loads_ends_the_start_with_its_last_error(begin, tmp_path):

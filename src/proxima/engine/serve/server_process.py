@@ -88,7 +88,7 @@ class ServerProcess:
     def describe_exit(self) -> str:
         """How it ended, and the line of its log that says why."""
         code = self.code or 0
-        how = describe_exit(128 - code if code > 128 else code)
+        how = describe_exit(128 - code if code - 128 in list(signal.Signals) else code)
         reason = self.last_error()
         return f"{how}: {reason}" if reason else how
 
