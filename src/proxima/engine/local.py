@@ -161,7 +161,8 @@ class LocalEngine:
             while remaining:
                 while not done and not self._open.is_set():
                     await self._open.wait()
-                ended = self.scheduler.ended  # read first: the compute thread may end a completion at any moment
+                # read first: the compute thread may end a completion at any moment
+                ended = self.scheduler.completions_ended
                 if not done:
                     await self._decode(ended)
                 while done:
@@ -187,7 +188,7 @@ class LocalEngine:
 
     def _advance(self, ended: int) -> None:
         """Decode until a completion ends, or another caller, `pause` or `abort` waits for its turn."""
-        while self.scheduler.ended == ended:
+        while self.scheduler.completions_ended == ended:
             self.scheduler.step(STEPS_PER_TURN)
             if self.compute.wanted:
                 return

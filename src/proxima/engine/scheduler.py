@@ -127,7 +127,7 @@ class Scheduler:
         self.waiting: deque[WaitingPrompt] = deque()
         self.admits = True  # False: waiting requests stay waiting
         self.version = 0
-        self.generated_tokens = self.ended = 0  # of all callers; `ended` counts completions
+        self.generated_tokens = self.completions_ended = 0  # of all callers
         self._batch: RunningBatch | None = None  # the steps that the table lacks
         self._rebuild = False
 
@@ -201,7 +201,7 @@ class Scheduler:
     def step(self, most: int = 1) -> None:
         """One token for every running completion, or the first token of those that are admitted; `most` times, or fewer
         until a completion ends."""
-        ended = self.ended
+        ended = self.completions_ended
         if self._rebuild:
             self._recompute_running()
         for _ in range(most):
@@ -210,7 +210,7 @@ class Scheduler:
                 self._admit(free)
             elif self.running:
                 self._decode()
-            if self.ended > ended:
+            if self.completions_ended > ended:
                 return
 
     def _admit(self, free: int) -> None:
@@ -310,7 +310,7 @@ class Scheduler:
 
     def _deliver(self, sink: Sink, completion: Completion) -> None:
         sink(completion)
-        self.ended += 1
+        self.completions_ended += 1
 
     def _release(self, ended: Sequence[RunningRequest]) -> None:
         """Free lines and slots. The last running completion moves into each hole; the last holes come first, so that

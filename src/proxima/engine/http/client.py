@@ -33,6 +33,14 @@ class ServerError(OSError):
         self.url, self.call, self.reason, self.status = url, call, reason, status
 
 
+class NotJsonError(ServerError):
+    """A response of a good status that is not JSON; `excerpt` is how it begins."""
+
+    def __init__(self, url: str, call: str, excerpt: str) -> None:
+        super().__init__(url, call, f"answers no JSON but {excerpt}")
+        self.excerpt = excerpt
+
+
 class RefusedError(UserError):
     """Status 401 or 403, the key: this server would refuse every other call too; others may take theirs."""
 
@@ -149,7 +157,7 @@ class ServerClient:
         try:
             return response.json()
         except ValueError as error:
-            raise ServerError(self.url, path, f"answers no JSON but {_excerpt(response.text)}") from error
+            raise NotJsonError(self.url, path, _excerpt(response.text)) from error
 
     @asynccontextmanager
     async def lines(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.client import ServerClient, ServerError, as_expected
+from proxima.engine.http.client import NotJsonError, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import Interrupt
 
@@ -88,10 +88,11 @@ async def _models(client: ServerClient) -> Any:
     try:
         return await client.get("/v1/models")
     except ServerError as error:
-        if error.status in (404, 405) or "no JSON" in error.reason:
-            reason = f"is no vLLM server: GET /v1/models gives {error.reason.removeprefix('answers ')}"
-            raise ServerError(client.url, error.call, reason, error.status) from error
-        raise
+        if error.status not in (404, 405) and not isinstance(error, NotJsonError):
+            raise
+        gives = f"no JSON but {error.excerpt}" if isinstance(error, NotJsonError) else error.reason
+        reason = f"is no vLLM server: GET /v1/models gives {gives}"
+        raise ServerError(client.url, error.call, reason, error.status) from error
 
 
 class _Asker:
