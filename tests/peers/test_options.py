@@ -553,3 +553,19 @@ def test_every_peer_makes_a_recipe_of_its_defaults(converted):
     ):
         done = converted(peer, options | {"made_up": 3})
         assert resolve(done.recipe) and listed(done)["unknown"] == {"made_up"}
+
+
+OPTIM = "actor_rollout_ref.actor.optim."
+
+
+@pytest.mark.parametrize(
+    ("peer", "peak", "lowest"),
+    [("trl", "learning_rate", "lr_scheduler_kwargs.min_lr"), ("verl", OPTIM + "lr", OPTIM + "min_lr")],
+)
+def test_the_lowest_learning_rate_is_a_share_of_the_peak(peer, peak, lowest, converted):
+    group = {"num_generations": 8} if peer == "trl" else {}
+    done = converted(peer, {peak: 2e-6, lowest: 5e-7} | group)
+    assert done.recipe["train"]["final_lr_ratio"] == 0.25
+    done = converted(peer, {peak: 0, lowest: 5e-7} | group)  # no ratio
+    assert "final_lr_ratio" not in done.recipe["train"]
+    assert f"{lowest}: the file has 5e-07; it has no ratio to a learning rate of 0" in done.text

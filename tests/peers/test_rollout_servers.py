@@ -49,6 +49,13 @@ def test_trls_server_is_a_plain_one(converted):
     assert "settings of its own" in ignored(done)["vllm_gpu_memory_utilization"]
 
 
+@pytest.mark.parametrize("url", [["http://a:1", "http://b:2"], "http://[::1", "127.0.0.1:8000"])
+def test_an_address_that_is_none_is_to_fill_in(url, converted):
+    done = converted("trl", {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url})
+    assert engine(done) == {"kind": "vllm", "url": "http://127.0.0.1:8000"}
+    assert "must be an http:// address" in done.text
+
+
 def test_trls_vllm_in_the_trainers_process_is_started_beside_it(converted):
     done = converted("trl", {"use_vllm": True, "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1})
     assert engine(done) == {"kind": "vllm", "serve": {"replicas": 1, "gpu_memory": 0.3}}

@@ -77,6 +77,17 @@ def schedule(d: Draft, o: Options, *names: str, default: str, path: str = "train
     d.put(f"{path}.schedule", SCHEDULES[written], o.origin(*names))
 
 
+def lowest_rate(d: Draft, o: Options, lowest: tuple[str, ...], shares: tuple[str, ...], path: str = "train") -> None:
+    """`final_lr_ratio` of `train` or `critic`: from the lowest learning rate, or from its share of the peak."""
+    least, peak = o.number(*lowest), d.entries[f"{path}.optimizer.lr"].value
+    if least and not peak:
+        least = o.refuse("it has no ratio to a learning rate of 0", *lowest)
+    if least:
+        d.put(f"{path}.final_lr_ratio", least / peak, f"{o.origin(*lowest)}, over the peak")
+    else:
+        d.copy(f"{path}.final_lr_ratio", o, *shares)
+
+
 def warmup(d: Draft, updates: tuple[int, str], ratio: tuple[float, str], made: int, rounded: str = "down") -> None:
     """`train.warmup_steps`; as a share of the run, `train.warmup_ratio`, where the number of steps is to fill in.
 

@@ -67,7 +67,10 @@ def trl_engine(d: Draft, o: Options) -> None:
         return
     d.drops_given(o, "the server runs already, with settings of its own", TRL.gpu_memory, TRL.parallel)
     host, port = str(o.get(places[1], default="0.0.0.0")), o.whole(places[2], default=8000)
-    written = str(o.get(places[0], default=f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}"))
+    local = f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}"
+    written = o.get(places[0], default=local)
+    if not (isinstance(written, str) and re.fullmatch(r"https?://[^/\s\[\]]+(/.*)?", written)):
+        written = o.refuse("must be an http:// address", places[0], default=local)
     parts = urlsplit(written)
     d.put("engine.kind", "vllm", o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
     note = "A plain `vllm serve`, which `proxima engine serve` starts; `trl vllm-serve` speaks a protocol of TRL's own."

@@ -316,11 +316,7 @@ def adamw(d: Draft, o: Options, lr: float) -> None:
     if o.given("optim") and not str(o.get("optim")).startswith("adamw_torch"):
         d.lacks("optim", f"{o.get('optim')}: only AdamW")
     common.schedule(d, o, "lr_scheduler_type", default="linear")
-    lowest, peak = o.number("lr_scheduler_kwargs.min_lr"), d.entries["train.optimizer.lr"].value
-    if lowest is not None:
-        d.put("train.final_lr_ratio", lowest / peak, "from lr_scheduler_kwargs.min_lr, over learning_rate")
-    else:
-        d.copy("train.final_lr_ratio", o, "lr_scheduler_kwargs.min_lr_rate")
+    common.lowest_rate(d, o, ("lr_scheduler_kwargs.min_lr",), ("lr_scheduler_kwargs.min_lr_rate",))
 
 
 def warmups(o: Options) -> tuple[tuple[int, str], tuple[float, str]]:

@@ -82,12 +82,8 @@ def _adamw(d: Draft, o: Options, path: str, prefix: str, lr: float) -> None:
     common.betas(d, o, prefix + "betas", path)
     spellings = (prefix + "lr_scheduler_type", prefix + "lr_decay_style", prefix + "warmup_style")
     common.schedule(d, o, *spellings, default="constant", path=path)
-    least = o.number(prefix + "min_lr", prefix + "lr_min")
-    if least:
-        lowest = least / d.entries[f"{path}.optimizer.lr"].value
-        d.put(f"{path}.final_lr_ratio", lowest, f"{o.origin(prefix + 'min_lr', prefix + 'lr_min')}, over the peak")
-    else:
-        d.copy(f"{path}.final_lr_ratio", o, prefix + "min_lr_ratio", prefix + "min_lr_factor")
+    lowest, shares = ((prefix + a, prefix + b) for a, b in (("min_lr", "lr_min"), ("min_lr_ratio", "min_lr_factor")))
+    common.lowest_rate(d, o, lowest, shares, path)
 
 
 def _warmup(o: Options, prefix: str, made: int) -> tuple[tuple[int, str], tuple[float, str]]:
