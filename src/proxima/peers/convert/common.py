@@ -122,7 +122,7 @@ def template_arguments(d: Draft, o: Options, *sections: str, **options: str) -> 
         value = o.get(name) if o.given(name) else None
         if name in o.doubts:
             d.needs(path, f"{name}: {o.doubts[name]}")
-        elif value is not None and d.entries.get(path, Entry(value, "")).value == value:
+        elif value is not None and (path not in d.entries or d.entries[path].value == value):
             d.put(path, value, o.origin(name))
         elif value is not None:
             d.lacks(name, f"{value}: {d.entries[path].origin.removeprefix('from ')} says {d.entries[path].value}")

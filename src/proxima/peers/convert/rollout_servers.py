@@ -54,6 +54,9 @@ def verl_engine(d: Draft, o: Options) -> None:
         d.drops(name, f"{kind}: engine local generates, in the trainer's process")
 
 
+HOST = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])"  # a name, an IPv4 address, an IPv6 address in brackets
+
+
 def trl_engine(d: Draft, o: Options) -> None:
     """`use_vllm`: a server that runs already, or one in the trainer's process, here beside it."""
     places = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
@@ -66,10 +69,12 @@ def trl_engine(d: Draft, o: Options) -> None:
         _served(d, o, TRL, o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
         return
     d.drops_given(o, "the server runs already, with settings of its own", TRL.gpu_memory, TRL.parallel)
-    host, port = str(o.get(places[1], default="0.0.0.0")), o.whole(places[2], default=8000)
+    host, port = o.get(places[1], default="0.0.0.0"), o.whole(places[2], default=8000)
+    if not (isinstance(host, str) and re.fullmatch(HOST, host)):
+        host = o.refuse("must be the name or address of a machine", places[1], default="0.0.0.0")
     local = f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}"
     written = o.get(places[0], default=local)
-    if not (isinstance(written, str) and re.fullmatch(r"https?://[^/\s\[\]]+(/.*)?", written)):
+    if not (isinstance(written, str) and re.fullmatch(rf"https?://{HOST}(:[0-9]+)?(/.*)?", written)):
         written = o.refuse("must be an http:// address", places[0], default=local)
     parts = urlsplit(written)
     d.put("engine.kind", "vllm", o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")

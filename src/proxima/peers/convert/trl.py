@@ -110,7 +110,7 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
     if strategy == "no":
         return
     o.given("num_generations_eval", "eval_on_start")
-    every = o.number("eval_steps", default=500, least=0)
+    every = o.number("eval_steps", default=500, least=0, most=10**9)
     if every < 1 or strategy == "epoch":
         written = "epoch" if strategy == "epoch" else f"{every:g} of the run"
         d.needs("eval.every", f"{'eval_strategy' if strategy == 'epoch' else 'eval_steps'}: {written}; set it in steps")

@@ -246,7 +246,7 @@ SECTIONS_OF = {"sft": _sft, "dpo": _preference, "kto": _kto, "reward": _reward}
 def _steps(d: Draft, o: Options) -> None:
     """Rows of an update, and how many updates or passes."""
     d.put("train.examples_per_step", *rows_of_update(o))
-    most, epochs = o.whole("max_steps", default=-1), o.number("num_train_epochs", default=3.0, least=0)
+    most, epochs = o.whole("max_steps", default=-1), o.number("num_train_epochs", default=3.0, least=0, most=10**9)
     if most > 0:
         d.put("train.steps", most, o.origin("max_steps"))
         d.drops_given(o, "max_steps overrides it", "num_train_epochs")
@@ -261,7 +261,7 @@ def _held_out(d: Draft, o: Options, command: str) -> None:
     strategy = o.choice(("no", "steps", "epoch"), "eval_strategy", "evaluation_strategy", default="no")
     if strategy == "no":
         return
-    before, every = o.flag("eval_on_start"), o.number("eval_steps", default=500, least=0)
+    before, every = o.flag("eval_on_start"), o.number("eval_steps", default=500, least=0, most=10**9)
     _rows(d, o, command, "eval.task", str(o.get("dataset_test_split", default="test")))
     d.put("eval.limit", 0, "TRL evaluates on all held-out rows")
     d.put("eval.before", before, o.origin("eval_on_start"))

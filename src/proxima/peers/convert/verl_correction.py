@@ -132,6 +132,9 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
         upper = given if given is not None else o.number(NEW + "rollout_is_threshold", default=2.0)
         origin = o.origin(threshold if given is not None else NEW + "rollout_is_threshold")
         high = _bounds(o, threshold, upper)[1]
+        if high <= 0:
+            d.lacks(threshold if given is not None else NEW + "rollout_is_threshold", f"{upper}: must be above 0")
+            return
         level, reduce = LEVELS[str(written)]
         least = (1 / high if low is None else low, "verl: 1 / upper" if low is None else o.origin(lower))
         _reject(d, o, towards, level, "ratio", reduce, upper=(high, origin), lower=least)
@@ -158,8 +161,8 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     if kind != "k1":
         _reject(d, o, towards, level, kind, reduce, upper=(high, o.origin(name)))
         return
-    low = 1 / high if low is None else low
-    if low <= 0 or high <= 0:
+    low = 1 / high if low is None and high > 0 else low
+    if low is None or low <= 0 or high <= 0:
         d.lacks(name, f"{limit}: must be ratios above 0 for {option}")
         return
     note, upper, lower = "", high, low

@@ -100,5 +100,5 @@ def _filter(d: Draft, o: Options, name: str) -> None:
         d.ask(f"algorithm.selection.{index}.metric", ours, what)
         return
     d.put(f"algorithm.selection.{index}.metric", ours, origin)
-    if metric not in METRICS:
+    if str(metric) not in METRICS:
         d.lacks(name, f"{metric}: something that your own scorer tells; taken: reward. The name of a reward would do")
