@@ -46,7 +46,7 @@ CASES = [
     (
         "sampling.temperature=0",
         "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is "
-        "greedy by itself",
+        "greedy by default",
     ),
     (
         "algorithm.surrogate.kind=tests.config.fakes:NeedsTopK",
