@@ -25,7 +25,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "slow.txt"
 LIMIT = 0.1  # seconds
-KEPT = {  # slow, and in `make check` all the same: a whole run of each kind
+KEPT = {  # slow, and in `make check` all the same: the rules of the house, a whole run of each kind
+    "tests/test_house.py::test_no_name_says_old",
+    "tests/test_house.py::test_nothing_is_unpickled",
+    "tests/test_house.py::test_the_package_breaks_no_rule",
     "tests/cli/test_run.py::test_quiet_prints_the_outcome",
     "tests/runtime/offline/test_dpo_run.py::test_from_python",
     "tests/runtime/test_async_run.py::test_it_resumes_with_the_same_bounds_only",

@@ -79,7 +79,7 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict
         leaves = {leaf_name: leaf} | ({"entropy": entropy} if entropy is not None and entropy.requires_grad else {})
         slopes = torch.autograd.grad(loss.value, list(leaves.values()), allow_unused=True)
         found |= {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-    laid_out = {name: in_rows(b, value, leaf.shape) if "mask" in tensors else value for name, value in tokens.items()}
+    laid_out = {name: padded_to(b, value, leaf.shape) if "mask" in tensors else value for name, value in tokens.items()}
     return {name: value.detach() for name, value in (found | laid_out).items()}
 
 
@@ -128,7 +128,9 @@ def _distillation(spec: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
     found = {f"grad_{name}": x for name, x in zip(names, gradients, strict=True) if x is not None}
     found |= _metrics(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
-    return {"divergence": in_rows(b, value, leaves["log_prob"].shape) if "mask" in tensors else value.detach()} | found
+    return {
+        "divergence": padded_to(b, value, leaves["log_prob"].shape) if "mask" in tensors else value.detach()
+    } | found
 
 
 def _typed(name: str, value: Any) -> Tensor:
@@ -144,7 +146,7 @@ def _batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:
     return PolicyBatch(log_prob=leaf, **rest)
 
 
-def in_rows(b: PolicyBatch, values: Tensor, shape: Sequence[int], fill: float = 0.0) -> Tensor:
+def padded_to(b: PolicyBatch, values: Tensor, shape: Sequence[int], fill: float = 0.0) -> Tensor:
     """[N] → [B, T] float64 of a shape that may be wider than the batch's longest row, `fill` at padding."""
     out = torch.full(tuple(shape), fill, dtype=torch.float64)
     rows = b.to_padded(values.detach().double(), fill)

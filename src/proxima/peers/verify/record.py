@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import SLOTS, as_tensor, in_rows, leaves
+from proxima.conformance.by_hand import SLOTS, as_tensor, leaves, padded_to
 from proxima.data import PolicyBatch, UserError
 
 BY_HAND = "by hand"
@@ -233,4 +233,4 @@ class Padded:
 
     def rows(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[N] → [B, T], `fill` at padding."""
-        return in_rows(self.b, values, self.mask.shape, fill)
+        return padded_to(self.b, values, self.mask.shape, fill)
