@@ -1,6 +1,7 @@
 """A fake of vLLM's HTTP protocol: its calls and the form of its answers, over a model that is a table of logits."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,6 +15,19 @@ VOCABULARY, LENGTH = 1000, 64
 def logits_after(token: int, version: str) -> np.ndarray:
     """[V] float64, of what comes after a token: the model."""
     return np.random.default_rng([token, *version.encode()]).normal(size=VOCABULARY) * 3
+
+
+class _Content(httpx.AsyncByteStream):
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.content
+
+
+def unread(response: httpx.Response) -> httpx.Response:
+    """The same response, as it comes from a network: its body is still to be read."""
+    return httpx.Response(response.status_code, headers=response.headers, stream=_Content(response.content))
 
 
 class FakeVllm:
@@ -44,7 +58,8 @@ class FakeVllm:
     def client(self) -> ServerClient:
         """A client whose calls come here."""
         client = ServerClient(Address("http://127.0.0.1:1"), seconds=5)
-        client._http = httpx.AsyncClient(base_url=client.url, transport=httpx.MockTransport(self.answer))
+        transport = httpx.MockTransport(lambda request: unread(self.answer(request)))
+        client._http = httpx.AsyncClient(base_url=client.url, transport=transport)
         return client
 
     def answer(self, request: httpx.Request) -> httpx.Response:

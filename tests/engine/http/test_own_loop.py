@@ -14,8 +14,9 @@ from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Sampling
 from tests.engine.http.fake_vllm import FakeVllm
 
-VLLM_EVENT = {"choices": [{"token_ids": [3], "logprobs": {"content": [{"token_id": 3, "logprob": -1.0}]}}]}
-SGLANG_EVENT = {"meta_info": {"completion_tokens": 1, "output_token_logprobs": [[-1.0, 3, None]]}}
+CHOICE = {"token_ids": [3], "logprobs": {"content": [{"token_id": 3, "logprob": -1.0}]}}
+VLLM_EVENT = {"choices": [CHOICE], "prompt_token_ids": [1, 2]}
+SGLANG_EVENT = {"meta_info": {"completion_tokens": 1, "prompt_tokens": 2, "output_token_logprobs": [[-1.0, 3, None]]}}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ SGLANG_EVENT = {"meta_info": {"completion_tokens": 1, "output_token_logprobs": [
 def test_a_stream_that_is_left_closes_its_connection_at_once(module, dialect, event, monkeypatch):
     closed = []
 
-    async def events(client, path, body):
+    async def events(client, path, body, size):
         try:
             while True:
                 yield event

@@ -31,6 +31,70 @@ def accept(server: FakeServer) -> None:
         delattr(server, f"_{name}")
 
 
+def refuse_completions(server: FakeServer, status: int) -> None:
+    """Health, facts and weights are fine; a completion is not."""
+
+    async def generate(reader, writer, body):
+        _respond(writer, status, {"error": {"message": "your plan has\nno completions"}}, last=True)
+        await writer.drain()
+
+    server._generate = generate
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(status, tmp_path):
+    async def go(engine, server):
+        await engine.publish(update(1, WEIGHTS[1]))
+        refuse_completions(server, status)
+        with pytest.raises(UserError) as error:
+            await collect(engine, requests(4, 2))
+        return str(error.value), await engine.health()
+
+    with fakes(1) as servers, engine_over(servers, tmp_path, away_seconds=3600.0) as engine:
+        said, health = asyncio.run(asyncio.wait_for(go(engine, servers[0]), 30))
+    assert said.count("\n") == 0 and f"refused with status {status}: your plan has no completions" in said
+    assert "3 times in a row, without a completion between" in said and "token_env" in said
+    assert health.detail["replicas"]["ejected"] == 3 and health.detail["replicas"]["returned"] == 2
+    assert servers[0].calls["/weights"] == 1  # they were there at each return
+
+
+def test_refusals_with_completions_between_do_not_add_up(tmp_path):
+    async def go(engine, server):
+        for returned in range(1, 6):
+            refuse_completions(server, 403)
+            task = asyncio.create_task(collect(engine, requests(1, 1)))
+            await until(lambda count=returned: engine._pool.counts["ejected"] == count)
+            del server._generate
+            check(requests(1, 1), await task)
+
+    with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
+        asyncio.run(asyncio.wait_for(go(engine, servers[0]), 60))
+
+
+def test_a_server_that_always_has_other_weights_again_is_given_up(tmp_path, monkeypatch):
+    """It passes the probe at each return, and calls its weights otherwise a moment later."""
+    monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
+
+    async def go(engine, server):
+        await engine.publish(update(1, WEIGHTS[1]))
+        server.stop_after = 0
+        answered, load = 0, server._load
+
+        def flaps(body):
+            nonlocal answered
+            answered += 1
+            status, told = load(body)
+            return status, told | ({"label": "another"} if answered % 4 == 0 else {})
+
+        server._load = flaps
+        with pytest.raises(UserError, match=r"it has weights 'another'.*4 times in a row"):
+            await collect(engine, requests(1, 1))
+
+    with fakes(1) as servers, engine_over(servers, tmp_path, away_seconds=3600.0) as engine:
+        asyncio.run(asyncio.wait_for(go(engine, servers[0]), 30))
+
+
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("when", ["generating", "scoring", "publishing", "pausing"])
 def test_one_server_that_refuses_the_key_is_ejected_and_returns(when, status, tmp_path):

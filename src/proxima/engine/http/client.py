@@ -2,8 +2,8 @@
 
 import asyncio
 import ipaddress
-import json
 import os
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +13,15 @@ from urllib.parse import urlsplit
 import httpx
 
 from proxima.data import FieldError, UserError, require
+from proxima.data.bounded_reading import IDENTITY, TooLongError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.engine.http.answer_values import error_message, missing, one_line
 
 # Servers close a connection that has been idle for five seconds, and a call may be lost that is sent in that moment.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
+ANSWER = 4 << 20  # most bytes of an answer that grows with no request: what a server is, has and does
+ERROR = 64 << 10  # bytes of an error's body that are read
+TOKEN, SET = 2 << 10, 16  # most bytes of what is said of a token, and of an id among those that could be sampled
+EVENT = 16 << 10  # of an event with one token, with all that comes with it
 
 
 class ServerError(OSError):
@@ -26,11 +32,19 @@ class ServerError(OSError):
         call: the path.
         reason: one line.
         status: HTTP status of the response; None: there was none.
+        retry_after: seconds that the server wants to be left alone, if it says so.
     """
 
-    def __init__(self, url: str, call: str, reason: str, status: int | None = None) -> None:
+    def __init__(
+        self, url: str, call: str, reason: str, status: int | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(f"{url}{call}: {reason}")
-        self.url, self.call, self.reason, self.status = url, call, reason, status
+        self.url, self.call, self.reason, self.status, self.retry_after = url, call, reason, status, retry_after
+
+    @property
+    def busy(self) -> bool:
+        """The server has too much to do for now."""
+        return self.status in (429, 503)
 
 
 class NotJsonError(ServerError):
@@ -74,8 +88,9 @@ class Address:
             raise FieldError("url", self.url, "must be http://HOST:PORT, the port in 1..65535") from None
         require(numbered, "url", self.url, "must have a port in 1..65535")
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
-        require(bool(plain), "url", self.url, "must be http://HOST:PORT without a path")
         require("@" not in parts.netloc, "url", "…", "must hold no password; give its variable in token_env")
+        shown = f"{self.url.partition('?')[0]}?…" if "?" in self.url else self.url  # a query may hold a key
+        require(bool(plain), "url", shown, "must be http://HOST:PORT without a path")
         if self.token_env is not None:
             token = os.environ.get(self.token_env, "")
             require(bool(token), "token_env", self.token_env, "must name an environment variable that is set")
@@ -103,8 +118,34 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class StreamSize:
+    """What a stream may have.
+
+    Args:
+        line, total: bytes of one line, and of all.
+    """
+
+    line: int = ANSWER
+    total: int = 16 * ANSWER
+
+    @classmethod
+    def of(cls, tokens: int, *, prompt: int, set_size: int = 0, repeats: bool = False) -> "StreamSize":
+        """Of a completion: generous, so that only what is none goes beyond.
+
+        Args:
+            tokens: of it, at most.
+            prompt: tokens of its prompt, which come back.
+            set_size: ids that come with each token.
+            repeats: each message may hold the whole answer so far.
+        """
+        line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * set_size)
+        return cls(line=line, total=line * (tokens + 1) if repeats else line + (tokens + 16) * EVENT)
+
+
 class ServerClient:
-    """Calls to one server. Belongs to the event loop that first uses it.
+    """Calls to one server. Belongs to the event loop that first uses it. No answer may be longer than what was asked
+    for can make it, compressed or not; `proxima.data.bounded_reading` stops at that.
 
     Args:
         address: of the server.
@@ -113,8 +154,10 @@ class ServerClient:
 
     def __init__(self, address: Address, *, seconds: float = 60.0) -> None:
         self.address, self.url, self.seconds = address, address.url.rstrip("/"), seconds
+        headers = address.headers
+        self._key = headers.get("Authorization", "").removeprefix("Bearer ")
         # Proxies of the environment are not for an engine: they would see every prompt, and buffer the streams.
-        self._http = httpx.AsyncClient(base_url=self.url, headers=address.headers, limits=LIMITS, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, trust_env=False)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -124,78 +167,112 @@ class ServerClient:
         """What a GET answers: JSON decoded, None where the body is empty.
 
         Raises:
-            ServerError: no connection, no answer in time, another status than 2xx, or no JSON.
+            ServerError: no connection, no answer in time, another status than 2xx, no JSON, or more than fits the call.
         """
-        return await self._call("GET", path, None, params=query)
+        return await self._call("GET", path, None, ANSWER, params=query)
 
     async def post(
-        self, path: str, body: Any = None, *, seconds: float | None = None, query: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        seconds: float | None = None,
+        query: Mapping[str, Any] | None = None,
+        size: int = ANSWER,
     ) -> Any:
-        """The same of a POST."""
-        return await self._call("POST", path, seconds, json=body, params=dict(query or {}))
+        """The same of a POST.
+
+        Args:
+            size: most bytes of the answer.
+        """
+        return await self._call("POST", path, seconds, size, json=body, params=dict(query or {}))
 
     async def post_text(self, path: str, body: Any = None) -> str:
         """What a POST answers that is no JSON."""
-        return (await self._request("POST", path, None, json=body)).text
+        return (await self._request("POST", path, None, ANSWER, json=body)).decode(errors="replace")
 
-    async def _request(self, method: str, path: str, seconds: float | None, **more: Any) -> httpx.Response:
+    async def _request(self, method: str, path: str, seconds: float | None, size: int, **more: Any) -> bytes:
         limit = self.seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(limit):  # the client's own limit is between two bytes
-                response = await self._http.request(method, path, timeout=limit, **more)
+                with self._transfer(path, limit):
+                    async with self._http.stream(method, path, timeout=limit, **more) as response:
+                        await self._check_status(path, response)
+                        return await read_body(response, size)
         except TimeoutError as error:
             raise ServerError(self.url, path, f"no complete response within {limit:g} s") from error
-        except httpx.HTTPError as error:
-            raise self.failed(path, error, limit) from error
-        self.check_status(path, response.status_code, response.text)
-        return response
 
-    async def _call(self, method: str, path: str, seconds: float | None, **more: Any) -> Any:
-        response = await self._request(method, path, seconds, **more)
-        if not response.content:
+    async def _call(self, method: str, path: str, seconds: float | None, size: int, **more: Any) -> Any:
+        body = await self._request(method, path, seconds, size, **more)
+        if not body:
             return None
         try:
-            return response.json()
-        except ValueError as error:
-            raise NotJsonError(self.url, path, _excerpt(response.text)) from error
+            return parse_json(body)
+        except UnreadableError as error:
+            raise NotJsonError(self.url, path, self.told(body)) from error
 
     @asynccontextmanager
-    async def lines(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[str]]:
+    async def lines(self, path: str, body: Any, size: StreamSize | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
         """The lines of a streamed answer to a POST; leaving closes the connection. The caller limits its time.
 
         Raises:
             ServerError: as `get`, in the reading too.
         """
-        timeout = httpx.Timeout(None, connect=self.seconds)
-        try:
+        timeout, size = httpx.Timeout(None, connect=self.seconds), size or StreamSize()
+        with self._transfer(path, self.seconds):
             async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
-                if response.status_code >= 300:
-                    self.check_status(path, response.status_code, (await response.aread()).decode(errors="replace"))
-                async with aclosing(response.aiter_lines()) as lines:  # type: ignore[type-var]
+                await self._check_status(path, response)
+                async with aclosing(stream_lines(response, line=size.line, total=size.total)) as lines:  # type: ignore[type-var]
                     yield lines
-        except httpx.HTTPError as error:
-            raise self.failed(path, error, self.seconds) from error
 
-    def failed(self, path: str, error: httpx.HTTPError, seconds: float) -> ServerError:
-        """What a failed transfer means."""
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return ServerError(self.url, path, "can't be reached")
-        if isinstance(error, httpx.TimeoutException):
-            return ServerError(self.url, path, f"no answer for {seconds:g} s")
-        return ServerError(self.url, path, f"the connection broke ({type(error).__name__})")
+    @contextmanager
+    def _transfer(self, path: str, seconds: float) -> Iterator[None]:
+        """A transfer inside that fails is a `ServerError`."""
+        try:
+            yield
+        except (TooLongError, UnreadableError) as error:
+            raise ServerError(self.url, path, str(error)) from error
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ServerError(self.url, path, "can't be reached") from error
+        except httpx.TimeoutException as error:
+            raise ServerError(self.url, path, f"no answer for {seconds:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerError(self.url, path, f"the connection broke ({type(error).__name__})") from error
 
-    def check_status(self, path: str, status: int, text: str) -> None:
+    async def _check_status(self, path: str, response: httpx.Response) -> None:
         """Raise RefusedError for 401 and 403, ServerError for any other status than 2xx."""
+        self._http.cookies.clear()  # no server of ours has any; they would add up, and be sent back
+        status = response.status_code
+        if 200 <= status < 300:
+            return
+        try:
+            told = self.told(await read_body(response, ERROR, cut=True))
+        except UnreadableError as error:
+            told = str(error)
+        except (httpx.HTTPError, TimeoutError):  # the status says enough
+            told = "no message"
         if status in (401, 403):
             raise RefusedError(
-                f"{self.url}{path}: refused with status {status}: {_excerpt(text)}",
+                f"{self.url}{path}: refused with status {status}: {told}",
                 remedy="check token_env, and what the server was started with",
             )
-        if not 200 <= status < 300:
-            raise ServerError(self.url, path, f"status {status}: {_excerpt(text)}", status)
+        raise ServerError(self.url, path, f"status {status}: {told}", status, _retry_after(response.headers))
+
+    def told(self, text: bytes | str) -> str:
+        """What the server says, in one line, without the key that it was sent."""
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        return error_message(text.replace(self._key, "…") if self._key else text)
 
 
-async def stream_events(client: ServerClient, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """Seconds, where the header has a number; a date is not read, for clocks differ."""
+    value = headers.get("Retry-After", "").strip()
+    return float(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
+
+
+async def stream_events(
+    client: ServerClient, path: str, body: Any, size: StreamSize | None = None
+) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON objects of a streamed answer to a POST, up to its `[DONE]`. Read to its end, its connection serves
     another call; closing it before that closes the connection.
 
@@ -204,46 +281,43 @@ async def stream_events(client: ServerClient, path: str, body: Any) -> AsyncGene
             event; an answer that stops before its end.
     """
     done = False
-    async with client.lines(path, body) as lines:
+    async with client.lines(path, body, size) as lines:
         async for line in lines:
-            if done or not line.startswith("data:"):
+            if done or not line.startswith(b"data:"):
                 continue  # blank lines between events, comments, and fields that no server of ours uses
             data = line[5:].strip()
-            if data == "[DONE]":
+            if data == b"[DONE]":
                 done = True
                 continue
             try:
-                event = json.loads(data)
-            except ValueError as error:
-                raise ServerError(client.url, path, f"streams something else than JSON: {data[:100]}") from error
+                event = parse_json(data)
+            except UnreadableError as error:
+                raise ServerError(client.url, path, f"streams something else than JSON: {client.told(data)}") from error
             if not isinstance(event, dict):
-                raise ServerError(client.url, path, f"streams something else than a JSON object: {data[:100]}")
-            if (failure := event.get("error")) is not None:
-                told = failure.get("message", failure) if isinstance(failure, dict) else failure
-                raise ServerError(client.url, path, f"ended with an error: {' '.join(str(told).split())[:200]}")
+                raise ServerError(client.url, path, f"streams something else than a JSON object: {client.told(data)}")
+            if event.get("error") is not None:
+                raise ServerError(client.url, path, f"ended with an error: {client.told(data)}")
             yield event
     if not done:
         raise ServerError(client.url, path, "the stream broke off")
 
 
 @contextmanager
-def as_expected(client: ServerClient, path: str) -> Iterator[None]:
-    """Reading an answer inside raises `ServerError` where it has another form."""
+def as_expected(client: ServerClient, path: str, answer: object = None) -> Iterator[None]:
+    """Reading an answer inside raises `ServerError` where it has another form.
+
+    Args:
+        answer: what is read, for the message.
+    """
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ServerError(client.url, path, f"an answer of another form than expected: {what}") from error
-
-
-def _excerpt(text: str) -> str:
-    """The message of an error's body, in one line."""
-    try:
-        found = json.loads(text)
-        error = found.get("error", found)
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):
-        if text.lstrip()[:1] == "<":
-            return "an HTML page"
-    line = " ".join(text.split())
-    return line if len(line) <= 200 else line[:199] + "…"
+    except UserError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        if isinstance(error, KeyError):
+            what = missing(error.args[0], answer)
+        elif isinstance(error, ValueError):
+            what = str(error)
+        else:
+            what = f"{type(error).__name__}: {error}"
+        raise ServerError(client.url, path, f"an answer of another form than expected: {one_line(what)}") from error

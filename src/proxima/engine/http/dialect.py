@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from proxima.engine.http.client import ServerClient
 
 ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # as servers call them
+LARGEST_SET = 1 << 18  # tokens that could be sampled where no top-k bounds them: those of the largest vocabularies
 LogProbMode = Literal["processed", "untruncated", "raw"]
 
 
@@ -35,6 +36,7 @@ class ServerFacts:
         weight_updates: how it takes new weights, best first; the names are the dialect's own.
         weight_version: it keeps the version of its weights, and says it.
         version_spans: each completion says which weights sampled which of its tokens.
+        prompt_echo: each completion says what it continues, with its first tokens: one that does not counts as none.
         pause_modes: the modes that `Dialect.pause` accepts.
         interrupts: what it can make of running completions when new weights come, without their being sent again.
         prefix_cache: it reuses the KV of equal prefixes; None: it does not tell.
@@ -57,6 +59,7 @@ class ServerFacts:
     weight_updates: tuple[str, ...] = ()
     weight_version: bool = False
     version_spans: bool = False
+    prompt_echo: bool = False
     pause_modes: frozenset[PauseMode] = frozenset()
     interrupts: frozenset[Interrupt] = frozenset()
     prefix_cache: bool | None = None
@@ -92,6 +95,11 @@ class TokenRequest:
     stop_tokens: tuple[int, ...] = ()
     chunk_tokens: int = 1
     sampling_mask: bool = False
+
+    @property
+    def set_size(self) -> int:
+        """Most ids that come with each token."""
+        return (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,8 +12,9 @@ from proxima.data.columns import Floats
 from proxima.engine.http.client import Address, ServerError
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
+from proxima.engine.http.pool_errors import no_replica_left
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.replica_keeper import ReplicaKeeper, no_replica_left
+from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import Agreement, ask_all, capabilities_of, check_facts
 from proxima.engine.http.server_settings import ServerSettings

@@ -3,59 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
 
 import numpy as np
 
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
+from proxima.engine.http.busy_server import BusyServer
 from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
+from proxima.engine.http.running_call import CancelReason, RunningCall, all_over
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights_check import WeightsCheck
 from proxima.engine.protocol import PauseMode
 
-CancelReason = Literal["interrupted", "aborted"]
 ABORT_SECONDS = 5.0  # in which a server that aborted a completion gives its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all come
+REFUSALS, FRUITLESS = 3, 10  # ejections in a row without a completion, for a refused key and for anything
 HEALTHY = 32  # completions after which a replica that had been ejected counts as healthy
 FIRST_LIMIT, HIGHEST_LIMIT = 64, 4096  # completions at once, where the limit adapts
-
-
-@dataclass(eq=False)
-class RunningCall:
-    """A completion that a server is generating.
-
-    Args:
-        name: the id of its request.
-        timeout: ends it when no token comes.
-        cancel_reason: why it was cancelled before the completion ended; None: it was not.
-        answered: a chunk has come.
-        timed: the timeout runs; one that has ended can't be moved.
-    """
-
-    job: GenerationJob
-    name: str
-    timeout: asyncio.Timeout
-    cancel_reason: CancelReason | None = None
-    answered: bool = False
-    timed: bool = True
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def end(self, cancel_reason: CancelReason) -> None:
-        """Close its stream; what came counts."""
-        self.cancel_reason = self.cancel_reason or cancel_reason
-        self.limit(0.0)
-
-    def limit(self, seconds: float | None) -> None:
-        """It ends unless a token comes within this time; None: it may take any."""
-        if self.timed and not self.timeout.expired():
-            now = asyncio.get_running_loop().time()
-            self.timeout.reschedule(None if seconds is None else now + seconds)
 
 
 class Replica:
@@ -78,7 +46,9 @@ class Replica:
         self.instance: str | None = None
         self.in_service, self.suspect, self.paused, self.held = True, False, False, False
         self.reason = ""  # why it is not in service
-        self.refuses = False  # it refuses our key
+        self.refuses = self.confirmed = False  # it refuses our key; it did so too when it was asked to return
+        self.refusals = self.fruitless = 0  # ejections for that, and all, since it last completed something
+        self.busy = BusyServer()
         self.limit = spec.max_running or FIRST_LIMIT
         self.running: dict[GenerationJob, RunningCall] = {}
         self.attempts: dict[GenerationJob, int] = {}  # and segments that each had before
@@ -98,7 +68,12 @@ class Replica:
     @property
     def ready(self) -> bool:
         """Whether it may be given work."""
-        return self.in_service and not self.suspect and not self.paused
+        return self.in_service and not self.suspect and not self.paused and not self.busy.waiting
+
+    @property
+    def barred(self) -> bool:
+        """It was ejected again and again and completed nothing between: it may not return."""
+        return self.refusals >= REFUSALS or self.fruitless >= FRUITLESS
 
     @property
     def has_room(self) -> bool:
@@ -117,8 +92,9 @@ class Replica:
             self._failed_at = now
 
     def succeeded(self) -> None:
-        """Note a finished completion."""
-        self.streak = 0
+        """Note a finished completion or score."""
+        self.streak = self.refusals = self.fruitless = 0
+        self.busy.served()
         self.completed += 1
         if self.completed >= HEALTHY:
             self.recent_ejections = 0
@@ -225,6 +201,8 @@ class Replica:
         async for chunk in chunks:
             call.answered = True
             self.received += len(chunk.tokens)
+            if len(chunk.tokens):
+                self.busy.served()
             reason = job.append(chunk, self._labels_of(job))
             if reason == "abort":
                 break
@@ -259,6 +237,7 @@ class Replica:
             raise WrongAnswerError(f"{len(found)} scores of {len(tokens)} tokens")
         if not np.isfinite(found).all() or (len(found) and found.max() > SLACK):
             raise WrongAnswerError("a score is not a finite log-prob")
+        self.succeeded()
         return found
 
     # ---- pauses ------------------------------------------------------------------------------------------------------
@@ -298,10 +277,10 @@ class Replica:
                 call.end(cancel_reason)
         with suppress(TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
-                await _all_over(calls)
+                await all_over(calls)
         for call in calls:
             call.end(cancel_reason)
-        await _all_over(calls)
+        await all_over(calls)
 
     def drop(self) -> None:
         """End what runs without telling the server; the tokens received so far count."""
@@ -361,6 +340,18 @@ class Replica:
             mark_confirmed(segments)
         return problem
 
+    def leave_service(self, reason: str, *, refuses: bool) -> None:
+        """Note that it was ejected, and end what it runs."""
+        self.refusals += refuses
+        self.fruitless += 1
+        self.recent_ejections += 1
+        self.completed = 0
+        if self.barred:
+            times = self.refusals if refuses else self.fruitless
+            reason = f"{reason} ({times} times in a row, without a completion between)"
+        self.in_service, self.reason, self.refuses, self.confirmed = False, reason, refuses, self.barred
+        self.drop()
+
     def adapt(self, health: ServerHealth, queued: bool) -> None:
         """Set how many completions run here at once: fewer when the server has a queue, more when it has none and there
         are more to run.
@@ -388,8 +379,3 @@ def mark_confirmed(segments: Sequence[JobSegment]) -> None:
     """Note that the server which runs these has the weights that it should have."""
     for segment in segments:
         segment.confirmed = True
-
-
-async def _all_over(calls: Sequence[RunningCall]) -> None:
-    for call in calls:
-        await call.over.wait()

@@ -10,6 +10,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerHealth
+from proxima.engine.http.pool_errors import no_replica_left, too_busy
 from proxima.engine.http.replica import Replica, mark_confirmed
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import Agreement
@@ -162,7 +163,7 @@ class ReplicaKeeper:
             soon.clear()
             if replica.in_service:
                 await self._check(replica)
-            else:
+            elif not replica.barred:
                 await self._try_return(replica)
             self._look_whether_any_is_left()
 
@@ -181,7 +182,8 @@ class ReplicaKeeper:
             async with asyncio.timeout(pool.spec.call_seconds):
                 health = await replica.dialect.health(replica.client, replica.facts)
         except (ServerError, TimeoutError, UserError) as error:
-            if replica.received == received:  # else it is only slow
+            busy = isinstance(error, ServerError) and error.busy
+            if replica.received == received and not busy:  # else it is only slow
                 reason = error.reason if isinstance(error, ServerError | UserError) else "no answer to a health check"
                 pool.eject(replica, reason, refuses=isinstance(error, RefusedError))
             return
@@ -208,7 +210,7 @@ class ReplicaKeeper:
             if not isinstance(error, ServerError | UserError | TimeoutError):
                 raise error
             reason = error.reason if isinstance(error, ServerError | UserError) else "no answer"
-            replica.refuses = isinstance(error, RefusedError)
+            replica.refuses = replica.confirmed = isinstance(error, RefusedError)
             if isinstance(error, UserError) and replica.failed_returns == 1 and reason not in replica.reason:
                 self.pool.tell(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
@@ -257,25 +259,29 @@ class ReplicaKeeper:
         pool, now = self.pool, asyncio.get_running_loop().time()
         if pool.serving:
             self._away_since = None
+            self._look_whether_all_are_busy(now)
             return
         self._away_since = now if self._away_since is None else self._away_since
         failure = None if self.servers is None else self.servers.failure
-        if failure is None and all(replica.refuses for replica in pool.replicas):
-            failure = no_replica_left(pool.replicas, "check token_env, and what the servers were started with")
+        if failure is None and all(one.barred or (one.refuses and one.confirmed) for one in pool.replicas):
+            keys = all(replica.refuses for replica in pool.replicas)
+            remedy = "check token_env, and what the servers were started with"
+            failure = no_replica_left(pool.replicas, remedy if keys else "look at the server's log, start it again")
         if failure is None and now - self._away_since >= pool.spec.away_seconds:
             failure = no_replica_left(pool.replicas)
         if failure is not None:
             pool.give_up(failure)
+
+    def _look_whether_all_are_busy(self, now: float) -> None:
+        pool = self.pool
+        if not pool.jobs:  # nothing waits for them
+            for replica in pool.serving:
+                replica.busy.since = None
+        elif all(now - (replica.busy.since or now) >= pool.spec.away_seconds for replica in pool.serving):
+            pool.give_up(too_busy(pool.serving, pool.spec.away_seconds))
 
     async def close(self) -> None:
         """Stop watching."""
         for task in [*self._tasks, *self._returning.values()]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._returning.values(), return_exceptions=True)
-
-
-def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again") -> UserError:
-    """No replica works."""
-    reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
-    whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
-    return UserError(f"engine: {whose} out of service: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")

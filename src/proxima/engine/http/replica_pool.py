@@ -5,19 +5,21 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
+from zlib import crc32
 
-from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica import CancelReason, Replica
+from proxima.engine.http.pool_errors import gave_up, reason_of, too_busy
+from proxima.engine.http.replica import Replica
 from proxima.engine.http.router import Router
+from proxima.engine.http.running_call import CancelReason
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
-OVERLOADED = (429, 503)
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
+BUSY_NEWS = 3  # waits for a busy server, in a row, after which the user is told
 CONFIRM_SECONDS = 5.0  # in which a server whose completion broke says which weights it had, for the tokens to be kept
 EVENTS = 1000  # the latest lines for the user, that are kept
 
@@ -27,7 +29,8 @@ class ReplicaPool:
 
     A completion that failed is asked for again, at another replica if there is one. What it had is kept, so that long
     completions, which fail more often, are not replaced by short ones; a server whose completions are the same each
-    time begins again. `retries` attempts in a row that gave nothing end the run.
+    time begins again. `retries` attempts in a row that gave nothing end the run. A server that is too busy (status 429,
+    503) is left alone for a while, which is no failure of the completion.
 
     `check_soon(replica)` is called when one has failed; `changed` is set when a completion or a replica comes or goes.
     """
@@ -99,7 +102,15 @@ class ReplicaPool:
             if job.reason and self._lacks_score(job, replica):
                 job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
         except (ServerError, WrongAnswerError) as error:
-            self._failed(job, replica, error, started_at)
+            if isinstance(error, ServerError) and error.busy:
+                self._too_busy(replica, error, started_at)
+                self.counts["tokens_lost"] += job.discard() if self.repeatable else 0
+                job.keep()
+                self.counts["retried"] += 1
+                if job.wanted:
+                    self.router.add(job, first=True)
+            else:
+                self._failed(job, replica, error, started_at)
         except RefusedError as error:
             self._refused(replica, error)
             self.counts["retried"] += 1
@@ -173,6 +184,23 @@ class ReplicaPool:
         elif job.wanted:
             self.router.add(job, first=True)
 
+    def _too_busy(self, replica: Replica, error: ServerError, started_at: float) -> None:
+        """Leave a server alone for a while. That is no failure of the completion, which waits."""
+        loop = asyncio.get_running_loop()
+        replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
+        seconds = replica.busy.refused(started_at, error.reason, error.retry_after, crc32(replica.url.encode()))
+        if seconds is None:
+            return
+        self.counts["busy"] += 1
+        if replica.busy.times == BUSY_NEWS:
+            self.tell(f"engine: {replica.url} is busy, completions wait: {error.reason}")
+
+        def again() -> None:
+            replica.busy.waiting = False
+            self.dispatch()
+
+        loop.call_later(seconds, again)
+
     def _failed(
         self, job: GenerationJob, replica: Replica, error: ServerError | WrongAnswerError, started_at: float
     ) -> None:
@@ -184,10 +212,7 @@ class ReplicaPool:
         self.counts["wrong" if isinstance(error, WrongAnswerError) else "failed"] += 1
         job.tried.add(replica)
         job.failures = 0 if kept else job.failures + 1
-        if isinstance(error, ServerError) and error.status in OVERLOADED:
-            replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
-        else:
-            replica.failed(started_at, asyncio.get_running_loop().time())
+        replica.failed(started_at, asyncio.get_running_loop().time())
         replica.suspect = True
         if replica.streak >= STREAK:
             self.eject(replica, f"{replica.streak} completions in a row failed, the last one with: {reason_of(error)}")
@@ -236,19 +261,25 @@ class ReplicaPool:
             UserError: no replica can.
         """
         error: Exception | None = None
-        tried, failures = set[object](), 0
+        tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
+        begun = clock()
         while failures <= self.spec.retries:
             replica = await self._room(tried)
-            started_at = asyncio.get_running_loop().time()
+            started_at = clock()
             try:
                 found = await self._score(replica, request.prompt_tokens, request.tokens)
                 if found is not None:
                     return found
                 error, failures = ServerError(replica.url, "", "new weights arrived during scoring"), failures + 1
             except (ServerError, WrongAnswerError) as failed:
+                if isinstance(failed, ServerError) and failed.busy:
+                    self._too_busy(replica, failed, started_at)
+                    if clock() - begun >= self.spec.away_seconds:
+                        raise too_busy([replica], self.spec.away_seconds) from failed
+                    continue
                 error, failures = failed, failures + 1
                 tried.add(replica)
-                replica.failed(started_at, asyncio.get_running_loop().time())
+                replica.failed(started_at, clock())
                 replica.suspect = True
                 self.check_soon(replica)
             except RefusedError as refused:
@@ -276,12 +307,9 @@ class ReplicaPool:
         """
         if not replica.in_service:
             return
-        replica.in_service, replica.reason, replica.refuses = False, reason, refuses
+        replica.leave_service(reason, refuses=refuses)
         self.counts["ejected"] += 1
-        self.tell(f"engine: {replica.url} is out of service: {reason}")
-        replica.recent_ejections += 1
-        replica.completed = 0
-        replica.drop()
+        self.tell(f"engine: {replica.url} is out of service: {replica.reason}")
         self.router.leave(replica)
         self.dispatch()
 
@@ -364,17 +392,3 @@ class ReplicaPool:
                 self.eject(replica, error.reason)
 
         await asyncio.gather(*(one(replica) for replica in replicas))
-
-
-def reason_of(error: ServerError | WrongAnswerError | Exception) -> str:
-    """What was wrong, without the address."""
-    return error.reason if isinstance(error, ServerError) else str(error)
-
-
-def gave_up(what: str, times: int, replica: Replica, error: Exception) -> UserError:
-    """A call failed again and again."""
-    counted = "once" if times == 1 else f"{times} times in a row"
-    return UserError(
-        f"engine: {what}: failed {counted}, the last time at {replica.url}: {reason_of(error)}",
-        remedy="look at the server's log, and resume the run (--resume)",
-    )

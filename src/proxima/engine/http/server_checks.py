@@ -9,6 +9,7 @@ from typing import Any
 
 from proxima.data import FieldError, UserError
 from proxima.engine.http.answer_checks import check_sampling
+from proxima.engine.http.busy_server import busy_seconds
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import Dialect, ServerFacts
 from proxima.engine.http.server_settings import ServerSettings
@@ -23,8 +24,8 @@ CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `prox
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
-ALIKE = ("server", "model", "dtype", "quantization", "log_probs")
-NAMES = {"log_probs": "log-prob mode"}
+ALIKE = ("server", "model", "dtype", "quantization", "log_probs", "prompt_echo")
+NAMES = {"log_probs": "log-prob mode", "prompt_echo": "echo of the prompt"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +70,26 @@ async def ask_all(dialect: Dialect, clients: Sequence[ServerClient]) -> list[Ser
         UserError: of the first that another call would not mend.
     """
     found = list[ServerFacts | ServerError]()
-    for one in await asyncio.gather(*(dialect.probe(client) for client in clients), return_exceptions=True):
+    for one in await asyncio.gather(*(_ask_one(dialect, client) for client in clients), return_exceptions=True):
         if isinstance(one, BaseException) and not isinstance(one, ServerError):
             raise one
         found.append(one)
     return found
+
+
+async def _ask_one(dialect: Dialect, client: ServerClient) -> ServerFacts:
+    """What it can do; one that is too busy is asked again, for as long as a call may take."""
+    loop = asyncio.get_running_loop()
+    until, times = loop.time() + client.seconds, 0
+    while True:
+        try:
+            return await dialect.probe(client)
+        except ServerError as error:
+            times += 1
+            seconds = busy_seconds(times, error.retry_after)
+            if error.status != 429 or loop.time() + seconds > until:
+                raise
+            await asyncio.sleep(seconds)
 
 
 def check_servers_of(spec: ServerSettings, needs: EngineNeeds) -> list[str]:

@@ -18,7 +18,6 @@ and server share or are connected by, where they could be tried.
 
 import asyncio
 import math
-import operator
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -28,8 +27,17 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
-from proxima.data.sampling_mask import SamplingMask
-from proxima.engine.http.client import ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.answer_values import (
+    id_list,
+    items,
+    mask_of_sets,
+    number,
+    one_line,
+    short_text,
+    version_spans,
+    whole,
+)
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
 from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
@@ -54,7 +62,8 @@ class SglangDialect:
     kind: ClassVar[str] = "sglang"
 
     async def probe(self, client: ServerClient) -> ServerFacts:
-        return await find_facts(client)
+        with as_expected(client, ""):
+            return await find_facts(client)
 
     async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
         """The completion, in chunks.
@@ -75,29 +84,34 @@ class SglangDialect:
             **({"return_sampling_mask": True} if request.sampling_mask else {}),
             **salted(request.cache_salt),
         }
-        reader = _StreamReader(client, request)
-        async with aclosing(stream_events(client, GENERATE, body)) as events:
+        reader = _StreamReader(client, request, counts_prompt=facts.prompt_echo)
+        size = StreamSize.of(
+            request.sampling.max_tokens, prompt=len(request.tokens), set_size=request.set_size, repeats=True
+        )
+        async with aclosing(stream_events(client, GENERATE, body, size)) as events:
             async for event in events:
                 if (chunk := reader.chunk(event)) is not None:
                     yield chunk
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""
-        whole = [*map(int, prompt), *map(int, tokens)]
-        if facts.max_length is not None and len(whole) >= facts.max_length:
+        asked = [*map(int, prompt), *map(int, tokens)]
+        if facts.max_length is not None and len(asked) >= facts.max_length:
             raise UserError(
-                f"{client.url}: {len(whole)} tokens can't be scored at a maximum length of {facts.max_length}",
-                remedy=f"start the server with --context-length {len(whole) + 1 + SPARE} or more",
+                f"{client.url}: {len(asked)} tokens can't be scored at a maximum length of {facts.max_length}",
+                remedy=f"start the server with --context-length {len(asked) + 1 + SPARE} or more",
             )
-        body = {"input_ids": whole, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
-        answer = await client.post(GENERATE, body | {"logprob_start_len": max(len(prompt) - 1, 0)})
-        with as_expected(client, GENERATE):
-            rows = answer["meta_info"]["input_token_logprobs"]
+        body = {"input_ids": asked, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
+        body |= {"logprob_start_len": max(len(prompt) - 1, 0)}
+        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(asked))
+        with as_expected(client, GENERATE, answer):
+            rows = items(answer["meta_info"]["input_token_logprobs"], "input_token_logprobs")
             found = rows[len(rows) - len(tokens) :] if len(tokens) else []
-            ids, values = [row[1] for row in found], [row[0] for row in found]
-        if ids != whole[len(prompt) :]:
+            ids = id_list([row[1] for row in found], "input_token_logprobs")
+            values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in found]
+        if ids != asked[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
-        if not all(isinstance(value, float | int) and math.isfinite(value) for value in values):
+        if not all(map(math.isfinite, values)):
             raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
         return np.asarray(values, np.float32)
 
@@ -109,8 +123,8 @@ class SglangDialect:
             if error.status in (404, 405):
                 return None
             raise
-        with as_expected(client, "/tokenize"):
-            return [int(token) for token in answer["tokens"]]
+        with as_expected(client, "/tokenize", answer):
+            return id_list(answer["tokens"], "tokens")
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
         """Stop sampling.
@@ -160,7 +174,7 @@ class SglangDialect:
         answer = await client.post(path, body, seconds=weights.seconds)
         if not isinstance(answer, dict) or answer.get("success") is not True:
             told = answer.get("message") if isinstance(answer, dict) else answer
-            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {told}")
+            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {one_line(told)}")
         named = await self._version(client)
         if named != weights.label:
             raise ServerError(client.url, path, f"its weights are called {named!r} after {weights.label!r} was loaded")
@@ -186,16 +200,19 @@ class SglangDialect:
         try:
             told = await client.get("/get_load")
             each = told if isinstance(told, list) else [told]
-            total, waiting = (sum(one[name] for one in each) for name in ("num_reqs", "num_waiting_reqs"))
+            names = ("num_reqs", "num_waiting_reqs")
+            total, waiting = (sum(whole(one[name], name) for one in each) for name in names)
             return ServerHealth(running=total - waiting, waiting=waiting, weight_version=version)
-        except (KeyError, TypeError, ServerError) as error:
+        except (KeyError, TypeError, ValueError, ServerError) as error:
             if isinstance(error, ServerError) and error.status not in (404, 405):
                 raise
             return ServerHealth(weight_version=version)
 
     async def _version(self, client: ServerClient) -> str | None:
         model = await first_answer(client, "/get_model_info", "/model_info")
-        return model.get("weight_version") if isinstance(model, dict) else None
+        version = model.get("weight_version") if isinstance(model, dict) else None
+        with as_expected(client, "/get_model_info"):
+            return None if version is None else short_text(version, "weight_version")
 
 
 def _sampling_of(request: TokenRequest) -> dict[str, Any]:
@@ -218,8 +235,8 @@ def _sampling_of(request: TokenRequest) -> dict[str, Any]:
 class _StreamReader:
     """Finds what is new in each message of a stream."""
 
-    def __init__(self, client: ServerClient, request: TokenRequest) -> None:
-        self.client, self.request, self.seen = client, request, 0
+    def __init__(self, client: ServerClient, request: TokenRequest, *, counts_prompt: bool = False) -> None:
+        self.client, self.request, self.counts_prompt, self.seen = client, request, counts_prompt, 0
 
     def chunk(self, event: Mapping[str, Any]) -> Chunk | None:
         """The chunk of a message; None where nothing is new.
@@ -228,19 +245,19 @@ class _StreamReader:
             ServerError: a message of another form, or log-probs that are not those of the tokens.
             UserError: as `SglangDialect.stream`.
         """
-        with as_expected(self.client, GENERATE):
+        with as_expected(self.client, GENERATE, event):
             meta = event["meta_info"]
             ending = meta.get("finish_reason")
-            pairs = meta.get("output_token_logprobs") or []
-            new = self._new(pairs, int(meta["completion_tokens"]))
+            total = whole(meta["completion_tokens"], "completion_tokens")
+            new = self._new(items(meta.get("output_token_logprobs") or [], "output_token_logprobs"), total)
             rows = meta.get("output_token_sampling_mask") if self.request.sampling_mask else None
-            mask = None if rows is None else SamplingMask.of_sets(self._new(rows, int(meta["completion_tokens"])))
-            tokens = [operator.index(pair[1]) for pair in new]
-            values = [math.nan if pair[0] is None else float(pair[0]) for pair in new]
+            mask = None if rows is None else mask_of_sets(self._new(items(rows, "sampling masks"), total))
+            tokens = id_list([pair[1] for pair in new], "output_token_logprobs")
+            values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
             reason = None if ending is None else ENDINGS[ending["type"]]
             spans = meta.get("weight_versions") if reason is not None else None
-            found = None if spans is None else tuple((str(s["version"]), s["start"], s["end"]) for s in spans)
-        self._check(event, meta, ending, tokens)
+            found = None if spans is None else version_spans(spans)
+            self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
             return None
         self.seen += len(tokens)
@@ -252,7 +269,7 @@ class _StreamReader:
             sampling_mask=mask,
         )
 
-    def _new(self, pairs: Sequence[Any], total: int) -> Sequence[Any]:
+    def _new(self, pairs: list[Any], total: int) -> list[Any]:
         if len(pairs) >= total:  # the whole answer so far, perhaps a token ahead of its count
             return pairs[self.seen :]
         if self.seen + len(pairs) == total:
@@ -261,24 +278,28 @@ class _StreamReader:
 
     def _check(self, event: Mapping[str, Any], meta: Mapping[str, Any], ending: Any, tokens: list[int]) -> None:
         ids = event.get("output_ids")
-        if ids is not None and tokens and list(ids)[-len(tokens) :] != tokens:
+        if ids is not None and tokens and items(ids, "output_ids")[-len(tokens) :] != tokens:
             raise self._failed("log-probs are of other tokens than those that were sampled")
         asked = len(self.request.tokens)
-        if meta.get("prompt_tokens", asked) != asked:
+        if tokens and self.counts_prompt and "prompt_tokens" not in meta:
+            raise self._failed("an answer without prompt_tokens, which the server gave at the start")
+        if (read := whole(meta.get("prompt_tokens", asked), "prompt_tokens")) != asked:
             raise UserError(
-                f"{self.client.url} read {meta['prompt_tokens']} tokens of a prompt of {asked}",
+                f"{self.client.url} read {read} tokens of a prompt of {asked}",
                 remedy="start it without --allow-auto-truncate, or with a longer --context-length",
             )
         if not isinstance(ending, dict):
             return
         status = ending.get("status_code")
         if ending["type"] == "abort" and status is not None:
-            told = " ".join(str(ending.get("message", "")).split())
-            if 400 <= int(status) < 500:
+            told, status = one_line(ending.get("message", "")), whole(status, "status_code")
+            if status == 429:
+                raise ServerError(self.client.url, GENERATE, f"status {status}: {told}", status)
+            if 400 <= status < 500:
                 raise UserError(f"{self.client.url} refused a request: {told}", remedy="check its length and sampling")
             raise self._failed(f"aborted with status {status}: {told}")
         matched = ending.get("matched")
-        if ending["type"] == "stop" and isinstance(matched, int) and matched not in self.request.stop_tokens:
+        if ending["type"] == "stop" and type(matched) is int and matched not in self.request.stop_tokens:
             raise UserError(
                 f"{self.client.url} stopped at token {matched}, which ends no completion here",
                 remedy="serve the model with the generation_config and tokenizer that the trainer has",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxima.data import UserError
+from proxima.engine.http.answer_values import number, one_line, short_text, whole
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import PauseMode
@@ -33,7 +34,8 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     if not isinstance(model, dict) or "model_path" not in model:
         raise UserError(f"{client.url} is no SGLang server: it says nothing of its model", remedy="check url and kind")
     if model.get("is_generation") is False:
-        raise UserError(f"{client.url} generates nothing: it serves {model['model_path']} as an embedding model")
+        name = one_line(model["model_path"])
+        raise UserError(f"{client.url} generates nothing: it serves {name} as an embedding model")
     told = await first_answer(client, "/get_server_info", "/server_info")
     told = told if isinstance(told, dict) else {}
     paths, modes = await _find_calls(client)
@@ -48,11 +50,13 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         "pause modes of the server": ", ".join(sorted(modes)) or "unknown",
         "memory release": "yes" if all(path in paths for path in MEMORY) else "no",
         "streams": "increments" if increments else "whole answers again and again; --incremental-streaming-output",
-        "tokenizer": str(model.get("tokenizer_path")),
+        "tokenizer": one_line(model.get("tokenizer_path")),
     }
     return ServerFacts(
-        server=f"sglang {told.get('version', '')}".strip(),
-        model=str(model.get("tokenizer_path") or model["model_path"]),  # the latter is that of the last weights
+        server=f"sglang {one_line(told.get('version', ''), 40)}".strip(),
+        model=short_text(
+            model.get("tokenizer_path") or model["model_path"], "the model's path"
+        ),  # the latter is that of the last weights
         max_length=await _max_length(client, told),
         dtype=_named(told.get("dtype")),
         quantization=_named(told.get("quantization")),
@@ -62,6 +66,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         weight_updates=("disk",) if WAYS["disk"] in paths else (),
         weight_version="weight_version" in meta,
         version_spans="weight_versions" in meta,
+        prompt_echo="prompt_tokens" in meta,
         pause_modes=frozenset(ours for ours, theirs in PAUSES.items() if theirs in modes),
         interrupts=frozenset({"recompute"} if "retract" in modes and "/flush_cache" in paths else ()),
         prefix_cache=cache,
@@ -163,8 +168,9 @@ async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None,
     for temperature in (1.0, 2.0):
         answer = await _generate(client, {"top_logprobs_num": 5}, temperature=temperature)
         try:
-            rows[temperature] = {entry[1]: entry[0] for entry in answer["meta_info"]["output_top_logprobs"][0]}
-        except (KeyError, IndexError, TypeError):
+            top = answer["meta_info"]["output_top_logprobs"][0]
+            rows[temperature] = {whole(entry[1], "a token"): number(entry[0], "a log-prob") for entry in top}
+        except (KeyError, IndexError, TypeError, ValueError):
             return None, "no log-probs of the most probable tokens: what the others are of can't be found out"
     known = sorted(set(rows[1.0]) & set(rows[2.0]), key=lambda token: rows[1.0][token])
     if len(known) < 2 or rows[1.0][known[-1]] - rows[1.0][known[0]] < CERTAIN:
@@ -176,7 +182,7 @@ async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None,
     if abs(ratio - 0.5) > 0.1:
         return None, f"twice the temperature makes {ratio:.2f} of a difference of log-probs, neither 1 nor 0.5"
     single = await _generate(client, top_k=1)
-    certain = single["meta_info"]["output_token_logprobs"][0][0] > -CERTAIN
+    certain = number(single["meta_info"]["output_token_logprobs"][0][0], "a log-prob") > -CERTAIN
     return ("processed" if certain and rows[1.0][known[-1]] < -CERTAIN else "untruncated"), None
 
 
@@ -189,13 +195,13 @@ async def _find_scores(client: ServerClient) -> bool:
 
 async def _find_cache(client: ServerClient) -> tuple[bool | None, bool]:
     """Whether equal prefixes are reused, and whether a salt keeps them apart: by what the answers say of it."""
-    counts: list[int | None] = []
+    counts: list[Any] = []
     for salt in ("proxima-a", "proxima-a", "proxima-b"):
         fields = {"input_ids": list(PROBE_TOKENS), "return_logprob": False, **salted(salt)}
         counts.append((await _generate(client, fields))["meta_info"].get("cached_tokens"))
     if counts[1] is None:
         return None, False
-    reused = counts[1] > 0
+    reused = whole(counts[1], "cached_tokens") > 0
     return reused, reused and not counts[2]
 
 
@@ -213,14 +219,15 @@ async def _find_sampling_mask(client: ServerClient) -> bool:
 async def _max_length(client: ServerClient, told: Mapping[str, Any]) -> int | None:
     """Of prompt and completion together: the server ends completions `SPARE` tokens before its context is full."""
     try:
-        return int((await client.get("/v1/models"))["data"][0]["max_model_len"]) - SPARE
+        longest = (await client.get("/v1/models"))["data"][0]["max_model_len"]
+        return whole(longest, "max_model_len", SPARE + 1) - SPARE
     except (ServerError, KeyError, IndexError, TypeError, ValueError):
         length = told.get("context_length")
-        return length - SPARE if isinstance(length, int) else None
+        return None if length is None else whole(length, "context_length", SPARE + 1) - SPARE
 
 
 def _named(value: Any) -> str | None:
-    return str(value).removeprefix("torch.") if value not in (None, "auto") else None
+    return one_line(value, 40).removeprefix("torch.") if value not in (None, "auto") else None
 
 
 def of_ways(ways: Iterable[str]) -> str:

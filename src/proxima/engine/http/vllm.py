@@ -16,8 +16,17 @@ import numpy as np
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
-from proxima.data.sampling_mask import SamplingMask
-from proxima.engine.http.client import ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.answer_values import (
+    id_list,
+    items,
+    mask_of_sets,
+    missing,
+    number,
+    one_line,
+    short_text,
+    version_spans,
+)
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
 from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
@@ -36,7 +45,8 @@ class VllmDialect:
     kind: ClassVar[str] = "vllm"
 
     async def probe(self, client: ServerClient) -> ServerFacts:
-        return await find_vllm_facts(client)
+        with as_expected(client, ""):
+            return await find_vllm_facts(client)
 
     async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
         """The completion, in chunks.
@@ -54,13 +64,26 @@ class VllmDialect:
             body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         else:
             body |= {"model": known.model, "prompt": list(map(int, request.tokens)), **fields}
-        async with aclosing(stream_events(client, known.route, body)) as events:
+        size = StreamSize.of(request.sampling.max_tokens, prompt=len(request.tokens), set_size=request.set_size)
+        empty: Mapping[str, Any] | None = None
+        named = not known.prompt_echo  # the answer has said which prompt it continues, as this server does
+        async with aclosing(stream_events(client, known.route, body, size)) as events:
             async for event in events:
-                for choice in event.get("choices") or ():
-                    with as_expected(client, known.route):
-                        chunk = chunk_of(choice, event)
+                if "choices" not in event:
+                    empty = event
+                    continue
+                with as_expected(client, known.route, event):
+                    chunks = [chunk_of(choice, event) for choice in event["choices"] or ()]
+                for chunk in chunks:
+                    named = named or chunk.prompt_tokens is not None
+                    if len(chunk.tokens) and not named:
+                        reason = "an answer without prompt_token_ids, which the server gave at the start"
+                        raise ServerError(client.url, known.route, reason)
                     if chunk.finish_reason is not None or len(chunk.tokens):
+                        empty = None
                         yield chunk
+        if empty is not None:
+            raise ServerError(client.url, known.route, f"an answer of another form: {missing('choices', empty)}")
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
@@ -69,21 +92,21 @@ class VllmDialect:
             UserError: prompt and tokens fill the server's whole length: it wants room for one token more.
         """
         known, path = facts_of(facts), facts_of(facts).route
-        whole = [*map(int, prompt), *map(int, tokens)]
-        if known.max_length is not None and len(whole) >= known.max_length:
+        asked = [*map(int, prompt), *map(int, tokens)]
+        if known.max_length is not None and len(asked) >= known.max_length:
             raise UserError(
-                f"{client.url}: {len(whole)} tokens can't be scored at a maximum length of {known.max_length}",
-                remedy=f"start the server with --max-model-len {len(whole) + 1} or more",
+                f"{client.url}: {len(asked)} tokens can't be scored at a maximum length of {known.max_length}",
+                remedy=f"start the server with --max-model-len {len(asked) + 1} or more",
             )
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
-        if path == GENERATE:
-            answer = await client.post(path, {"token_ids": whole, "sampling_params": fields | {"detokenize": False}})
-        else:
-            answer = await client.post(path, {"model": known.model, "prompt": whole, **fields})
-        with as_expected(client, path):
+        body: dict[str, Any] = {"token_ids": asked, "sampling_params": fields | {"detokenize": False}}
+        if path != GENERATE:
+            body = {"model": known.model, "prompt": asked, **fields}
+        answer = await client.post(path, body, size=ANSWER + TOKEN * len(asked))
+        with as_expected(client, path, answer):
             found = answer if path == GENERATE else answer["choices"][0]
-            rows = found["prompt_logprobs"][len(prompt) :]
-            values = [row[str(token)]["logprob"] for row, token in zip(rows, whole[len(prompt) :], strict=True)]
+            rows = zip(items(found["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
+            values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in rows]
         scores = np.asarray(values, np.float32)
         if not np.isfinite(scores).all() or (scores <= ABSENT).any():
             raise ServerError(client.url, path, "log-probs of given tokens are not finite")
@@ -91,8 +114,8 @@ class VllmDialect:
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
         answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
-        with as_expected(client, "/tokenize"):
-            return [int(token) for token in answer["tokens"]]
+        with as_expected(client, "/tokenize", answer):
+            return id_list(answer["tokens"], "tokens")
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
         """Stop sampling. New requests wait for `resume` in every mode, probes too."""
@@ -144,13 +167,17 @@ class VllmDialect:
         """Version and pause, where the server has control calls."""
         models = client.get("/v1/models")
         if not facts_of(facts).control:
-            with as_expected(client, "/v1/models"):
-                return ServerHealth(model=(await models)["data"][0]["id"])
+            return ServerHealth(model=_model_of(client, await models))
         served, version, paused = await asyncio.gather(models, client.get("/weight_info"), client.get("/is_paused"))
-        with as_expected(client, "/weight_info"):
-            return ServerHealth(
-                weight_version=version["weight_version"], paused=paused["is_paused"], model=served["data"][0]["id"]
-            )
+        with as_expected(client, "/weight_info", version):
+            label = short_text(version["weight_version"], "weight_version")
+        with as_expected(client, "/is_paused", paused):
+            return ServerHealth(weight_version=label, paused=bool(paused["is_paused"]), model=_model_of(client, served))
+
+
+def _model_of(client: ServerClient, answer: Any) -> str:
+    with as_expected(client, "/v1/models", answer):
+        return short_text(answer["data"][0]["id"], "the model's id")
 
 
 def facts_of(facts: ServerFacts) -> VllmFacts:
@@ -199,31 +226,30 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
     Raises:
         ValueError: log-probs and tokens do not fit each other, sets that are none, or an ending that is none of ours.
     """
-    tokens = choice["token_ids"] or []
+    tokens = id_list(choice["token_ids"] or [], "token_ids")
     told = choice.get("logprobs") or {}
     if "content" in told:
-        entries = told["content"] or []
+        entries = items(told["content"] or [], "logprobs.content")
         values = [entry["logprob"] for entry in entries]
-        if [entry["token_id"] for entry in entries] != tokens:
+        if id_list([entry["token_id"] for entry in entries], "logprobs.content") != tokens:
             raise ValueError("log-probs are of other tokens than those that were sampled")
     else:
-        values = told.get("token_logprobs") or []
-    if not all(isinstance(token, int) for token in tokens):
-        raise ValueError(f"tokens that are no ids: {tokens[:8]}")
+        values = items(told.get("token_logprobs") or [], "token_logprobs")
     if len(values) != len(tokens):
         raise ValueError(f"{len(values)} log-probs for {len(tokens)} tokens")
+    reported = [math.nan if value is None else number(value, "a log-prob") for value in values]
     ending = choice.get("finish_reason")
     if ending is not None and ending not in ENDINGS:
-        raise ValueError(f"ended with {ending!r}")
-    spans = choice.get("weight_versions")
-    prompt = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
+        raise ValueError(f"ended with {one_line(ending, 40)!r}")
+    spans, prompt = choice.get("weight_versions"), event.get("prompt_token_ids")
+    prompt = choice.get("prompt_token_ids") if prompt is None else prompt
     return Chunk(
         tokens=np.asarray(tokens, np.int32),
-        log_prob=np.asarray([math.nan if v is None or v <= ABSENT else v for v in values], np.float32),
+        log_prob=np.asarray([math.nan if value <= ABSENT else value for value in reported], np.float32),
         finish_reason=None if ending is None else ENDINGS[ending],
-        version_spans=None if spans is None else tuple((s["version"], s["start"], s["end"]) for s in spans),
-        prompt_tokens=None if prompt is None else np.asarray(prompt, np.int32),
-        sampling_mask=None if (sets := choice.get("sampling_mask")) is None else SamplingMask.of_sets(sets),
+        version_spans=None if spans is None else version_spans(spans),
+        prompt_tokens=None if prompt is None else np.asarray(id_list(prompt, "prompt_token_ids"), np.int32),
+        sampling_mask=None if (sets := choice.get("sampling_mask")) is None else mask_of_sets(sets),
     )
 
 
@@ -232,8 +258,8 @@ async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
     await client.post("/start_weight_update", seconds=weights.seconds)
     buckets = list(weight_buckets(weights.folder, BUCKET))
-    for number, (file, names) in enumerate(buckets, 1):
-        bucket = {"file": str(file), "names": names, "last": number == len(buckets)}
+    for count, (file, names) in enumerate(buckets, 1):
+        bucket = {"file": str(file), "names": names, "last": count == len(buckets)}
         await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
     await client.post("/finish_weight_update", {"weight_version": weights.label}, seconds=weights.seconds)
 

@@ -1,12 +1,15 @@
 """What a vLLM server can do, found by asking it for a few tokens and for its settings."""
 
+import asyncio
 import math
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.client import NotJsonError, ServerClient, ServerError, as_expected
+from proxima.engine.http.answer_values import number, one_line, short_text, whole
+from proxima.engine.http.client import NotJsonError, ServerClient, ServerError, as_expected, stream_events
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import Interrupt
 
@@ -39,9 +42,10 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
     """
     models = await _models(client)
     version = await _optional(client, "/version")
-    with as_expected(client, "/v1/models"):
+    with as_expected(client, "/v1/models", models):
         served = models["data"][0]
-        model, longest = str(served["id"]), served.get("max_model_len")
+        model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
+        longest = None if longest is None else whole(longest, "max_model_len", 1)
     settings = await _optional(client, "/server_info", config_format="json") or {}
     told = settings.get("vllm_config") or {}
     ask = _Asker(client, model)
@@ -56,9 +60,9 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
     if why:
         more["log-probs"] = why
     return VllmFacts(
-        server=f"vllm {version['version'] if isinstance(version, dict) and 'version' in version else '?'}",
+        server=f"vllm {one_line(_of(version, 'version') or '?', 40)}",
         model=model,
-        max_length=longest if isinstance(longest, int) else None,
+        max_length=longest,
         dtype=_plain(_of(told, "model_config", "dtype")),
         quantization=_plain(_of(told, "model_config", "quantization")),
         log_probs=log_probs,
@@ -67,6 +71,7 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         weight_updates=weights,
         weight_version=control,
         version_spans=spans,
+        prompt_echo=await ask.echoes_prompt(),
         pause_modes=frozenset({"keep", "wait", "abort"}) if control else frozenset(),
         interrupts=interrupts if control else frozenset(),
         prefix_cache=_of(told, "cache_config", "enable_prefix_caching"),
@@ -119,21 +124,36 @@ class _Asker:
     ) -> dict[str, Any]:
         """The first choice of an answer, not streamed. Top-k is on, for a server that gives sampling masks refuses
         requests without."""
-        fields = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 6, "ignore_eos": True}
-        fields |= {"logprobs": 0} | sampling
-        salt = {} if cache_salt is None else {"cache_salt": cache_salt}
-        body: dict[str, Any]
-        if self.route == GENERATE:
-            body = {"token_ids": list(prompt), "sampling_params": fields, **salt}
-        else:
-            names = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-            body = {"model": self.model, "prompt": list(prompt), **fields, **names, **salt}
+        body = self._body(prompt, sampling) | ({} if cache_salt is None else {"cache_salt": cache_salt})
         answer = await self.client.post(self.route, body)
-        with as_expected(self.client, self.route):
+        with as_expected(self.client, self.route, answer):
             choice: dict[str, Any] = answer["choices"][0]
         if self.route == GENERATE and answer.get("prompt_logprobs") is not None:
             choice = choice | {"prompt_logprobs": answer["prompt_logprobs"]}
         return choice
+
+    def _body(self, prompt: tuple[int, ...], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        fields = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 6, "ignore_eos": True}
+        fields |= {"logprobs": 0, **sampling}
+        if self.route == GENERATE:
+            return {"token_ids": list(prompt), "sampling_params": fields}
+        names = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        return {"model": self.model, "prompt": list(prompt), **fields, **names}
+
+    async def echoes_prompt(self) -> bool:
+        """Whether the first tokens of a stream come with the ids of the prompt. What a completion lacks tells nothing:
+        it may be the answer to another request."""
+        body = self._body(PROMPTS[0], {"max_tokens": 1}) | {"stream": True, "return_token_ids": True}
+        async with (
+            asyncio.timeout(self.client.seconds),
+            aclosing(stream_events(self.client, self.route, body)) as events,
+        ):
+            async for event in events:
+                for choice in event.get("choices") or ():
+                    if choice.get("token_ids"):
+                        given = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
+                        return bool(given == list(PROMPTS[0]))
+        return False
 
     async def with_field(self, **more: Any) -> dict[str, Any] | None:
         """The answer to a request with one field more; None: the server refuses it."""
@@ -180,7 +200,7 @@ class _Asker:
                 values = [entry["logprob"] for entry in told["content"][0]["top_logprobs"]]
             else:
                 values = list(told["top_logprobs"][0].values())
-            first, second, *_ = sorted(map(float, values), reverse=True)
+            first, second, *_ = sorted((number(value, "a log-prob") for value in values), reverse=True)
         except (KeyError, IndexError, TypeError, ValueError):
             return None
         return first, second
@@ -216,7 +236,7 @@ async def _optional(client: ServerClient, path: str, **query: Any) -> Any:
         return None
 
 
-def _of(values: Mapping[str, Any], *names: str) -> Any:
+def _of(values: Any, *names: str) -> Any:
     found: Any = values
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -224,4 +244,4 @@ def _of(values: Mapping[str, Any], *names: str) -> Any:
 
 
 def _plain(value: Any) -> str | None:
-    return None if value is None else str(value).removeprefix("torch.")
+    return None if value is None else one_line(value, 40).removeprefix("torch.")

@@ -58,7 +58,7 @@ class ServerProcess:
     def answers(self) -> bool:
         """Whether the server is ready: it is healthy, and serves its model to who has the key."""
         try:
-            ready = self._http.get("/health").is_success and self._http.get("/v1/models").is_success
+            ready = self._status_is_good("/health") and self._status_is_good("/v1/models")
         except httpx.HTTPError:
             return False
         return ready and self.code is None
@@ -68,11 +68,16 @@ class ServerProcess:
         more. None: it does not answer, as one that is busy.
         """
         try:
-            return not self._http.get("/health").is_success
+            return not self._status_is_good("/health")
         except httpx.ConnectError:
             return True
         except httpx.HTTPError:
             return None
+
+    def _status_is_good(self, path: str) -> bool:
+        """Of a GET, whose answer is not read."""
+        with self._http.stream("GET", path) as response:
+            return response.is_success
 
     def output(self) -> str:
         """The last part of what it has written since its start."""

@@ -1,0 +1,96 @@
+"""Single values in the answers of servers: each is of its type, or a ValueError. JSON's `true` is no number, and a
+number in quotes is none either."""
+
+from typing import Any
+
+from proxima.data import SamplingMask
+from proxima.data.bounded_reading import UnreadableError, parse_json
+
+SHOWN, NAMED = 200, 1000  # characters of what a server says in a message, and of a name that is worked with
+LARGEST_ID = 2**31 - 1
+EXPLAINS = ("error", "message", "detail")  # fields of an answer that is an error
+
+
+def one_line(value: object, width: int = SHOWN) -> str:
+    """What a server said, in one line that any terminal and file can show."""
+    try:
+        text = str(value)[: 20 * width]
+    except RecursionError:
+        return "something nested too deeply"
+    shown = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(shown.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def error_message(text: str) -> str:
+    """The message of an error's body, in one line."""
+    try:
+        return one_line(_explained(parse_json(text)))
+    except UnreadableError:
+        return "an HTML page" if text.lstrip()[:1] == "<" else one_line(text)
+
+
+def _explained(answer: Any) -> Any:
+    """What is said of the failure in an answer; the answer itself if nothing is."""
+    while isinstance(answer, dict) and (name := next((one for one in EXPLAINS if one in answer), None)):
+        answer = answer[name]
+    return answer
+
+
+def missing(key: object, answer: object = None) -> str:
+    """What is said of an answer without a field."""
+    told = _explained(answer)
+    return f"it lacks {key!r}" + ("" if told is None else f": {one_line(told, 100)}")
+
+
+def whole(value: Any, what: str, least: int = 0) -> int:
+    """An integer that is at least `least`."""
+    if type(value) is not int or not least <= value <= LARGEST_ID:
+        raise ValueError(f"{what} is {_short(value)}, no integer from {least} on")
+    return value
+
+
+def number(value: Any, what: str) -> float:
+    """A number; NaN and the infinities are some."""
+    if type(value) not in (int, float):
+        raise ValueError(f"{what} is {_short(value)}, no number")
+    return float(value)  # OverflowError for an integer beyond all floats
+
+
+def short_text(value: Any, what: str) -> str:
+    """A text of at most `NAMED` characters without line breaks and the like."""
+    if not isinstance(value, str) or len(value) > NAMED or not value.isprintable():
+        raise ValueError(f"{what} is {_short(value)}, no short text")
+    return value
+
+
+def items(value: Any, what: str) -> list[Any]:
+    """A list."""
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is {_short(value)}, no list")
+    return value
+
+
+def id_list(value: Any, what: str) -> list[int]:
+    """A list of integers from 0 on."""
+    found = items(value, what)
+    if set(map(type, found)) - {int} or (found and not 0 <= min(found) <= max(found) <= LARGEST_ID):
+        raise ValueError(f"{what} holds what is no token id: {_short(found)}")
+    return found
+
+
+def mask_of_sets(value: Any) -> SamplingMask:
+    """A set of ids for each token."""
+    return SamplingMask.of_sets([id_list(one, "a sampling mask") for one in items(value, "sampling masks")])
+
+
+def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
+    """Which weights sampled which tokens: version, start and end each."""
+    return tuple(
+        (short_text(one["version"], "a version"), whole(one["start"], "a start"), whole(one["end"], "an end"))
+        for one in items(value, "weight_versions")
+    )
+
+
+def _short(value: object) -> str:
+    return one_line([value], 42)[1:-1] if isinstance(value, str) else one_line(value, 40)
