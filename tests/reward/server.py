@@ -11,8 +11,9 @@ from typing import Any
 class Scorer:
     """What the server was asked, and what it answers.
 
-    `answer(request, n)` gets the JSON of the n-th request (0, 1 …) and returns JSON, raw bytes, or (status, bytes,
-    headers); what it raises breaks the connection off.
+    `answer(request, n)` gets the JSON of the n-th request (0, 1 …) and returns JSON, raw bytes, an iterator of them
+    that is sent until the connection closes, or one of these as (status, body, headers); what it raises breaks the
+    connection off.
     """
 
     def __init__(self, answer: Callable[[Any, int], Any]) -> None:
@@ -36,12 +37,15 @@ class Scorer:
                 with self.lock:
                     self.open -= 1
             status, body, headers = made if isinstance(made, tuple) else (200, made, {})
-            body = body if isinstance(body, bytes) else json.dumps(body).encode()
+            if not isinstance(body, (bytes, Iterator)):
+                body = json.dumps(body).encode()
+            length = {"Content-Length": str(len(body))} if isinstance(body, bytes) else {}
             handler.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            for name, value in {**length, **headers}.items():
                 handler.send_header(name, value)
             handler.end_headers()
-            handler.wfile.write(body)
+            for part in [body] if isinstance(body, bytes) else body:
+                handler.wfile.write(part)
         except Exception:
             handler.close_connection = True
 

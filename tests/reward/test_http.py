@@ -61,10 +61,13 @@ def test_what_a_server_may_say_of_each_completion():
         {"value": 1, "parts": [1]},
         [1],
         True,
+        {"value": 1, "correct": 1},
+        {"value": 1, "parts": {"style": False}},
+        {"value": "1"},
     ]
     with scorer(lambda request, n: {"scores": said}) as server:
         scores = run(quick(server.url), *map(str, range(len(said))))
-    assert [score.value if score.valid else None for score in scores] == [1.0, 0.5, 2.0, -1.0, 3.0] + [None] * 8 + [1.0]
+    assert [score.value if score.valid else None for score in scores] == [1.0, 0.5, 2.0, -1.0, 3.0] + [None] * 12
     assert (
         scores[2].correct is True
         and scores[2].parts == {"http": 2.0, "http/style": 0.25}
@@ -76,7 +79,7 @@ def test_what_a_server_may_say_of_each_completion():
         "http: ValueError: returned nan, expected a finite number",
         "http: ValueError: returned value='good', expected a number",
         "http: ValueError: a score without 'value' (keys: reward)",
-        "http: ValueError: returned correct='yes', expected true, false or nothing",
+        "http: ValueError: returned correct='yes', expected true, false or null",
     ]
 
 

@@ -7,7 +7,8 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 import httpx
 
 from proxima.data import Completion, Prompt, Score, UserError, require
+from proxima.data.bounded_json import TooLargeError, parse_json, read_at_most
 from proxima.reward.base import WeightedReward, validated
-from proxima.reward.workers.graders import to_float
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # may be over by the next attempt
 MAX_WAIT = 30.0  # longest wait between two attempts, in seconds
-MAX_BYTES = 64 << 20
+RESPONSE_BYTES = 1 << 20  # of a response, and so much more for each completion:
+COMPLETION_BYTES = 64 << 10
+ERROR_BYTES = 4096  # of the body of a refusal
+MAX_PARTS = 64  # of a score: each is a metric of the run
 _REFUSED_BY_CHECK = frozenset({401, 403, 404, 405, 407})  # wrong address, wrong method, no permission
 
 
@@ -66,7 +70,8 @@ class Http(WeightedReward):
     Raises: FieldError at construction for an invalid address, or a variable that isn't set; in `score`, PostFailed.
     Edge cases: a response that is not JSON, has no `scores` or a wrong number of them invalidates the whole request,
         which is not retried; NaN, an infinity, a number beyond any float or a text invalidates its completion alone, as
-        value and as part. Responses over 64 MiB are not read.
+        value and as part; so does a bool, which is no number, and one with over 64 parts. A response of more than
+        1 MiB and 64 KiB per completion, a compressed one, and JSON of more than 64 levels are refused.
     """
 
     url: str
@@ -88,8 +93,8 @@ class Http(WeightedReward):
         require(self.max_concurrent >= 1, "max_concurrent", self.max_concurrent, "must be >= 1")
         bound = "must be >= 0; 0 sends all completions of a prompt at once"
         require(self.per_request >= 0, "per_request", self.per_request, bound)
-        known = self.token_env is None or bool(os.environ.get(self.token_env))
-        require(known, "token_env", self.token_env, "must name an environment variable that is set")
+        if self.token_env is not None:
+            bearer_token(self.token_env, "token_env")
 
     @property
     def concurrency(self) -> int:
@@ -118,8 +123,10 @@ class Http(WeightedReward):
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         data = self._post(prompt, completions)
         try:
-            response = json.loads(data, parse_int=_finite_int)
-        except (ValueError, RecursionError) as error:
+            response = parse_json(data, parse_int=_finite_int)
+        except TooLargeError as error:
+            raise ValueError(f"the answer has {error}") from None
+        except ValueError as error:
             raise ValueError(f"the answer is not JSON: {error}") from None
         scores = response.get("scores") if isinstance(response, dict) else None
         if not isinstance(scores, list):
@@ -137,34 +144,36 @@ class Http(WeightedReward):
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Accept-Encoding": "identity", "User-Agent": "proxima"}
         if self.token_env is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self.token_env]}"
+            headers["Authorization"] = f"Bearer {bearer_token(self.token_env, 'token_env')}"
         body = json.dumps({"prompt": asked, "completions": sent}).encode()
-        return post(self.url, body, headers, seconds=self.seconds, retries=self.retries, backoff=self.backoff)
+        limit = RESPONSE_BYTES + COMPLETION_BYTES * len(sent)
+        return self._retried(lambda: _exchange(self.url, body, headers, limit))
+
+    def _retried(self, exchange: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
+        """The body of the response. PostFailed if the last attempt failed. A status that is not in `RETRIED` is not
+        retried; a redirect is one, because following it would send the token to another server."""
+        url, retries = self.url, self.retries
+        for attempt in range(retries + 1):
+            try:
+                return asyncio.run(asyncio.wait_for(exchange(), self.seconds))
+            except PostFailed as error:
+                failure = error
+            except (TimeoutError, httpx.TimeoutException):
+                failure = PostFailed(f"{url} has not answered after {self.seconds:g} s")
+            except (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
+                failure = PostFailed(f"{url} can't be reached: {_reason(error)}")
+            except httpx.TransportError as error:
+                failure = PostFailed(f"{url} broke off: {_reason(error)}")
+            if failure.status is not None and failure.status not in RETRIED:
+                raise failure
+            if attempt < retries:
+                time.sleep(min(MAX_WAIT, max(self.backoff * 2**attempt, failure.retry_after)))
+        raise PostFailed(f"{failure}, {retries + 1} times", failure.status) if retries else failure
 
 
-def post(url: str, body: bytes, headers: Mapping[str, str], *, seconds: float, retries: int, backoff: float) -> bytes:
-    """The body of the response; arguments as in `Http`. PostFailed if the last attempt failed. A status that is not in
-    `RETRIED` is not retried; a redirect is one, because following it would send the token to another server."""
-    for attempt in range(retries + 1):
-        try:
-            return asyncio.run(asyncio.wait_for(_exchange(url, body, headers), seconds))
-        except PostFailed as error:
-            failure = error
-        except (TimeoutError, httpx.TimeoutException):
-            failure = PostFailed(f"{url} has not answered after {seconds:g} s")
-        except (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
-            failure = PostFailed(f"{url} can't be reached: {_reason(error)}")
-        except httpx.TransportError as error:
-            failure = PostFailed(f"{url} broke off: {_reason(error)}")
-        if failure.status is not None and failure.status not in RETRIED:
-            raise failure
-        if attempt < retries:
-            time.sleep(min(MAX_WAIT, max(backoff * 2**attempt, failure.retry_after)))
-    raise PostFailed(f"{failure}, {retries + 1} times", failure.status) if retries else failure
-
-
-async def _exchange(url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    """One request. httpx's own timeouts start anew with each byte, so the caller limits the whole exchange."""
+async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
+    """One request, whose response may have `limit` bytes. httpx's own timeouts start anew with each byte, so the caller
+    limits the whole exchange."""
     async with (
         httpx.AsyncClient(timeout=None, verify=_tls()) as client,
         client.stream("POST", url, content=body, headers=dict(headers)) as response,
@@ -173,14 +182,35 @@ async def _exchange(url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         if not response.is_success:
             wait = response.headers.get("Retry-After", "")
             note = ", a redirect, which is not followed" if 300 <= status < 400 else ""
-            message = f"{url} answers {status} {response.reason_phrase}{note}"
+            message = f"{url} answers {status} {response.reason_phrase[:80]}{note}{await _explanation(response)}"
             raise PostFailed(message, status, float(wait) if re.fullmatch(r"[0-9]{1,4}", wait) else 0.0)
-        data = bytearray()
-        async for part in response.aiter_raw():
-            data += part
-            if len(data) > MAX_BYTES:
-                raise PostFailed(f"{url} broke off: an answer of more than {MAX_BYTES >> 20} MiB")
-        return bytes(data)
+        if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
+            raise PostFailed(f"{url} answers with Content-Encoding {coding[:20]}, and was asked for none", status)
+        try:
+            return await read_at_most(response.aiter_raw(), limit)
+        except TooLargeError as error:
+            raise PostFailed(f"{url} answers with {error}", status) from None
+
+
+async def _explanation(response: httpx.Response) -> str:
+    """`: why`, of a short JSON body with `error`, or `detail` as some frameworks name it; else nothing."""
+    length = response.headers.get("Content-Length", "")
+    if not re.fullmatch(r"[0-9]{1,6}", length) or int(length) > ERROR_BYTES:
+        return ""
+    with suppress(ValueError, httpx.TransportError):
+        content = parse_json(await read_at_most(response.aiter_raw(), ERROR_BYTES))
+        whys = [content.get(key) for key in ("error", "detail")] if isinstance(content, dict) else []
+        return next((": " + " ".join(why.split())[:200] for why in whys if isinstance(why, str)), "")
+    return ""
+
+
+def bearer_token(variable: str, field: str) -> str:
+    """The token in an environment variable. FieldError, without its value, if it can't be sent in a header."""
+    token = os.environ.get(variable, "")
+    require(bool(token), field, variable, "must name an environment variable that is set")
+    sendable = re.fullmatch(r"[\x21-\x7e]+", token) is not None
+    require(sendable, field, variable, "must hold a token of ASCII characters without spaces or line ends")
+    return token
 
 
 @cache
@@ -227,11 +257,23 @@ def _score(item: Any) -> Score:
         if item is None:
             return Score.failed("the server has no score for it")
         if not isinstance(item, dict):
-            return validated(Score(value=to_float(item, "value")))
+            return validated(Score(value=_number(item, "value")))
         if item.get("error") is not None:
             return Score.failed(" ".join(str(item["error"]).split())[:300] or "an empty error message")
         if "value" not in item:
-            raise ValueError(f"a score without 'value' (keys: {', '.join(item) or 'none'})")
-        return validated(Score(value=item["value"], correct=item.get("correct"), parts=item.get("parts") or {}))
-    except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"a score without 'value' (keys: {', '.join(item)[:80] or 'none'})")
+        parts, correct = item.get("parts"), item.get("correct")
+        if not isinstance(parts, dict | None) or len(parts or ()) > MAX_PARTS:
+            raise ValueError(f"returned parts={parts!r:.80}, expected an object with at most {MAX_PARTS} numbers")
+        if not isinstance(correct, bool | None):
+            raise ValueError(f"returned correct={correct!r:.80}, expected true, false or null")
+        numbers = {key: _number(part, key) for key, part in (parts or {}).items()}
+        return validated(Score(value=_number(item["value"], "value"), correct=correct, parts=numbers))
+    except ValueError as error:
         return Score.failed(f"ValueError: {error}"[:300])
+
+
+def _number(value: Any, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"returned {key:.80}={value!r:.80}, expected a number")
+    return float(value)

@@ -17,8 +17,9 @@ import numpy as np
 from proxima.data import Completion, Prompt, Score
 from proxima.data.columns import Floats
 from proxima.data.jsonl import utf8
-from proxima.reward.http import MAX_BYTES
 from proxima.reward.model_reward import ModelReward
+
+MAX_BYTES = 64 << 20
 
 
 class RewardServer(ThreadingHTTPServer):
