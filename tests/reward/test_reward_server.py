@@ -1,15 +1,11 @@
 """The server of reward models, through the reward `http` and by hand."""
 
 import asyncio
-import http.client
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 import urllib.error
-import urllib.parse
 import urllib.request
 
 import numpy as np
@@ -19,10 +15,10 @@ from proxima.cli.main import main
 from proxima.data import Prompt
 from proxima.model import load_scalar_model, save
 from proxima.reward import Http, ModelReward
-from proxima.reward.reward_server import RewardServer
+from proxima.reward.server.scorer_listener import open_socket
 from tests.reward.make import completions, runner
+from tests.reward.served import MESSAGES, post, request_of, served
 
-MESSAGES = ({"role": "user", "content": "2 + 2?"},)
 PROMPT = Prompt(uid=3, messages=MESSAGES, tokens=np.array([1], np.int32))
 TEXTS = ("4", "It is 4.", "")
 
@@ -40,22 +36,8 @@ def reward(folder):
 
 @pytest.fixture(scope="module")
 def url(reward):
-    server = RewardServer(reward, ("127.0.0.1", 0))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def post(url, content):
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=body, method="POST")) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    with served(reward) as found:
+        yield found.url
 
 
 def test_the_reward_http_gets_the_scores_of_the_model(url, reward):
@@ -68,7 +50,7 @@ def test_the_reward_http_gets_the_scores_of_the_model(url, reward):
 
 
 def test_a_batch_of_prompts_and_the_scores_of_tokens(url, reward):
-    one = {"prompt": {"messages": MESSAGES}, "completions": [{"text": text} for text in TEXTS]}
+    one = request_of(*TEXTS)
     status, both = post(f"{url}/batch", {"requests": [one, one | {"per_token": True}]})
     assert status == 200 and [len(result["scores"]) for result in both["results"]] == [3, 3]
     plain, detailed = (result["scores"] for result in both["results"])
@@ -81,62 +63,113 @@ def test_a_batch_of_prompts_and_the_scores_of_tokens(url, reward):
 def test_what_a_tokenizer_can_not_read_takes_no_other_score_with_it(url):
     """Half of a surrogate pair, which JSON can hold and UTF-8 can't: it is read as a question mark."""
     texts = ("4", "It is \ud83d.", "It is ?.")
-    status, answer = post(
-        f"{url}/score", {"prompt": {"messages": MESSAGES}, "completions": [{"text": t} for t in texts]}
-    )
+    status, answer = post(f"{url}/score", request_of(*texts))
     values = [score["value"] for score in answer["scores"]]
     assert status == 200 and values[1] == pytest.approx(values[2], abs=1e-6) and values[0] != values[1]
+
+
+COMPLETION = {"text": "a"}
+
+
+def prompted(**prompt):
+    return {"prompt": prompt, "completions": [COMPLETION]}
+
+
+def completed(**completion):
+    return {"prompt": {"messages": MESSAGES}, "completions": [completion]}
 
 
 @pytest.mark.parametrize(
     ("path", "content", "why"),
     [
-        ("/score", b"{", "Expecting property name"),
-        ("/score", {"prompt": None}, "no list 'completions'"),
-        ("/score", {"prompt": {"messages": []}, "completions": [{"text": "a"}]}, "has no messages"),
-        ("/score", {"prompt": {"messages": [{"role": "user"}]}, "completions": [{"text": "a"}]}, "has no messages"),
-        ("/score", {"prompt": {"messages": MESSAGES}, "completions": [{"tokens": [1]}]}, "completion 0 has no text"),
-        ("/batch", [], "no list 'requests'"),
-        ("/other", {}, "/other is not served; post to /score or /batch"),
+        ("/score", b"{", "the body is not JSON: Expecting property name"),
+        ("/score", b"\xff", "the body is not JSON: 'utf-8' codec"),
+        ("/score", [], "the request=a list of 0 must be an object"),
+        ("/score", {"prompt": None}, "completions=null must be a list"),
+        ("/score", {"prompt": None, "completions": [COMPLETION]}, "prompt=null must be an object"),
+        ("/score", prompted(messages=[]), "prompt.messages=a list of 0 must be at least one {role, content}"),
+        ("/score", prompted(messages=[{"role": "user"}]), "prompt.messages[0].content=null must be text"),
+        ("/score", prompted(messages=[{"role": [], "content": ""}]), "messages[0].role=a list of 0 must be one of"),
+        ("/score", prompted(messages=MESSAGES, uid=True), "prompt.uid=True must be a whole number >= 0"),
+        ("/score", prompted(messages=MESSAGES, metadata=[]), "prompt.metadata=a list of 0 must be an object"),
+        ("/score", prompted(messages=MESSAGES, question="x"), "unknown field prompt.question; known: "),
+        ("/score", completed(tokens=[1]), "completions[0].text=null must be text"),
+        ("/score", completed(text=5), "completions[0].text=5 must be text"),
+        ("/score", completed(text="a", finish_reason=5), "completions[0].finish_reason=5 must be one of stop, length"),
+        ("/score", completed(text="a", finish_reason=[]), "completions[0].finish_reason=a list of 0 must be one of"),
+        ("/score", completed(text="a", sample=1.5), "completions[0].sample=1.5 must be a whole number"),
+        ("/score", completed(text="a", tokens=[True]), "completions[0].tokens=a list of 1 must be a list of token ids"),
+        ("/score", completed(text="a", finish="stop"), "unknown field completions[0].finish; did you mean"),
+        ("/score", request_of("a", per_token=1), "per_token=1 must be true or false"),
+        ("/score", request_of("a", per_tokens=True), "unknown field per_tokens; did you mean 'per_token'?"),
+        ("/batch", [], "the request=a list of 0 must be an object"),
+        (
+            "/batch",
+            {"requests": [request_of("a"), completed(text="a", sample=-1)]},
+            "requests[1].completions[0].sample=-1",
+        ),
     ],
 )
-def test_what_is_not_understood_is_refused(url, path, content, why):
+def test_what_is_not_understood_is_refused_by_its_field(url, path, content, why):
     status, answer = post(url + path, content)
-    assert status == 400 and why in answer["error"]
+    assert status == 400 and why in answer["error"] and "\n" not in answer["error"]
 
 
-@pytest.mark.parametrize("size", ["", "-1", "²", "99999999999"])
-def test_a_length_that_is_none_is_refused(url, size):
-    place = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
-    connection.putrequest("POST", "/score")
-    connection.putheader("Content-Length", size)
-    connection.endheaders()
-    assert connection.getresponse().status == 413
-    connection.close()
+def test_other_paths_and_methods_are_told_where_to_post(url):
+    assert post(f"{url}/other", {}) == (404, {"error": "POST '/other' is not served; POST to /score or /batch"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{url}/score", timeout=60)
+    assert caught.value.code == 405 and "POST to /score" in json.load(caught.value)["error"]
 
 
-def test_the_command(folder):
-    command = [sys.executable, "-m", "proxima.cli.main", "serve-reward", folder, "--port", "0", "--device", "cpu"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-    ) as one:
-        line = one.stdout.readline()
-        place = line.split(" on ")[1].split()[0]
-        status, answer = post(place, {"prompt": {"messages": MESSAGES}, "completions": [{"text": "4"}]})
-        one.send_signal(signal.SIGINT)
-        assert one.wait(timeout=120) == 0
-    assert status == 200 and isinstance(answer["scores"][0]["value"], float)
+def test_the_command(folder, monkeypatch):
+    monkeypatch.setenv("SCORER_TOKEN", "secret")
+    words = ["serve-reward", folder, "--port", "0", "--device", "cpu", "--token-env", "SCORER_TOKEN"]
+    command = [sys.executable, "-m", "proxima.cli.main", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as server:
+        line = server.stdout.readline()
+        place = line.split(" on ")[1].split()[0].rstrip(",")
+        answers = [post(place, request_of("4"), **headers) for headers in ({}, {"Authorization": "Bearer secret"})]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=120) == 0
+        log = server.stderr.read()
+    assert [status for status, _ in answers] == [401, 200]
+    assert isinstance(answers[1][1]["scores"][0]["value"], float)
+    assert "with the token of SCORER_TOKEN" in line and "secret" not in line + log
+    assert [row.split()[2] for row in log.splitlines()] == ["401", "200"] and "1 completions in" in log
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--port", "99999"], "--port=99999 must be in [0, 65535]; 0 takes a free one"),
-        (["--device", "cuda:99"], "device='cuda:99' this machine has"),
+        (["--port", "0", "--device", "cuda:99"], "device='cuda:99' this machine has"),
+        (
+            ["--host", "0.0.0.0"],
+            "--host='0.0.0.0' can be reached from other machines, and needs a token; give --token-env",
+        ),
+        (["--host", "::"], "--host='::' can be reached from other machines, and needs a token; give"),
+        (["--host", "a..b"], "--host='a..b' is no address of this machine: "),
+        (["--host", "0.0.0.0", "--token-env", "NO_SUCH"], "--token-env='NO_SUCH' must name an environment variable"),
+        (["--max-completions", "0"], "--max-completions=0 must be >= 1"),
+        (["--seconds", "-1"], "--seconds=-1 must be >= 1"),
     ],
 )
-def test_a_port_or_a_device_that_can_not_be(words, said, folder, capsys):
+def test_what_can_not_be_served_is_refused_before_the_model_is_loaded(words, said, folder, capsys, monkeypatch):
+    monkeypatch.setattr(ModelReward, "load", None)
     assert main(["serve-reward", folder, *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_an_address_in_use_and_a_missing_extra_are_a_line_each(folder, capsys, monkeypatch):
+    with open_socket("127.0.0.1", 0) as other:
+        other.listen()
+        port = str(other.getsockname()[1])
+        assert main(["serve-reward", folder, "--port", port]) == 2
+    assert f"can't listen on 127.0.0.1:{port}: Address already in use; choose another" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["serve-reward", folder]) == 2
+    error = "error: serve-reward needs uvicorn and starlette; pip install 'proxima-rl[serve]'\n"
+    assert capsys.readouterr().err == error

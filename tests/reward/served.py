@@ -1,0 +1,47 @@
+"""A scorer on the loopback, and how a test asks it."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+from proxima.model.compute_thread import ComputeThread
+from proxima.reward.server.fair_queue import FairQueue
+from proxima.reward.server.scorer_app import ScorerApp
+from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.reward.server.scorer_listener import Listener, open_socket
+
+MESSAGES = ({"role": "user", "content": "2 + 2?"},)
+
+
+@contextmanager
+def served(reward, token="", hosts=(), **limits):
+    """The address of a server in a thread."""
+    compute = ComputeThread()
+    server = Listener(ScorerApp(FairQueue(reward, compute), ScorerLimits(**limits), token, hosts))
+    listening = open_socket("127.0.0.1", 0)
+    listening.listen()
+    thread = threading.Thread(target=lambda: compute.serve(server.serve([listening])), daemon=True)
+    thread.start()
+    try:
+        yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}", server=server)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def post(url, content, **headers):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def request_of(*texts, **fields):
+    return {"prompt": {"messages": MESSAGES}, "completions": [{"text": text} for text in texts], **fields}

@@ -1,0 +1,251 @@
+"""Clients of a reward model's server that ask too much, say nothing, leave, or may not ask."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import socket
+import threading
+import time
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+
+from proxima.data import Score
+from proxima.reward import Http
+from proxima.reward.server.score_requests import SLICE_COMPLETIONS
+from tests.reward.make import completions, prompt, runner
+from tests.reward.served import post, request_of, served
+
+
+class Judge:
+    """The length of each text, in calls that can be stopped; `calls` holds the number of completions of each."""
+
+    def __init__(self):
+        self.calls, self.entered, self.gate = [], threading.Event(), threading.Event()
+        self.gate.set()
+
+    def score(self, prompt, completions):
+        self.calls.append(len(completions))
+        self.entered.set()
+        assert self.gate.wait(60)
+        if any(completion.text == "broken" for completion in completions):
+            raise RuntimeError("the model\nis broken")
+        return [Score(value=float(len(completion.text))) for completion in completions]
+
+    def hold(self):
+        self.entered.clear()
+        self.gate.clear()
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return Judge()
+
+
+@pytest.fixture(scope="module")
+def shared(judge):
+    with served(judge, hosts=("scorer.lan",), body_mb=1, characters=1000, completions=300) as found:
+        yield found
+
+
+def connected(url):
+    place = urlsplit(url)
+    return socket.create_connection((place.hostname, place.port), timeout=60)
+
+
+def in_thread(call, *arguments):
+    """The call's result, later."""
+    made = SimpleNamespace(result=None)
+    made.thread = threading.Thread(target=lambda: setattr(made, "result", call(*arguments)), daemon=True)
+    made.thread.start()
+    return made
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
+    with served(judge, token="secret") as scorer:
+        asked = request_of("abc")
+        status, answer = post(f"{scorer.url}/score", asked)
+        assert status == 401 and answer["error"].startswith("a bearer token is required")
+        for wrong in ("Bearer secre", "Bearer secret2", "Basic secret", "Bearer s\xe9cret"):
+            assert post(f"{scorer.url}/score", asked, Authorization=wrong)[0] == 401
+        assert post(f"{scorer.url}/other", asked)[0] == 401  # nor does it say what there is
+        assert post(f"{scorer.url}/batch", {"requests": [asked]}, Authorization="Bearer secret")[0] == 200
+        monkeypatch.setenv("SCORER_TOKEN", "secret")
+        with runner(Http(url=f"{scorer.url}/score", token_env="SCORER_TOKEN")) as made:
+            made.check()
+            assert [s.value for s in asyncio.run(made.score(prompt(), completions("abc", "de")))] == [3.0, 2.0]
+        with runner(Http(url=f"{scorer.url}/score")) as made, pytest.raises(ValueError, match="401 Unauthorized: a"):
+            made.check()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "SCORER.lan"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:3000"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
+    ],
+)
+def test_a_page_of_a_browser_may_not_ask_by_another_name_or_from_another_site(shared, headers, status):
+    found, answer = post(f"{shared.url}/score", request_of("a"), **headers)
+    assert found == status and (status == 200 or next(reversed(headers)) in answer["error"])
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status", "why"),
+    [
+        (b"[" + b"[]," * 340_000 + b"1]", {}, 413, "the body has more than 200,000 objects and lists"),
+        (b"[" * 100_000, {}, 413, "the body has more than 64 levels of objects and lists"),
+        (b" " * (1 << 20) + b"{}", {}, 413, "the body has more than 1 MiB, --max-body-mb"),
+        (gzip.compress(b" " * (8 << 20)), {"Content_Encoding": "gzip"}, 415, "Content-Encoding 'gzip' is not read"),
+        (request_of(*["a"] * 301), {}, 413, "301 completions; the limit is 300, --max-completions"),
+        (request_of("a", "b" * 1001), {}, 413, "completions[1].text: 1,001 characters; the limit is 1,000"),
+        (request_of(*["a" * 1000] * 6, per_token=True), {}, 413, "per_token of 6,000 characters"),
+    ],
+)
+def test_a_request_over_a_limit_is_refused_before_it_is_scored(shared, judge, content, headers, status, why):
+    calls = len(judge.calls)
+    found, answer = post(f"{shared.url}/score", content, **headers)
+    assert found == status and why in answer["error"] and len(judge.calls) == calls
+    assert shared.server.app.held == 0
+    two = {"requests": [request_of(*["a"] * 200), request_of(*["a"] * 101)]}
+    assert post(f"{shared.url}/batch", two)[0] == 413
+
+
+def test_a_chunked_body_is_measured_while_it_is_read(shared):
+    with connected(shared.url) as client:
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(64):  # 4 MiB, of which it holds 1
+            client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+            assert shared.server.app.held <= (1 << 20) + 65536
+        client.sendall(b"0\r\n\r\n")
+        assert b"413" in client.recv(65536)
+
+
+def test_what_is_no_http_is_answered_in_json(shared):
+    with connected(shared.url) as client:
+        client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        head, _, body = client.recv(65536).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and json.loads(body) == {"error": "Invalid HTTP request received."}
+
+
+def test_half_sent_requests_hold_no_thread_delay_nobody_and_end(judge):
+    with served(judge, read_seconds=1.0) as scorer, contextlib.ExitStack() as open_ones:
+        threads = threading.active_count()
+        halves, head = [], b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+        for number in range(300):
+            halves.append(open_ones.enter_context(connected(scorer.url)))
+            halves[-1].sendall(head + b"\r\n{" if number % 2 else head[: number % 40])
+        assert post(f"{scorer.url}/score", request_of("abc")) == (200, {"scores": [{"value": 3.0}]})
+        assert threading.active_count() <= threads
+        for number, client in enumerate(halves):
+            said = b"".join(iter(lambda client=client: _received(client), b""))
+            told = b"408" in said and b"was not complete after 1 s" in said
+            assert told if number % 2 else said == b"", (number, said)
+
+
+def _received(client):
+    try:
+        return client.recv(65536)
+    except ConnectionResetError:
+        return b""
+
+
+def test_connections_are_bounded(judge):
+    with served(judge, connections=3) as scorer, contextlib.ExitStack() as open_ones:
+        for _ in range(3):
+            open_ones.enter_context(connected(scorer.url))
+        eventually(lambda: len(scorer.server.server_state.connections) == 3)
+        assert _received(open_ones.enter_context(connected(scorer.url))) == b""
+
+
+def test_a_large_request_delays_a_small_one_by_a_slice(shared, judge):
+    judge.calls.clear()
+    judge.hold()
+    large = in_thread(post, f"{shared.url}/score", request_of(*["ab"] * 300))
+    assert judge.entered.wait(60)
+    small = in_thread(post, f"{shared.url}/score", request_of("abc"))
+    eventually(lambda: shared.server.app.waiting == 2)
+    judge.gate.set()
+    large.thread.join()
+    small.thread.join()
+    assert small.result == (200, {"scores": [{"value": 3.0}]})
+    assert large.result == (200, {"scores": [{"value": 2.0}] * 300})
+    assert judge.calls[:3] == [SLICE_COMPLETIONS, SLICE_COMPLETIONS, 1] or judge.calls[:2] == [SLICE_COMPLETIONS, 1]
+    assert sum(judge.calls) == 301
+
+
+def test_a_client_that_leaves_takes_its_work_with_it(shared, judge, capfd):
+    judge.calls.clear()
+    judge.hold()
+    body = json.dumps(request_of(*["ab"] * 300)).encode()
+    with connected(shared.url) as client:
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert judge.entered.wait(60)
+    eventually(lambda: shared.server.app.waiting == 0)
+    judge.gate.set()
+    assert post(f"{shared.url}/score", request_of("a"))[0] == 200
+    assert judge.calls == [SLICE_COMPLETIONS, 1] and shared.server.app.held == 0
+    log = capfd.readouterr().err
+    assert "the client left" in log and "Traceback" not in log
+
+
+def test_a_client_that_leaves_while_it_sends_is_a_line(shared, capfd):
+    with connected(shared.url) as client:
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    said = []
+    eventually(lambda: said.append(capfd.readouterr().err) or "the client left" in "".join(said))
+    assert "Traceback" not in "".join(said)
+
+
+def test_a_model_that_fails_costs_its_request_alone(shared, capfd):
+    assert post(f"{shared.url}/score", request_of("broken")) == (500, {"error": "RuntimeError: the model is broken"})
+    assert post(f"{shared.url}/score", request_of("a"))[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_more_than_can_wait_and_longer_than_may_be_waited_is_told(judge):
+    with served(judge, requests=1, seconds=0.3) as scorer:
+        judge.hold()
+        first = in_thread(post, f"{scorer.url}/score", request_of("a"))
+        assert judge.entered.wait(60)
+        status, answer = post(f"{scorer.url}/score", request_of("b"))
+        assert status == 503 and answer["error"] == "1 requests wait; the limit is --max-requests"
+        first.thread.join()
+        judge.gate.set()
+        assert first.result[0] == 503 and "not scored within 0.3 s" in first.result[1]["error"]
+        assert post(f"{scorer.url}/score", request_of("c")) == (200, {"scores": [{"value": 1.0}]})
+
+
+def test_an_end_refuses_those_that_wait(judge):
+    judge.hold()
+    with served(judge) as scorer:
+        waiting = [in_thread(post, f"{scorer.url}/score", request_of("a")) for _ in range(3)]
+        eventually(lambda: scorer.server.app.waiting == 3)
+        half = connected(scorer.url)
+        half.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        scorer.server.should_exit = True
+        for asked in waiting:
+            asked.thread.join()
+        judge.gate.set()
+    assert {asked.result[0] for asked in waiting} == {503} and _received(half) == b""
+    assert {asked.result[1]["error"] for asked in waiting} == {"the server is shutting down"}
+    half.close()
