@@ -371,9 +371,13 @@ def test_a_warm_up_is_a_number_or_a_share_of_the_updates(recipe, overrides, upda
             ["train.warmup_ratio=0.1", "train.warmup_steps=5"],
             "train.warmup_ratio=0.1 (command line): must be 0 beside warmup_steps=5",
         ),
+        (
+            ["train.final_lr_ratio=0.1"],
+            "train.final_lr_ratio=0.1 (command line): must be 0 with schedule=constant, which does not fall",
+        ),
     ],
 )
-def test_a_warm_up_is_set_once(recipe, overrides, start):
+def test_a_schedule_without_an_effect_is_refused(recipe, overrides, start):
     with pytest.raises(ConfigError) as found:
         resolve(recipe(), overrides)
     assert str(found.value).startswith(start)

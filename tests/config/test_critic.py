@@ -48,6 +48,16 @@ def test_a_critic_trains_as_the_policy_unless_it_says_otherwise(recipe):
     assert config.critic.aggregate == SequenceMeanTokenMean()
 
 
+def test_a_constant_rate_of_the_critic_beside_a_falling_one_of_the_policy(recipe):
+    falls = ["algorithm=ppo", "train.schedule=linear", "train.final_lr_ratio=0.1"]
+    config = resolve(recipe(), [*falls, "critic={kind: model, schedule: constant}"]).config
+    training = config.critic.training(config.train)
+    assert (training.schedule, training.final_lr_ratio) == ("constant", 0.0)
+    (line,) = problems(recipe, "train.schedule=linear", "critic={kind: model, schedule: constant, final_lr_ratio: 0.1}")
+    told = "critic.final_lr_ratio=0.1 (command line): must be 0 with schedule=constant, which does not fall"
+    assert line.startswith(told)
+
+
 @pytest.mark.parametrize(
     ("overrides", "start"),
     [

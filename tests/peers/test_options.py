@@ -563,9 +563,23 @@ OPTIM = "actor_rollout_ref.actor.optim."
     [("trl", "learning_rate", "lr_scheduler_kwargs.min_lr"), ("verl", OPTIM + "lr", OPTIM + "min_lr")],
 )
 def test_the_lowest_learning_rate_is_a_share_of_the_peak(peer, peak, lowest, converted):
-    group = {"num_generations": 8} if peer == "trl" else {}
+    group = {"num_generations": 8} if peer == "trl" else {OPTIM + "lr_scheduler_type": "cosine"}
     done = converted(peer, {peak: 2e-6, lowest: 5e-7} | group)
     assert done.recipe["train"]["final_lr_ratio"] == 0.25
     done = converted(peer, {peak: 0, lowest: 5e-7} | group)  # no ratio
     assert "final_lr_ratio" not in done.recipe["train"]
     assert f"{lowest}: the file has 5e-07; it has no ratio to a learning rate of 0" in done.text
+
+
+@pytest.mark.parametrize(
+    ("peer", "lowest", "options"),
+    [
+        ("verl", OPTIM + "min_lr_ratio", GRPO),
+        ("areal", "actor.optimizer.min_lr_ratio", NORM),
+        ("trl", "lr_scheduler_kwargs.min_lr_rate", {"lr_scheduler_type": "constant", "beta": 0.0}),
+    ],
+)
+def test_a_constant_schedule_has_no_lowest_learning_rate(peer, lowest, options, converted):
+    done = converted(peer, options | {lowest: 0.1})
+    assert "final_lr_ratio" not in done.recipe["train"] and resolve(done.recipe)
+    assert [one.why for one in done.ignored if one.name == lowest] == ["a constant schedule does not fall"]

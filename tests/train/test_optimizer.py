@@ -2,12 +2,14 @@
 
 import math
 from itertools import pairwise
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from transformers import get_scheduler
 
 from proxima.data import Trajectory, pack
 from proxima.model.micro_batch import micro_batches
@@ -26,14 +28,40 @@ def test_constant_with_warm_up():
 
 
 def test_linear():
-    assert factors(5, kind="linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert factors(7, kind="linear", warmup=2, final_ratio=0.2) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+    assert factors(4, kind="linear") == [1.0, 0.75, 0.5, 0.25]
+    assert factors(6, kind="linear", warmup=2, final_ratio=0.2) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4])
 
 
 def test_cosine():
-    assert factors(5, kind="cosine", final_ratio=0.1) == pytest.approx(
-        [1.0, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 0.55, 0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2, 0.1]
+    assert factors(4, kind="cosine", final_ratio=0.1) == pytest.approx(
+        [1.0, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 0.55, 0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2]
     )
+
+
+OF_TRANSFORMERS = {  # its name, with the arguments of the end
+    "constant": (("constant", {}), ("constant_with_warmup", {})),
+    "linear": (("linear", {}),),
+    "cosine": (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.3})),
+}
+
+
+@pytest.mark.parametrize("kind", get_args(get_type_hints(Schedule)["kind"]))
+@pytest.mark.parametrize(("total", "warmup"), [(1, 0), (2, 0), (4, 0), (4, 1), (9, 3), (5, 4), (3, 5)])
+def test_transformers_has_the_same_factors_but_for_its_idle_first_update(kind, total, warmup):
+    for name, end in OF_TRANSFORMERS[kind]:
+        rises = 0 if name == "constant" else warmup
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        peer = get_scheduler(name, optimizer, rises, total, end)
+        theirs = []
+        for _ in range(total):
+            theirs.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            peer.step()
+        ours = factors(total, kind=kind, warmup=rises, final_ratio=end.get("min_lr_rate", 0.0))
+        assert ours[rises:] == pytest.approx(theirs[rises:], abs=1e-12)
+        # Update i of the warm-up has (i + 1) / W, theirs i / W: their first update has a learning rate of 0.
+        assert ours[:rises] == pytest.approx([factor + 1 / rises for factor in theirs[:rises]], abs=1e-12)
+        assert min(ours) > 0
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -46,10 +74,10 @@ def test_odd_totals(schedule):
 
 
 def test_the_learning_rate_of_each_update():
-    t = trainer(optimizer=AdamW(lr=0.02), total_updates=5, warmup=2, schedule="linear", final_ratio=0.5)
+    t = trainer(optimizer=AdamW(lr=0.02), total_updates=6, warmup=2, schedule="linear", final_ratio=0.5)
     items = trajectories()
-    seen = [t.update([list(range(13))], items).metrics["lr"] for _ in range(5)]
-    assert seen == pytest.approx([0.01, 0.02, 0.02, 0.015, 0.01])
+    seen = [t.update([list(range(13))], items).metrics["lr"] for _ in range(6)]
+    assert seen == pytest.approx([0.01, 0.02, 0.02, 0.0175, 0.015, 0.0125])
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ class ModelCritic(CriticConfig):
     value_warmup_steps: Annotated[int, "first steps of the run, in which the critic learns and the policy waits"] = 0
     optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS"), "of the critic"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"] | None, "learning rate after the warm-up"] = None
-    warmup_steps: Annotated[int | None, "updates of linear warm-up from 0"] = None
-    final_lr_ratio: Annotated[float | None, "share of the learning rate at the last update (linear, cosine)"] = None
+    warmup_steps: Annotated[int | None, "updates of linear warm-up; the first of w has 1 / w of the rate"] = None
+    final_lr_ratio: Annotated[float | None, "share of the learning rate that linear and cosine fall towards"] = None
     max_grad_norm: Annotated[float | None, "clip the critic's global gradient norm; 0: off"] = None
     tokens_per_micro_batch: Annotated[int | None, "tokens forwarded at once"] = None
     updates_per_step: Annotated[int | None, "optimizer updates a step; must divide prompts_per_step"] = None
@@ -66,6 +66,8 @@ class ModelCritic(CriticConfig):
         own = {name: value for name in _OF_TRAIN if (value := getattr(self, name)) is not None}
         if "warmup_steps" in own:
             own["warmup_ratio"] = 0.0
+        if self.schedule == "constant":
+            own.setdefault("final_lr_ratio", 0.0)
         return replace(train, **own)
 
 

@@ -106,11 +106,11 @@ class OptimizationConfig:
     tokens_per_micro_batch: Annotated[int, "tokens forwarded at once"] = 4096
     optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS", default="adamw"), "optimizer"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"], "learning rate after the warm-up"] = "constant"
-    warmup_steps: Annotated[int, "updates of linear warm-up from 0"] = 0
+    warmup_steps: Annotated[int, "updates of linear warm-up; the first of w has 1 / w of the rate"] = 0
     warmup_ratio: Annotated[float, "the same as a share of the run's updates, rounded up; in place of warmup_steps"] = (
         0.0
     )
-    final_lr_ratio: Annotated[float, "share of the learning rate at the last update (linear, cosine)"] = 0.0
+    final_lr_ratio: Annotated[float, "share of the learning rate that linear and cosine fall towards"] = 0.0
     max_grad_norm: Annotated[float, "clip the global gradient norm; 0: off"] = 1.0
 
     def __post_init__(self) -> None:
@@ -120,6 +120,8 @@ class OptimizationConfig:
         bound = f"must be 0 beside warmup_steps={self.warmup_steps}; they say the same thing, set one"
         require(self.warmup_ratio == 0 or self.warmup_steps == 0, "warmup_ratio", self.warmup_ratio, bound)
         require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
+        falls, bound = self.schedule != "constant", "must be 0 with schedule=constant, which does not fall"
+        require(falls or self.final_lr_ratio == 0, "final_lr_ratio", self.final_lr_ratio, bound)
         require_at_least(self, 0, "max_grad_norm", remedy="0 turns clipping off")
 
     @property

@@ -55,13 +55,20 @@ OPTIMIZERS: dict[str, type] = {"adamw": AdamW}
 
 @dataclass(frozen=True)
 class Schedule:
-    """The share of the peak learning rate at each update of a run.
+    """The share of the peak learning rate at each update of a run: W updates of warm-up, N in all.
+
+        update i < W: (i + 1) / W      then, with p = (i - W) / (N - W):
+        constant: 1      linear: f + (1 - f) (1 - p)      cosine: f + (1 - f) (1 + cos(pi p)) / 2
+
+    So f would be reached by the update after the last one, and no update has a learning rate of 0 unless the peak is 0.
 
     Args:
-        kind: `constant`; `linear` or `cosine` fall from the end of the warm-up to `final_ratio` at the last update.
-        total_updates: updates of the whole run.
-        warmup: updates of linear rise; update i has (i + 1) / warmup of the peak.
-        final_ratio: share of the peak at the last update.
+        kind: `constant`; `linear` or `cosine` fall from the end of the warm-up.
+        total_updates: N, of the whole run.
+        warmup: W, updates of linear rise.
+        final_ratio: f, the share of the peak that they fall towards; `constant` does not read it.
+    Source: `get_scheduler` of transformers: linear, cosine, cosine_with_min_lr, constant_with_warmup.
+    Differs: its warm-up has i / W, so that its first update changes nothing.
     """
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
@@ -70,11 +77,11 @@ class Schedule:
     final_ratio: float = 0.0
 
     def factor(self, update: int) -> float:
-        """The share at an update, counted from 0."""
+        """The share at an update, counted from 0; after the last one, that of the end."""
         if update < self.warmup:
             return (update + 1) / self.warmup
         if self.kind == "constant":
             return 1.0
-        progress = min(1.0, (update - self.warmup) / max(1, self.total_updates - 1 - self.warmup))
+        progress = min(1.0, (update - self.warmup) / max(1, self.total_updates - self.warmup))
         shape = 1 - progress if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
         return self.final_ratio + (1 - self.final_ratio) * shape

@@ -284,7 +284,7 @@ def areal_optimizer(d: Draft, o: Options, prefix: str) -> None:
 
 def areal_clipping_and_saving(d: Draft, o: Options, prefix: str) -> None:
     """The end of the schedule, clipping, checkpoints and seed."""
-    d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
+    common.lowest_rate(d, o, (), (prefix + "min_lr_ratio",))
     d.copy("train.max_grad_norm", o, prefix + "gradient_clipping", default=1.0)
     if every := o.whole("saver.freq_steps"):
         d.put("checkpoint.every", every, o.origin("saver.freq_steps"))

@@ -79,6 +79,9 @@ def schedule(d: Draft, o: Options, *names: str, default: str, path: str = "train
 
 def lowest_rate(d: Draft, o: Options, lowest: tuple[str, ...], shares: tuple[str, ...], path: str = "train") -> None:
     """`final_lr_ratio` of `train` or `critic`: from the lowest learning rate, or from its share of the peak."""
+    if d.entries[f"{path}.schedule"].value == "constant":
+        d.drops_given(o, "a constant schedule does not fall", *lowest, *shares)
+        return
     least, peak = o.number(*lowest), d.entries[f"{path}.optimizer.lr"].value
     if least and not peak:
         least = o.refuse("it has no ratio to a learning rate of 0", *lowest)

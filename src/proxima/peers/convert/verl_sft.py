@@ -96,7 +96,7 @@ def _training(d: Draft, o: Options) -> None:
     common.betas(d, o, "optim.betas", "train", [0.9, 0.95] if o.given(OLDER) else [0.9, 0.999])
     spellings = ("optim.lr_scheduler_type", "optim.lr_scheduler", "optim.warmup_style")
     common.schedule(d, o, *spellings, default="cosine" if o.given(OLDER) else "constant")
-    d.copy("train.final_lr_ratio", o, "optim.min_lr_ratio")
+    common.lowest_rate(d, o, (), ("optim.min_lr_ratio",))
     ratios = ("optim.lr_warmup_steps_ratio", "optim.warmup_steps_ratio")
     common.warmup_of_rows(d, o, "optim.lr_warmup_steps", *ratios, share=0.1 if o.given(OLDER) else 0.0)
     common.length_of_run(d, o, "trainer.total_training_steps", "trainer.total_epochs", epochs=4)
