@@ -288,4 +288,4 @@ def test_what_your_function_does_wrong_costs_the_step_and_the_next_continues(fil
 
 def test_a_wrong_path_is_one_line_at_once(file):
     with pytest.raises(ValueError, match="has no function 'ranks'; did you mean 'rank'?"):
-        FunctionBatch(path=f"{file}:ranks")
+        FunctionBatch(path=f"{file}:ranks").check_code()

@@ -51,7 +51,7 @@ def test_a_function_that_does_not(file, name, why):
         match=rf"mine.py:{name}' names a function that 'function' calls with \(prompt, completion\) and columns "
         rf"by name, and it is defined with \(.*\): {why}$",
     ) as caught:
-        Function(path=f"{file}:{name}")
+        Function(path=f"{file}:{name}").check_code()
     assert "\n" not in str(caught.value)
 
 
@@ -62,7 +62,7 @@ def test_of_the_whole_batch(file):
         ("two", "missing a required argument: 'completion'"),
     ):
         with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{told}"):
-            FunctionBatch(path=f"{file}:{name}")
+            FunctionBatch(path=f"{file}:{name}").check_code()
 
 
 @pytest.mark.parametrize("kind", ["function", "function_batch"])

@@ -229,7 +229,7 @@ def test_a_module_on_the_path(monkeypatch, folder):
 def test_a_wrong_path_is_one_line_at_once(folder, path, message):
     (folder / "broken.py").write_text("def fn(:\n")
     with pytest.raises(ValueError, match=message.replace("?", r"\?")) as caught:
-        Function(path=path.format(folder=folder))
+        Function(path=path.format(folder=folder)).check_code()
     assert "\n" not in str(caught.value)
 
 

@@ -92,7 +92,7 @@ def test_a_module_of_another_folder_is_not_found(folders):
     assert values(Function(path=f"{folders}/a/rw.py:f").score(prompt(), completions("x"))) == [1.0]
     (folders / "b" / "common.py").unlink()
     with pytest.raises(ValueError, match="b/rw.py', which can't be loaded: ModuleNotFoundError: No module named 'comm"):
-        Function(path=f"{folders}/b/rw.py:f")
+        Function(path=f"{folders}/b/rw.py:f").check_code()
 
 
 @pytest.mark.parametrize("returned", ["{0: 5, 1: 6}", "'12'", "{1, 2}", "b'12'", "1.0", "np.float64(1)", "np.array(1)"])

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.cli.output import add_overrides, add_recipe, print_json
+from proxima.cli.output import add_import_code, add_overrides, add_recipe, print_json
 from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to train for a recipe; 2")
     share = "share of the tokens beyond delta; 0.001"
     parser.add_argument("--share", type=float, default=0.001, metavar="P", help=share)
+    add_import_code(parser, "of a RUN: import its surrogate where it is a class outside proxima, which runs its code")
     parser.add_argument("--json", action="store_true", help="print everything for programs")
 
 
@@ -38,9 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{place} is a run, which has its settings; give its recipe to measure others")
     from proxima.config import load_recipe
     from proxima.core.surrogate import Cppo
-    from proxima.lab.divergences import Calibration, measurable, read_trained
+    from proxima.lab.divergences import Calibration, measurable, read_algorithm, read_trained
 
-    spec = measurable(load_recipe(arguments.recipe, arguments.override).config.algorithm.surrogate) or Cppo()
+    if is_run:
+        algorithm = read_algorithm(place, import_code=arguments.import_code)
+    else:
+        algorithm = load_recipe(arguments.recipe, arguments.override).config.algorithm
+    spec = measurable(algorithm.surrogate) or Cppo()
     folder = place if is_run else warm_up(arguments)
 
     found = Calibration.of(read_trained(folder), spec, arguments.share)

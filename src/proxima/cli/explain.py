@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.output import add_overrides, add_recipe, print_json, terminal_width, truncated
+from proxima.cli.output import add_import_code, add_overrides, add_recipe, print_json, terminal_width, truncated
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     add_overrides(parser)
     parser.add_argument("--yaml", action="store_true", help="print the resolved config as a recipe")
-    parser.add_argument("--import-code", action="store_true", help="import classes outside proxima that it names")
+    add_import_code(parser)
     parser.add_argument("--json", action="store_true", help="print everything for programs")
 
 

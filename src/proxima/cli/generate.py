@@ -82,9 +82,10 @@ def _prompts(words: Sequence[str]) -> list[str]:
 def _model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
     """The model's path; of a run, its checkpoint's. The system prompt and the template arguments are those given, and
     else the run's own."""
-    from proxima.config import EvaluateConfig, resolve
+    from proxima.config import resolve
     from proxima.config.machine_checks import model_problem
     from proxima.config.problems import one_problem
+    from proxima.config.schema import PromptConfig
     from proxima.model.demo_model import download_demo_model, is_downloadable
 
     model, given = arguments.model, [f"data.template_arguments.{pair}" for pair in arguments.template_argument]
@@ -93,13 +94,13 @@ def _model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.export import find_checkpoint
 
-        data = resolve(model, given, root=EvaluateConfig).config.data
+        data = resolve(model, given, root=PromptConfig).config.data
         return str(find_checkpoint(model, arguments.checkpoint).model), data
     if remedy := model_problem(model):
         raise one_problem("model", remedy, model, "command line")
     if is_downloadable(model):
         download_demo_model()
-    return model, resolve({"model": {"path": model}}, given, root=EvaluateConfig).config.data
+    return model, resolve({}, given, root=PromptConfig).config.data
 
 
 def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[str]:

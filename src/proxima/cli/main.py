@@ -110,8 +110,6 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         parser.print_help()
         return 0
     _place_rest(arguments, rest)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # `kind: my_pkg.rewards:Style` from the folder where one works
     return int(command.run(arguments))
 
 

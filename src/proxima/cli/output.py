@@ -41,6 +41,12 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=example)
 
 
+def add_import_code(parser: argparse.ArgumentParser, meaning: str = "") -> None:
+    """`--import-code`, of a command that reads a recipe, a run or records and runs nothing that they name."""
+    meaning = meaning or "import the classes and functions outside proxima that it names, which runs their code"
+    parser.add_argument("--import-code", action="store_true", help=meaning)
+
+
 def print_json(value: Any) -> None:
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
     print()

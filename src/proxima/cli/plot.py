@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", type=int, metavar="N", help="one step of the run; default: every step")
     add("--completion", metavar="UID:SAMPLE", help="such as 12:3; default: the one with the most masked tokens")
     add("--surrogate", metavar="KIND", help="such as cppo,delta=0.1,delta_b=0.01; default: the run's, or cppo")
+    names = "import what the run's algorithm names outside proxima, which runs its code"
+    add("--import-code", action="store_true", help=names)
     add = command("divergence", "ratio and difference of pi and mu in a run, over the probability of the sampled token")
     add("run_folder", metavar="RUN", help="run folder")
     add("--step", type=int, metavar="N", help="one step of the run; default: every step")
@@ -71,16 +73,15 @@ def _plot_divergence(arguments: argparse.Namespace) -> Path:
 
 
 def _plot_threshold(arguments: argparse.Namespace) -> Path:
-    from proxima.config import resolve
     from proxima.config.describe import kind_of
     from proxima.core.surrogate import Cppo
-    from proxima.lab.divergences import measurable, read_trained
+    from proxima.lab.divergences import measurable, read_algorithm, read_trained
     from proxima.view.chart import write_figure
     from proxima.view.threshold_plot import ThresholdFigure, most_masked
 
     given = arguments.surrogate
     completions = read_trained(Path(arguments.run_folder), arguments.step)
-    algorithm = resolve(arguments.run_folder).config.algorithm
+    algorithm = read_algorithm(Path(arguments.run_folder), import_code=arguments.import_code)
     own = algorithm.surrogate
     if given:
         spec = measurable(parse_surrogate(given))

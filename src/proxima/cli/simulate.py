@@ -1,14 +1,15 @@
 """Simulate a recipe on virtual time: speed, idle shares and lag for several lags and concurrent prompts.
 
 The loop is that of `proxima train`; engine, rewards and trainer only take time. What takes how long comes from a run
-(--from), a YAML file (--times) and times.KEY=VALUE, each over the one before."""
+(--from), a YAML file (--times) and times.KEY=VALUE, each over the one before. Runs no code but proxima's, unless asked
+to."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.output import add_overrides, add_recipe, print_json
+from proxima.cli.output import add_import_code, add_overrides, add_recipe, print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrent", type=_numbers, default=[], metavar="N,N", help=concurrent)
     add("--steps", type=int, metavar="N", help="steps of each run; default: the recipe's, at most 200")
     add("--html", metavar="PAGE", help="also write a page")
+    add_import_code(parser)
     add("--json", action="store_true", help="print everything for programs")
 
 
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--html {page}: must be a file in a folder that exists")
     of_times = [word for word in arguments.override if word.startswith(PREFIX)]
     overrides = [word for word in arguments.override if not word.startswith(PREFIX)]
-    resolved = resolve(arguments.recipe, overrides)
+    resolved = resolve(arguments.recipe, overrides, import_code=arguments.import_code)
     settings = {entry.path: entry.value for entry in resolved.entries}
     fit = fit_times(arguments.run_fitted, settings) if arguments.run_fitted else None
     file = Path(arguments.times) if arguments.times else None
@@ -62,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.lag,
         arguments.concurrent,
         lambda done, total: progress.update("simulate", done, total, "runs"),
+        import_code=arguments.import_code,
     )
     progress.clear()
     notes = [*(fit.notes if fit else ()), *defaults_note(entries)]

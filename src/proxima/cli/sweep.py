@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from proxima.cli.output import add_recipe
+from proxima.cli.output import add_import_code, add_recipe
 
 if TYPE_CHECKING:
     from proxima.lab import PlannedRun, Sweep
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     only = "only these cells; a pattern like '*lr=1e-5' selects several"
     add("--only", nargs="+", default=[], metavar="CELL", help=only)
     add("--dry-run", action="store_true", help="validate every cell, print the commands, run nothing")
+    add_import_code(parser, "with --dry-run: import the classes and functions outside proxima that the recipe names")
     add("--retry-failed", action="store_true", help="also retry the runs that failed")
 
 
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.lab import plan_runs, read_sweep
 
     sweep = read_sweep(arguments.recipe, folder=arguments.folder, jobs=arguments.jobs, only=arguments.only)
-    runs = plan_runs(sweep)
+    runs = plan_runs(sweep, import_code=arguments.import_code or not arguments.dry_run)
     if arguments.dry_run:
         return _show(sweep, runs)
 

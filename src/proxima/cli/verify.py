@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.output import print_json
+from proxima.cli.output import add_import_code, print_json
 from proxima.data import NoFieldError, UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ RECORD = "{name, source, dtype, inputs, params, expected}"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="+", help=f"JSON list of records {RECORD}, or a folder of such files")
+    add_import_code(parser, "import the classes outside proxima that records by hand name, which runs their code")
     parser.add_argument("--json", action="store_true", help="print totals and every verdict for programs")
 
 
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     names = [file for name in arguments.file for file in _files(name)]
     records = {name: _records(name) for name in names}  # a wrong path is refused before anything is computed
-    verdicts = {name: [_verdict(raw) for raw in found] for name, found in records.items()}
+    verdicts = {name: [_verdict(raw, arguments.import_code) for raw in found] for name, found in records.items()}
     total = totals([one for found in verdicts.values() for one in found])
     if arguments.json:
         files = [
@@ -93,12 +94,12 @@ def _records(name: str) -> list[dict[str, Any]]:
     return raw
 
 
-def _verdict(raw: dict[str, Any]) -> "RecordVerdict":
+def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":
     """The verdict; a record that our specs refuse is unsupported, one that makes them raise anything else failed."""
     from proxima.peers.verify import RecordVerdict, verify_record
 
     try:
-        return verify_record(raw)
+        return verify_record(raw, import_code=import_code)
     except (UserError, NoFieldError) as error:
         return RecordVerdict(raw["name"], "unsupported", f"refused: {' '.join(str(error).split())}")
     except Exception as error:

@@ -47,7 +47,8 @@ class Builder:
     """Walks schema and tree together; collects entries and problems.
 
     Args:
-        import_code: import classes outside proxima that a kind names; False: such a kind is a problem.
+        import_code: import the code outside proxima that a value names: the class of a kind, the function of a reward.
+            False: such a kind is a problem, and such a function is not looked at.
         refused: sections that can't be read, with their problems.
     """
 
@@ -103,7 +104,10 @@ class Builder:
         if len(self.problems) > before:
             return FAILED
         try:
-            return cls(**values)
+            spec = cls(**values)
+            if self.import_code and hasattr(spec, "check_code"):
+                spec.check_code()
+            return spec
         except FieldError as error:
             return self.refused(error, node, path)
         except (ValueError, TypeError) as error:  # a spec from elsewhere that names no field
@@ -191,7 +195,7 @@ class Builder:
         if kind is None or not isinstance(kind.value, str):
             return self.fail(f"{path}.kind", f"is missing; one of {', '.join(sorted(table_of(slot.table)))}", kind)
         if not self.import_code and ":" in kind.value and not kind.value.startswith("proxima."):
-            message = "is code outside proxima, which explain does not run unasked; add --import-code"
+            message = "is code outside proxima, which this command does not run unasked; add --import-code"
             return self.fail(f"{path}.kind", message, kind)
         try:
             cls = lookup(kind.value, slot, path, kind.source.text)

@@ -18,6 +18,7 @@ from proxima.config.problems import one_problem, suggestion
 from proxima.config.schema import RunConfig
 from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
+from proxima.data.user_code import import_user_module
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def class_at(reference: str) -> type:
     module, _, name = reference.partition(":")
     if module.endswith(".py"):
         raise ValueError("a class is named by its module, not by a file")
-    found = getattr(importlib.import_module(module), name)
+    found = getattr(import_user_module(module), name)
     if not isinstance(found, type):
         raise TypeError(f"{reference} is not a class")
     return found

@@ -38,7 +38,7 @@ def stored_groups_are_as_configured(r: Resolved[Any]) -> Iterator[Problem]:
         yield r.problem("rollouts", f"{what}; give the folder of a run, which `proxima train` printed")
         return
     try:
-        before: RunConfig = resolve(place).config
+        before: RunConfig = resolve(place, import_code=r.import_code).config
     except ConfigError as error:
         message = f"its config.yaml can't be read ({error.problems[0]}); it may be of another version of proxima"
         yield r.problem("rollouts", message)

@@ -35,11 +35,13 @@ class Resolved(Generic[Root]):
         config: every slot holds its spec.
         entries: all leaves in the order of the schema.
         recipe: the path or name of the recipe; None for a config made from a mapping.
+        import_code: whether what it names outside proxima was imported.
     """
 
     config: Root
     entries: tuple[ResolvedValue, ...]
     recipe: str | None = None
+    import_code: bool = True
 
     def entry(self, path: str) -> ResolvedValue:
         """The entry at a path, or the first below a slot or section (its kind); KeyError if there is none."""
@@ -90,7 +92,12 @@ def resolve(
 ) -> Resolved[RunConfig]: ...
 @overload
 def resolve(
-    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, root: type[Root]
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    layer: Node | None = None,
+    root: type[Root],
+    import_code: bool = True,
 ) -> Resolved[Root]: ...
 @overload
 def resolve(
@@ -112,7 +119,7 @@ def resolve(
         layer: values over the recipe's and below the overrides, each with its own source (a cell of a sweep).
         root: the config of the command: of a training command, or a dataclass whose fields are sections of one, and the
             recipe may then have the other sections too: the command does not read them. None: the recipe's own.
-        import_code: False refuses kinds that name a class outside proxima, whose module would be imported.
+        import_code: see `Builder`.
     Returns: the config with provenance. No model or data is opened; `check` looks further.
     Raises: ConfigError, with one line for each problem.
     """
@@ -135,8 +142,8 @@ def resolve(
     if problems := builder.found():
         whole: Any = object.__new__(root)  # without the sections that have problems
         vars(whole).update(builder.sections)
-        raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name))
-    return Resolved(config, tuple(builder.entries), name)
+        raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name, import_code))
+    return Resolved(config, tuple(builder.entries), name, import_code)
 
 
 def _common_fields(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:

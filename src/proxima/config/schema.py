@@ -281,3 +281,10 @@ class EvaluateConfig:
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
     eval: Annotated[EvalConfig, "held-out questions"] = field(default_factory=EvalConfig)
     runtime: Annotated[RuntimeConfig, "the machine"] = field(default_factory=RuntimeConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptConfig:
+    """What `proxima generate` reads of a run's config."""
+
+    data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)

@@ -4,11 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
+from proxima.config import resolve
+from proxima.config.algorithm_schema import AlgorithmConfig
+from proxima.config.slots import Presets
 from proxima.core.surrogate import Cppo
 from proxima.data import PolicyBatch, UserError
 from proxima.data.columns import Floats
@@ -85,6 +88,18 @@ def as_batch(completions: Sequence[TrainedCompletion]) -> PolicyBatch:
         loss_mask=torch.ones(sum(lengths), dtype=torch.bool),
         cu_seqlens=torch.from_numpy(np.cumsum([0, *lengths])),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredConfig:
+    """What is read of a run's config."""
+
+    algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS")]
+
+
+def read_algorithm(folder: Path, *, import_code: bool) -> AlgorithmConfig:
+    """The algorithm of a run; ConfigError where it names classes outside proxima and `import_code` is not set."""
+    return resolve(folder, root=StoredConfig, import_code=import_code).config.algorithm
 
 
 def measurable(surrogate: Any) -> Cppo | None:

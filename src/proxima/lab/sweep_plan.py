@@ -67,11 +67,12 @@ class PlannedRun:
         return f"{self.cell} seed {self.seed}"
 
 
-def plan_runs(sweep: Sweep, *, cores: int | None = None) -> list[PlannedRun]:
+def plan_runs(sweep: Sweep, *, cores: int | None = None, import_code: bool = True) -> list[PlannedRun]:
     """Resolve and validate every cell with every seed: all cells of the first seed, then those of the second.
 
     With several jobs each run gets `runtime.threads` = cores // jobs (or OMP_NUM_THREADS if set), unless the recipe or
-    the sweep sets it. `cores` are those of the machine; None queries the operating system.
+    the sweep sets it. `cores` are those of the machine; None queries the operating system; `import_code` as of
+    `resolve`.
 
     Raises: ConfigError with a line for each problem, with its cells, and for each folder with a run of another config.
     """
@@ -81,7 +82,7 @@ def plan_runs(sweep: Sweep, *, cores: int | None = None) -> list[PlannedRun]:
     conflicts: list[Problem] = []
     for seed, cell in itertools.product(sweep.seeds, sweep.cells):
         try:
-            run = _planned(sweep, cell, seed, share)
+            run = _planned(sweep, cell, seed, share, import_code)
             problems: Iterable[Problem] = check(run.resolved)
         except ConfigError as error:
             problems = error.problems
@@ -105,7 +106,7 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
         return None
     where, remedy = shown_path(run.folder), "use another --folder, or delete this one to start over"
     try:
-        before = _values(resolve(config, root=None))
+        before = _values(resolve(config, root=None, import_code=run.resolved.import_code))
     except ConfigError as error:
         return Problem(where, f"holds a run whose config this version can't read ({error.problems[0]}); {remedy}")
     for path, was, wanted in differences(before, _values(run.resolved), Purpose.RERUN):
@@ -119,13 +120,13 @@ def _values(resolved: Resolved[Any]) -> dict[str, Any]:
     return {entry.path: entry.value for entry in resolved.entries}
 
 
-def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None) -> PlannedRun:
+def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None, import_code: bool) -> PlannedRun:
     folder = sweep.folder / cell.name / f"seed-{seed}"
     own = [f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}"]
-    resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None)
+    resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None, import_code=import_code)
     if share and resolved.entry("runtime.threads").origin == "default":
         own.append(f"runtime.threads={share}")
-        resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None)
+        resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None, import_code=import_code)
     return PlannedRun(
         cell=cell.name,
         seed=seed,

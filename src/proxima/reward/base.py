@@ -85,7 +85,7 @@ class AdaptedReward(WeightedReward):
 
 def as_reward(spec: Any) -> Reward:
     """The spec if it implements `Reward`; an adapter if it only has `score`, perhaps `weight`, `name`; or UserError."""
-    if isinstance(spec, Reward):
+    if isinstance(spec, WeightedReward | Reward):  # a check for `Reward` alone evaluates every property of the spec
         return spec
     kind = type(spec).__name__
     if not callable(getattr(spec, "score", None)):

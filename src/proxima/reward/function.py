@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from proxima.data import Completion, FieldError, Group, Prompt, Score
+from proxima.data import Completion, FieldError, Group, Prompt, Score, require
 from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward
 from proxima.reward.signature import CallShape
 from proxima.reward.workers.user_function import load_function, read_source
@@ -30,12 +30,25 @@ class UserFunction(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        module, _, name = self.path.rpartition(":")
+        require(bool(module and name), "path", self.path, "must be 'package.module:function' or './file.py:function'")
+
+    def check_code(self) -> None:
+        """Import the function, and check that it can be called. A constructor imports nothing, because a recipe is also
+        read by commands that must not run what it names.
+
+        Raises: FieldError when the module, the file or the function does not exist (names the nearest), or when the
+            function can't be called with what this kind calls it with.
+        """
         load_function.cache_clear()  # a notebook may have changed the file since another run
+        self.check()
+        _ = self.source
+
+    def check(self) -> None:
         try:
             self.check_signature()
         except ValueError as error:
             raise FieldError("path", self.path, str(error)) from error
-        _ = self.source
 
     def check_signature(self) -> None:
         """ValueError if the function does not exist, or can't be called with what this kind calls it with."""
@@ -64,7 +77,7 @@ class UserFunction(PooledReward):
 
     @cached_property
     def source(self) -> str | None:
-        """What the file held when this reward was made: an edit in the middle of a run must not change the reward."""
+        """What the file held when the function was checked: an edit during a run must not change the reward."""
         return read_source(self.file)
 
     def setup_job(self) -> Job:
@@ -111,8 +124,7 @@ class Function(UserFunction):
     Edge cases: a process that the function forks must end by `os._exit`; one that returns is killed. A function that
         writes into the worker's socket invalidates its completion. A dict in verl's style has `score` and perhaps
         `acc`; texts in it are dropped.
-    Raises: FieldError at construction when the module, the file or the function does not exist (names the nearest), or
-        when the function can't be called like this.
+    Raises: FieldError before the run, as `check_code` says.
     Differs: TRL calls a function with the completions of several prompts, and counts a completion that no function
         applies to as 0.
     """
@@ -161,8 +173,7 @@ class FunctionBatch(UserFunction):
 
     Returns: Score as returned; NaN, infinities and numbers beyond any float are failures of the one completion, as
         value and as part.
-    Raises: FieldError at construction when the module, the file or the function does not exist (names the nearest), or
-        when the function can't be called with these arguments.
+    Raises: FieldError before the run, as `check_code` says.
     """
 
     kind = "function_batch"

@@ -35,6 +35,8 @@ def simulate_grid(
     lags: Sequence[int],
     concurrents: Sequence[int] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    import_code: bool = True,
 ) -> list[SimulatedCell]:
     """A run for every pair of lag and concurrent prompts, after the synchronous one, which is always the first.
 
@@ -45,16 +47,18 @@ def simulate_grid(
         concurrents: values of `runtime.max_concurrent_rollouts`; empty: the recipe's, or else the prompts of one step
             and of two.
         progress: told how many of how many runs are done.
+        import_code: see `resolve`.
 
     Raises:
         UserError: a cell is no valid recipe, or its run ends early.
     """
-    synchronous: RunConfig = resolve(recipe, [*overrides, f"{LAG}=0"]).config
+    synchronous: RunConfig = resolve(recipe, [*overrides, f"{LAG}=0"], import_code=import_code).config
     if not concurrents:
         own, batch = synchronous.runtime.max_concurrent_rollouts, synchronous.train.prompts_per_step
         concurrents = [batch, 2 * batch] if own is None else [own]
     pairs = [(lag, concurrent) for lag in lags if lag for concurrent in concurrents]
-    configs = [resolve(recipe, [*overrides, f"{LAG}={lag}", f"{CONCURRENT}={n}"]).config for lag, n in pairs]
+    overridden = [[*overrides, f"{LAG}={lag}", f"{CONCURRENT}={n}"] for lag, n in pairs]
+    configs = [resolve(recipe, words, import_code=import_code).config for words in overridden]
     progress(0, len(pairs) + 1)
     first = simulate_run(synchronous, times)
     cells = [SimulatedCell(lag=0, concurrent=None, run=first, speed_up=1.0)]

@@ -136,9 +136,9 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
 
 
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
-    """What stops the recipe; opens no file."""
+    """What stops the recipe; opens no file and imports no code."""
     try:
-        resolved = resolve(recipe, root=None)
+        resolved = resolve(recipe, root=None, import_code=False)
     except ConfigError as error:
         yield from error.problems
         return

@@ -87,8 +87,9 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
 )
 
 
-def verify_record(raw: dict[str, Any]) -> RecordVerdict:
-    """The verdict on a record as read from JSON; `unsupported` names what we can't interpret.
+def verify_record(raw: dict[str, Any], *, import_code: bool = False) -> RecordVerdict:
+    """The verdict on a record as read from JSON; `unsupported` names what we can't interpret. `import_code`: import the
+    classes outside proxima that a record by hand names.
 
     Raises:
         UserError, NoFieldError: a record by hand names no spec, an unknown one or field, a value that the spec refuses,
@@ -101,7 +102,7 @@ def verify_record(raw: dict[str, Any]) -> RecordVerdict:
     if adapter is None:
         return unsupported(record, f"no adapter for source {record.source!r}")
     try:
-        verdict = judge(record.name, adapter(record))
+        verdict = judge(record.name, by_hand(record, import_code) if adapter is by_hand else adapter(record))
     except KeyError as error:
         return unsupported(record, f"no reading of {error.args[0]!r} in {record.source!r}")
     except NoReading as error:

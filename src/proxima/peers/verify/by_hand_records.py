@@ -38,7 +38,7 @@ class SpecsByHand:
     mismatch: MismatchGuard | None = None
 
 
-def by_hand(record: Record) -> Iterator[Attempt]:
+def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
     """Ours against the numbers of the record.
 
     Raises:
@@ -48,7 +48,8 @@ def by_hand(record: Record) -> Iterator[Attempt]:
     written = {slot: spec for slot, spec in record.params.read().items() if spec is not None}
     if not written:
         raise UserError(f"golden record {record.name!r} names no spec", remedy=f"add one of {', '.join(SLOTS)}")
-    specs = resolve({}, layer=node_of(written, Source(record.name)), root=SpecsByHand).config
+    layer = node_of(written, Source(record.name))
+    specs = resolve({}, layer=layer, root=SpecsByHand, import_code=import_code).config
     numbers = numbers_by_hand({slot: getattr(specs, slot) for slot in written}, record.inputs.read())
     if unknown := uncovered(record, numbers):
         raise NoReading(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")

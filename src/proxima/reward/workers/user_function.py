@@ -2,7 +2,6 @@
 
 import asyncio
 import difflib
-import importlib
 import importlib.util
 import inspect
 import os
@@ -14,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+from proxima.data.user_code import import_user_module
 
 sources: dict[str, str | None] = {}  # by file or module: its text when the run started; only a worker has any
 _imported: dict[str, dict[str, Any]] = {}  # by folder: the modules that rewards in it have imported from it
@@ -38,9 +39,7 @@ def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
 @lru_cache(maxsize=64)
 def load_function(path: str) -> Callable[..., Any]:
     """The function at `package.module:name` or `file.py:name`; ValueError says which part of the path is wrong."""
-    where, colon, name = path.rpartition(":")
-    if not colon or not where or not name:
-        raise ValueError("must be 'package.module:function' or './file.py:function'")
+    where, _, name = path.rpartition(":")
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if not callable(function):
@@ -74,7 +73,7 @@ def _load_file(file: Path) -> Any:
 def _load_module(name: str) -> Any:
     """The module of that name; ValueError if its file is not what it was when the run started."""
     try:
-        module = importlib.import_module(name)
+        module = import_user_module(name)
     except ModuleNotFoundError as error:
         message = f"can't be imported: no module {error.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
         raise ValueError(message) from error
