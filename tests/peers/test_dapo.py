@@ -246,7 +246,8 @@ def test_areals_dynamic_sampling_generates_nothing(converted):
 
 def test_areals_filter_functions_are_listed(converted):
     done = converted("areal", AREAL | {"dynamic_bs": True, "rollout.should_accept_fn": "my_lab.keep"})
-    assert {"dynamic_bs", "rollout.should_accept_fn"} <= listed(done)["unsupported"]
+    assert {"dynamic_bs", "rollout.should_accept_fn"} <= listed(done)["missing"]
+    assert "selection: []  # TO FILL IN: dynamic_bs, rollout.should_accept_fn" in done.text
 
 
 # --- TRL --------------------------------------------------------------------------------------------------------------
@@ -363,13 +364,15 @@ def test_reward_functions_of_a_script(tmp_path):
 
 def test_a_function_nobody_knows_has_a_stand_in_with_its_weight(converted):
     done = converted(
-        "trl", {"reward_funcs": ["get_soft_overlong_punishment", "my_lab.check"], "reward_weights": [0.5, 2.0]}
+        "trl",
+        {"reward_funcs": ["get_soft_overlong_punishment", "my_lab.check", "near"], "reward_weights": [0.5, 2.0, 1]},
     )
     assert done.recipe["reward"] == [
         {"kind": "overlong", "max_tokens": 1280, "buffer_tokens": 256, "weight": 0.5},
-        {"kind": "math", "name": "check_1", "weight": 2.0},
+        {"kind": "function", "path": "my_lab:check", "weight": 2.0},
+        {"kind": "math", "name": "near_2"},
     ]
-    assert "reward.1" in listed(done)["missing"]
+    assert "reward.2" in listed(done)["missing"] and "reward.1" not in listed(done)["missing"]
 
 
 def test_no_reward_is_added_to_those_of_the_file(converted):
@@ -381,13 +384,14 @@ def test_options_of_a_function_that_is_not_named(converted):
     done = converted(
         "trl", {"reward_funcs": ["accuracy"], "soft_punish_cache": 20, "reward_model_name_or_path": "org/rm"}
     )
-    assert "soft_punish_cache" in listed(done)["ignored"] and "reward_model_name_or_path" in listed(done)["unsupported"]
+    assert "soft_punish_cache" in listed(done)["ignored"]
+    assert done.recipe["reward"] == [{"kind": "model", "path": "org/rm"}, {"kind": "math"}]  # in TRL's order
 
 
 def test_weights_that_are_too_few(converted):
     done = converted("trl", {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": [0.5]})
     (why,) = (one.why for one in done.unsupported if one.name == "reward_weights")
-    assert "1 for 2 functions" in why and len(done.recipe["reward"]) == 2
+    assert "1 for 2 rewards" in why and len(done.recipe["reward"]) == 2
 
 
 @pytest.mark.parametrize("weights", [["1.0"], [True], [None], [[1.0]]])

@@ -121,4 +121,4 @@ def test_the_adapter_of_a_script(tmp_path, bias):
 def test_an_adapter_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.format(bias="none").replace("adapter = LoraConfig", "adapter = make"))
     done = convert(tmp_path / "train.py", "trl")
-    assert "peft_config" in names(done.unsupported)
+    assert "peft_config" in names(done.missing)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.peers.convert import OFFLINE, PEERS
+from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.known import option_rules, sort_out
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.trl_offline import convert_offline
@@ -46,6 +47,13 @@ def full(peer, name):
     return name
 
 
+def unknown(o, rules):
+    draft = Draft()
+    draft.put("model.path", "x", "")
+    sort_out(draft, o, rules)
+    return [one.name for one in draft.unknown]
+
+
 @pytest.mark.parametrize(("peer", "title"), [("verl", "verl"), ("trl", "TRL"), ("areal", "AReaL"), ("unirl", "UniRL")])
 def test_every_option_of_the_tables_is_known(peer, title):
     names = [full(peer, name) for name in named(title)]
@@ -58,7 +66,7 @@ def test_every_option_of_the_tables_is_known(peer, title):
         PEERS[peer][1](o)
         known |= o.asked
     rest = Options(title, dict.fromkeys(names), "file", known)
-    assert [one.name for one in sort_out(rest, option_rules(peer))[2]] == []
+    assert unknown(rest, option_rules(peer)) == []
 
 
 def test_every_option_of_the_trainings_without_rewards_is_known():
@@ -70,7 +78,7 @@ def test_every_option_of_the_trainings_without_rewards_is_known():
         convert_offline(o, command)
         known |= o.asked
     rest = Options("TRL", dict.fromkeys(names), "file", known)
-    assert [one.name for one in sort_out(rest, option_rules("trl_offline") | option_rules("trl"))[2]] == []
+    assert unknown(rest, option_rules("trl_offline") | option_rules("trl")) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_every_option_of_further_trainings_without_rewards_is_known(peer, title,
         convert(o, command_of(o))
         known |= o.asked
     rest = Options(title, dict.fromkeys(names), "file", known)
-    assert [one.name for one in sort_out(rest, rules_of(o))[2]] == []
+    assert unknown(rest, rules_of(o)) == []
 
 
 def test_the_four_policies_and_the_three_names_are_explained():

@@ -11,7 +11,8 @@ PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima.peers.convert.PEERS`, w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     file = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file that makes a GRPOConfig"
     parser.add_argument("file", help=file)
-    parser.add_argument("--from", dest="peer", choices=PEERS, help="the framework; default: as the file says")
+    names = (*PEERS, "openrlhf")  # the last is refused with the page that helps
+    parser.add_argument("--from", dest="peer", choices=names, help="the framework; default: as the file says")
     parser.add_argument("--out", help="the recipe's file; default: standard output")
 
 

@@ -4,9 +4,11 @@
     options.py   which of them a converter read, and could not take
     verl*.py, trl*.py, areal.py, unirl.py            the files of each peer: `convert(options) -> Draft`
     trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, of further tables
+    verl_reward.py, verl_dapo.py, trl_rewards.py     what scores a completion
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     rollout_servers.py    `engine` where the peer generates with a server
+    openrlhf.py    the refusal of a peer that is not read
     draft.py     the recipe under construction, and its text
 Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
 imported or executed.
@@ -26,6 +28,7 @@ from proxima.config.tree import FILL_IN
 from proxima.peers.convert import areal, areal_offline, trl, trl_offline, unirl, verl, verl_sft
 from proxima.peers.convert.draft import TITLES, Draft
 from proxima.peers.convert.known import Rules, not_a_training, option_rules, sort_out
+from proxima.peers.convert.openrlhf import openrlhf_is_not_read, refuse_openrlhf
 from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read import read
 
@@ -72,6 +75,7 @@ def likely_peers(path: str | Path) -> list[str]:
     """The peers, keys of `PEERS`, of whose options the file sets some, and fewest unknown ones: mostly one; empty if it
     is none of theirs. ConfigError if the file can't be read."""
     options = read(Path(path))
+    refuse_openrlhf(path, options)
     named = {peer: Options(name, options, str(path)) for peer, (name, _) in PEERS.items()}
     fits = [peer for peer, o in named.items() if _offline(o, peer) is not None or not not_a_training(o, peer)]
     unknown = {peer: len(convert(path, peer).unknown) for peer in fits}
@@ -79,13 +83,16 @@ def likely_peers(path: str | Path) -> list[str]:
 
 
 def convert(path: str | Path, peer: str) -> Conversion:
-    """Convert a file of `peer`, a key of `PEERS`.
+    """Convert a file of `peer`, a key of `PEERS`; `openrlhf` is refused with the page that helps.
 
     Raises:
         ConfigError: the file can't be read, or is no training of that peer that is converted.
     """
+    if peer == "openrlhf":
+        raise openrlhf_is_not_read(path)
     framework, converter = PEERS[peer]
     o = Options(framework, read(Path(path)), str(path))
+    refuse_openrlhf(path, o.flat)
     rules = option_rules(peer)
     if (command := _offline(o, peer)) is not None:
         _, of_command, rules_of = OFFLINE[peer]
@@ -99,9 +106,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
         o.get(name)
     draft = converter(o)
     draft.doubt(o)
-    lists = (draft.ignored, draft.unsupported, draft.unknown, draft.missing)
-    for so_far, found in zip(lists, sort_out(o, rules), strict=True):
-        so_far += found
+    sort_out(draft, o, rules)
     problems = make_loadable(draft)
     draft.account(o)
     recipe = draft.tree()
@@ -136,13 +141,21 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
 
 
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
-    """What stops the recipe; opens no file and imports no code."""
+    """What stops the recipe; opens no file and no reward model, and imports no code."""
+    rewards = [_unopened(one) for one in recipe.get("reward", ())]
     try:
-        resolved = resolve(recipe, root=None, import_code=False)
+        resolved = resolve(recipe | ({"reward": rewards} if rewards else {}), root=None, import_code=False)
     except ConfigError as error:
         yield from error.problems
         return
     yield from (problem for problem in check(resolved) if not problem.path.startswith(OPENED_LATER))
+
+
+def _unopened(reward: dict[str, Any]) -> dict[str, Any]:
+    """A reward of the same name that needs no weights."""
+    if reward["kind"] != "model":
+        return reward
+    return {"kind": "length", "name": reward.get("name", reward["path"].rpartition(":")[2])}
 
 
 __all__ = ["PEERS", "Conversion", "Leftover", "convert", "likely_peers"]

@@ -154,6 +154,12 @@ def _doubts(o: Options, *names: str) -> str:
 FILES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json")}
 
 
+def is_gsm8k(path: str) -> bool:
+    """Whether a name is that of GSM8K, or of a file that a peer's script made of it: `…/gsm8k/train.parquet`."""
+    *folders, name = path.lower().rstrip("/").split("/")
+    return name == "gsm8k" or ("gsm8k" in folders and name.partition(".")[0] in ("train", "test", "main"))
+
+
 def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "train", **columns: str) -> None:
     """A task for the peer's data: GSM8K by its name, files by their ending, else a data set of the hub.
 
@@ -169,7 +175,7 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
     if not paths:
         d.ask(path, "gsm8k", f"where the questions come from; see `proxima list task`{_doubts(o, name)}", kind=True)
         d.entries.update({f"{path}.{field}": Entry(*value) for field, value in where.items()})
-    elif all("gsm8k" in file.lower() for file in paths) and split in ("train", "test"):
+    elif not d.own_columns and all(map(is_gsm8k, paths)) and split in ("train", "test"):
         note = "read as the public data set; for a prepared file write its kind (parquet, jsonl) and path"
         d.spec(path, "gsm8k", origin, f"{', '.join(paths)}: {note}", **where)
     elif kind is not None:
@@ -178,7 +184,7 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
     else:
         d.spec(path, "dataset", origin, "", path=(paths[0], origin), **where, **fields)
         if len(paths) > 1:
-            d.lacks(name, f"{', '.join(paths[1:])}: one data set of the hub is read; prepare the others as files")
+            d.wait(path, name, f"{', '.join(paths[1:])}: one data set of the hub is read; prepare the others as files")
 
 
 def reward(d: Draft, weight: tuple[float, str] | None = None) -> None:
@@ -295,7 +301,11 @@ def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: s
         return False
     where = o.get(data)
     if where is None:
-        d.needs("eval.task", f"{data}: {o.doubts[data]}; held-out questions, and eval.every={every[0]} ({every[1]})")
+        d.wait(
+            "eval.task",
+            "eval.task",
+            f"{data}: {o.doubts[data]}; held-out questions, and eval.every={every[0]} ({every[1]})",
+        )
         return False
     task(d, o, data, path="eval.task", split=split, **columns)
     d.put("eval.every", *every)

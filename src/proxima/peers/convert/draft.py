@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima.config.dump import Lines, nested, yaml_lines
@@ -29,6 +29,8 @@ TITLES = {  # of the lists of a draft
 }
 
 Fields = dict[str, Sourced]
+EMPTY: dict[str, Any]  # slots that a recipe may leave out, as they stand where one waits
+EMPTY = {"eval.task": None, "algorithm.selection": [], "algorithm.distillation": None, "monitor": [], "engine": "local"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,12 @@ class Entry:
 
 @dataclass
 class Draft:
-    """Values by dotted path of our schema, an index for entries of lists: `algorithm.correction.0.kind`."""
+    """Values by dotted path of our schema, an index for entries of lists: `algorithm.correction.0.kind`.
+
+    Args:
+        waiting: path of an entry → the options that it waits for.
+        own_columns: a function of the file's scores rows by their columns, so that GSM8K's files stay what they are.
+    """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     unsupported: list[Leftover] = field(default_factory=list)
@@ -50,6 +57,8 @@ class Draft:
     unknown: list[Leftover] = field(default_factory=list)
     missing: list[Leftover] = field(default_factory=list)
     read: list[Leftover] = field(default_factory=list)
+    waiting: dict[str, list[str]] = field(default_factory=dict)
+    own_columns: bool = False
 
     def put(self, path: str, value: Any, origin: str, note: str = "") -> None:
         """Set a leaf. `origin`: where the value came from. `note`: what the peer means by it, if not the same."""
@@ -88,6 +97,22 @@ class Draft:
     def needs(self, path: str, why: str) -> None:
         """Record a value to fill in, for which the default of the recipe stands in."""
         self.missing.append(Leftover(path, on_one_line(why)))
+
+    def wait(self, path: str, option: str, why: str) -> None:
+        """Mark the value at `path`, or the kind or first value below it, as one that the user has to confirm or change.
+
+        For code and data that an option names and no field can take: the recipe is refused until then.
+        """
+        below = next((name for name in self.entries if name.startswith(f"{path}.")), None)
+        at = next((name for name in (path, f"{path}.kind", f"{path}.0.kind") if name in self.entries), below)
+        if at is None and path in EMPTY:
+            self.entries[at := path] = Entry(EMPTY[path], "our default")
+        at = "model.path" if at is None else at
+        waiting = self.waiting.setdefault(at, [])
+        waiting.append(option)
+        told = f"{option}: {why}" if len(waiting) == 1 else f"{', '.join(waiting)}: the reasons are at the top"
+        self.entries[at] = replace(self.entries[at], origin=on_one_line(f"{FILL_IN}: {told}"))
+        self.missing.append(Leftover(option, on_one_line(f"{why} (at {at})")))
 
     def doubt(self, o: Options) -> None:
         """Record the values that could not be taken and that no entry names."""

@@ -6,6 +6,7 @@
     part of      read by the peer together with another option only, the key (`option`, or `option=value`)
     to fill in   as `changes`, but our field waits only for what the file can't say, as the size of the data
     copies       of another option, the key, which holds for both here; harmless where they are equal
+    waits        the field that is to fill in for an option above that names code or data, where it is not neutral
     training     `marks` of a training with rewards, and of `others`, which it does not set `unless` with these
 
 A section is a reason with, for each prefix, names separated by blanks, or names with their neutral values; `{a,b}`
@@ -19,7 +20,7 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -27,10 +28,13 @@ from typing import Any, Literal
 import yaml
 
 from proxima.config.scalars import Loader
+from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read_script import Doubtful
 
 Effect = Literal["no effect", "changes", "part of", "copies", "to fill in"]
+FILES = (".py", ".jsonl", ".json", ".parquet", ".arrow", ".csv", ".jinja", ".yaml", ".yml")
+OWN_CLASSES = ("verl", "unirl", "hydra", "torch", "omegaconf", "transformers", "builtins")  # packages of a peer's own
 OFF = ("no", "none", "disabled", "sync", "off", "null", "false")
 
 
@@ -42,11 +46,13 @@ class Rule:
         effect: the section of the table.
         why: the reason, or the key of `part of` and `copies`.
         neutral: values with which an option of `changes` is harmless, besides none at all.
+        field: of a recipe, which waits for the user in place of an option that names code or data.
     """
 
     effect: Effect
     why: str
     neutral: tuple[Any, ...] = ()
+    field: str = ""
 
 
 Rules = dict[str, Rule]  # by name, or pattern with `*`
@@ -57,17 +63,25 @@ def option_rules(peer: str) -> Rules:
     """Name, or pattern with `*`, → rule."""
     found: dict[str, Rule] = {}
     for effect, reasons in _table(peer).items():
-        if effect == "training":
+        if effect in ("training", "waits"):
             continue
         for why, prefixes in reasons.items():
-            for prefix, names in prefixes.items():
-                for name in names.split() if isinstance(names, str) else names:
-                    neutral = None if isinstance(names, str) else names[name]
-                    values = tuple(neutral) if isinstance(neutral, list) else (neutral,)
-                    for start, end in itertools.product(_either(prefix), _either(name)):
-                        dot = "." if start and not start.endswith(".") else ""
-                        found.setdefault(f"{start}{dot}{end}", Rule(effect, why, values))
+            for name, neutral in _names(prefixes):
+                values = tuple(neutral) if isinstance(neutral, list) else (neutral,)
+                found.setdefault(name, Rule(effect, why, values))
+    for field, prefixes in _table(peer).get("waits", {}).items():
+        for name, _ in _names(prefixes):
+            found[name] = replace(found[name], field=field)
     return found
+
+
+def _names(prefixes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The names of a section, each with its neutral value."""
+    for prefix, names in prefixes.items():
+        for name in names.split() if isinstance(names, str) else names:
+            for start, end in itertools.product(_either(prefix), _either(name)):
+                dot = "." if start and not start.endswith(".") else ""
+                yield f"{start}{dot}{end}", None if isinstance(names, str) else names[name]
 
 
 @cache
@@ -97,41 +111,63 @@ def _either(text: str) -> Iterator[str]:
         yield from _either(text[: brace.start()] + choice + text[brace.end() :])
 
 
-def sort_out(o: Options, table: Rules) -> tuple[list[Leftover], ...]:
-    """The options that no converter read: ignored (no effect here), unsupported, unknown, to fill in."""
-    ignored: list[Leftover] = []
-    unsupported: list[Leftover] = []
-    unknown: list[Leftover] = []
-    missing: list[Leftover] = []
+def sort_out(d: Draft, o: Options, table: Rules) -> None:
+    """Tell what becomes of the options that no converter read."""
     patterns = [name for name in table if "*" in name]
     known = {*table, *o.asked}
     for name in o.left():
         found = name if name in table else next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
         if found is None and _is_nothing(o.flat[name]) and any(other.startswith(f"{name}.") for other in known):
-            ignored.append(Leftover(name, "off, or neutral"))  # a section without its options
-            continue
-        if found is None:
-            unknown.append(Leftover(name, _nearest(name, o, table)))
-            continue
-        rule = table[found]
-        if rule.effect == "part of":
-            on = _is_on(o, rule.why)
-            why = f"part of {rule.why}, which has no equivalent" if on else f"read with {rule.why} only"
-            (unsupported if on else ignored).append(Leftover(name, why))
-        elif rule.effect == "copies":
-            other = o.flat.get(rule.why)
-            if _is_nothing(o.flat[name]) or o.flat[name] == other:
-                ignored.append(Leftover(name, f"as {rule.why}"))
-            else:
-                unsupported.append(Leftover(name, f"{shown(o.flat[name])}: {rule.why}, {shown(other)}, holds here"))
-        elif rule.effect == "no effect":
-            ignored.append(Leftover(name, rule.why))
-        elif _is_nothing(o.flat[name]) or o.flat[name] in rule.neutral:
-            ignored.append(Leftover(name, "off, or neutral"))
+            d.drops(name, "off, or neutral")  # a section without its options
+        elif found is None:
+            _unknown(d, o, name, table)
         else:
-            told = missing if rule.effect == "to fill in" else unsupported
-            told.append(Leftover(name, f"{shown(o.flat[name])}: {rule.why}"))
-    return ignored, unsupported, unknown, missing
+            _tell(d, o, name, table[found])
+
+
+def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
+    """One option, by its rule."""
+    value = o.flat[name]
+    if rule.effect == "part of":
+        if _is_on(o, rule.why):
+            why = f"part of {rule.why}, which has no equivalent"
+            _lacks(d, name, f"{shown(value)}: {why}" if rule.field else why, "" if _is_nothing(value) else rule.field)
+        else:
+            d.drops(name, f"read with {rule.why} only")
+    elif rule.effect == "copies":
+        other = o.flat.get(rule.why)
+        if _is_nothing(value) or value == other:
+            d.drops(name, f"as {rule.why}")
+        else:
+            _lacks(d, name, f"{shown(value)}: {rule.why}, {shown(other)}, holds here", rule.field)
+    elif rule.effect == "no effect":
+        if rule.field and isinstance(value, str) and value.partition(".")[0] not in OWN_CLASSES:
+            d.wait(rule.field, name, f"{shown(value)}: a class of your own, which nothing here runs")
+        else:
+            d.drops(name, rule.why)
+    elif _is_nothing(value) or value in rule.neutral:
+        d.drops(name, "off, or neutral")
+    elif rule.effect == "to fill in":
+        d.missing.append(Leftover(name, f"{shown(value)}: {rule.why}"))
+    else:
+        _lacks(d, name, f"{shown(value)}: {rule.why}", rule.field)
+
+
+def _lacks(d: Draft, name: str, why: str, field: str) -> None:
+    """Not supported yet; where the option names code or data, the field waits for the user."""
+    if field:
+        d.wait(field, name, why)
+    else:
+        d.lacks(name, why)
+
+
+def _unknown(d: Draft, o: Options, name: str, table: Rules) -> None:
+    """An option that the peer lacks as far as we know; where it names a file, the user's own code may read it."""
+    why = _nearest(name, o, table)
+    if str(o.flat[name]).partition("::")[0].endswith(FILES):
+        d.wait("reward" if "reward" in name else "task", name, f"{shown(o.flat[name])}: names a file, and {why}")
+    else:
+        d.unknown.append(Leftover(name, why))
 
 
 def _is_nothing(value: Any) -> bool:

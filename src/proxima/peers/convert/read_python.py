@@ -11,7 +11,7 @@ from proxima.data import UserError
 UNREADABLE = "…"  # stands for an expression whose value only a run would know
 CALLS, PARSED = tuple(f"{kind}Config" for kind in ("GRPO", "SFT", "DPO", "KTO", "Reward", "GKD")), "training_args"
 TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in CALLS)
-DATA = ("args", "train_dataset", "eval_dataset", "processing_class")  # keywords of the trainer that are no options
+DATA = ("args", "train_dataset", "eval_dataset")  # keywords of the trainer that are no options
 
 
 def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -104,9 +104,22 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
     for keyword in call.keywords:
         if keyword.arg == "reward_funcs":
             found["reward_funcs"] = _functions(tree, keyword.value, constants)
+        if keyword.arg == "processing_class":
+            found["processing_class"] = _tokenizer(tree, keyword.value, found.get("model_name_or_path"), constants)
         if keyword.arg == "peft_config" and (made := _made_by(tree, keyword.value, "LoraConfig")) is not None:
             found["peft_config"] = {"peft_type": "LORA"} | _keywords(made, constants)
     return {name: value for name, value in found.items() if name not in (*DATA, "model")}
+
+
+def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[str, Any]) -> str | None:
+    """What makes the tokenizer, as text; None where it is the model's own: `….from_pretrained(MODEL)`."""
+    made = _assigned(tree, node)
+    own = isinstance(made, ast.Call) and _called(made) == "from_pretrained" and len(made.args) == 1
+    if isinstance(made, ast.Call) and own:
+        of = _value(made.args[0], constants)
+        loose = {"padding_side", "use_fast", "trust_remote_code", "revision"}
+        own = model in (of, None, UNREADABLE) and {key.arg for key in made.keywords} <= loose
+    return None if own else ast.unparse(made)[:80]
 
 
 def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:

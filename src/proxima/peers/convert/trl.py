@@ -9,7 +9,7 @@ from proxima.peers.convert.adapter import PEFT_TARGETS, LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.rollout_servers import trl_engine
-from proxima.peers.convert.trl_rewards import rewards
+from proxima.peers.convert.trl_rewards import reads_solutions, rewards
 
 LIST = "algorithm.correction"
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -24,14 +24,14 @@ def convert(o: Options) -> Draft:
     if prompt is not None:
         d.put("model.max_length", prompt + longest, "from max_prompt_length + max_completion_length")
     split, subset = str(o.get("dataset_train_split", default="train")), o.get("dataset_config")
-    columns = {"question": str(o.get("dataset_prompt_column", default="prompt")), "answer": "solution"}
+    columns = {"question": str(o.get("dataset_prompt_column", default="prompt"))}
+    columns |= {"answer": "solution"} if reads_solutions(o) else {}
     common.task(d, o, "dataset_name", split=split, **columns)
     if subset is not None and d.entries["task.kind"].value == "dataset":
         d.put("task.subset", str(subset), "from dataset_config")
     if o.given("train_dataset"):
         rows = f"the script makes its rows: {o.get('train_dataset')}"
-        why = f"{rows}; write them to a file, or name the task's columns and data.system"
-        d.needs("train_dataset", why)
+        d.wait("task", "train_dataset", f"{rows}; write them to a file, or name the task's columns and data.system")
     if o.given("system_prompt"):
         d.put("data.system", str(o.get("system_prompt", default="")), o.origin("system_prompt"))
     if o.given("model_revision"):
@@ -117,7 +117,7 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
         every = 0
     split, due = str(o.get("dataset_test_split", default="test")), (math.ceil(every / made), o.origin("eval_steps"))
     if not common.evaluation(d, o, "dataset_name", due, split=split, **columns):
-        d.needs("eval.task", f"eval_strategy: {strategy}; which held-out questions, and eval.every")
+        d.wait("eval.task", "eval.task", f"eval_strategy: {strategy}; which held-out questions, and eval.every")
         return
     d.put("eval.before", o.flag("eval_on_start"), o.origin("eval_on_start"))
     common.eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=False)

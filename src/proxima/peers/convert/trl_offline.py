@@ -111,7 +111,7 @@ def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
     if path == "task":
         d.needs("task", f"which columns the rows have, which TRL looks up: {note}")
     if o.given("train_dataset"):
-        d.needs("train_dataset", f"the script makes its rows: {o.get('train_dataset')}; write them to a file")
+        d.wait(path, "train_dataset", f"the script makes its rows: {o.get('train_dataset')}; write them to a file")
 
 
 _CHATS: dict[str, Any] = {"messages": "messages", "answer": None}

@@ -28,15 +28,19 @@ class Named:
         name: of the function, without its package where that is TRL, open_r1 or unknown.
         arguments: of the call by name or position; None where one can't be read.
         called: whether the text is a call.
+        is_model: it names a reward model.
     """
 
     text: str
     name: str
     arguments: dict[str | int, Any] | None
     called: bool
+    is_model: bool = False
 
     @classmethod
     def of(cls, text: str) -> "Named":
+        if _HUB_NAME.fullmatch(bare := text.strip().strip("'\"")):
+            return cls(text, bare, None, False, is_model=True)
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except UNPARSED:
@@ -53,16 +57,38 @@ class Named:
             return cls(text, name, None, called)
         return cls(text, name, given, called)
 
+    def place(self, o: Options) -> str | None:
+        """`package.module:function` for what `trl grpo` would import by its name; None for a function of a script,
+        whose import would run the script."""
+        module, _, name = self.name.rpartition(".")
+        importable = module not in ("", "__main__") and not self.called and re.fullmatch(r"[\w.]+", self.text.strip())
+        return f"{module}:{name}" if importable and not o.file.endswith(".py") else None
+
+
+MODEL = "reward_model_name_or_path"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def reads_solutions(o: Options) -> bool:
+    """Whether a reward compares with the column `solution`."""
+    return any(function.name in ("accuracy_reward", "accuracy") for function in _functions(o))
+
+
+def _functions(o: Options) -> list[Named]:
+    """The rewards in TRL's order: the reward model, then `reward_funcs`."""
+    written, model = o.get("reward_funcs"), o.get(MODEL)
+    texts = written if isinstance(written, list) else _split(str(written)) if written else []
+    models = [] if model is None else [Named(str(model), str(model), None, False, is_model=True)]
+    return models + [Named.of(str(text)) for text in texts]
+
 
 def rewards(d: Draft, o: Options) -> None:
     """`reward_funcs` with `reward_weights`; a placeholder with its weight stands in for an unknown function."""
-    written, weights = o.get("reward_funcs"), o.get("reward_weights")
-    texts = written if isinstance(written, list) else _split(str(written)) if written else []
-    functions = [Named.of(str(text)) for text in texts]
+    functions, weights = _functions(o), o.get("reward_weights")
     if weights is not None and not (isinstance(weights, list) and all(_is_number(one) for one in weights)):
         weights = o.refuse("must be a list of numbers", "reward_weights")
     if weights is not None and functions and len(weights) != len(functions):
-        d.lacks("reward_weights", f"{weights}: {len(weights)} for {len(functions)} functions in reward_funcs")
+        d.lacks("reward_weights", f"{weights}: {len(weights)} for {len(functions)} rewards")
         weights = None
     if not functions:
         common.reward(d)
@@ -72,21 +98,31 @@ def rewards(d: Draft, o: Options) -> None:
     summed = weights if how == "sum_then_normalize" else None
     for index, function in enumerate(functions):
         place = f"reward.{common.rewards_of(d)}"
-        make = KNOWN.get((function.name, function.called)) if function.arguments is not None else None
-        if make is not None and (one := make(function, o)) is not None:
-            d.append("reward", one[0], f"from reward_funcs: {function.name}", **one[1])
-        else:
-            home = function.name.removeprefix("__main__.")
-            where = home if "." not in home else ":".join(home.rsplit(".", 1))
-            where = where if ":" in where else f"rewards.py:{where}"
-            why = f"name it as {{kind: function, path: {where}}}, in a file of its own; `math` stands in"
-            d.ask(place, "math", f"{function.text}: {why}", kind=True)
-            d.put(f"{place}.name", _label(function, index), "the function's")
+        _one(d, o, place, index, function)
         if summed is not None and summed[index] != 1:
             d.put(f"{place}.weight", summed[index], "from reward_weights")
     for name, function_of in OPTIONS.items():
         if not any(function.name == function_of for function in functions):
             d.drops_given(o, f"reward_funcs does not name {function_of}", name)
+
+
+def _one(d: Draft, o: Options, place: str, index: int, function: Named) -> None:
+    """The entry of one reward."""
+    origin = f"from reward_funcs: {function.name}"
+    make = KNOWN.get((function.name, function.called)) if function.arguments is not None else None
+    if function.is_model:
+        d.append("reward", "model", o.origin(MODEL if o.given(MODEL) else "reward_funcs"), path=(function.name, origin))
+    elif make is not None and (one := make(function, o)) is not None:
+        d.append("reward", one[0], origin, **one[1])
+    elif (path := function.place(o)) is not None:
+        d.append("reward", "function", origin, path=(path, "as TRL imports it"))
+    else:
+        home = function.name.removeprefix("__main__.")
+        where = home if "." not in home else ":".join(home.rsplit(".", 1))
+        where = where if ":" in where else f"rewards.py:{where}"
+        why = f"name it as {{kind: function, path: {where}}}, in a file of its own; `math` stands in"
+        d.ask(place, "math", f"{function.text}: {why}", kind=True)
+        d.put(f"{place}.name", _label(function, index), "the function's")
 
 
 def _label(function: Named, index: int) -> str:

@@ -10,6 +10,7 @@ from proxima.peers.convert.options import Options
 
 ALGORITHM = "algorithm."
 HORIZON = 8192
+FUNCTION = "{kind: function, path: ./FILE.py:FUNCTION}"
 BY_OPTION = {name: name.partition("_")[0] for name in ("cppo_delta", "cppo_w_min", "cppo_delta_b", "dppo_delta")}
 BY_OPTION |= {"drpo_epsilon": "drpo", "clip_range": "grpo"}
 LORA = LoraNames(
@@ -87,7 +88,7 @@ def _evaluation(d: Draft, o: Options) -> None:
             d.put("eval.samples", 16, "UniRL's default of eval_samples_per_prompt")
         common.eval_sampling(d, o, names, {"temperature": 1.0}, greedy=False)
     elif not o.given("data_source.args.run.eval_data_path"):
-        d.needs("eval.task", f"eval_interval: {every}; which held-out questions, and eval.every")
+        d.wait("eval.task", "eval.task", f"eval_interval: {every}; which held-out questions, and eval.every")
 
 
 def _rewards(d: Draft, o: Options) -> None:
@@ -99,7 +100,7 @@ def _rewards(d: Draft, o: Options) -> None:
     else:
         common.reward(d)
         if scorer:
-            d.lacks("reward.backend._target_", f"{scorer}: choose `reward`")
+            d.wait("reward", "reward.backend._target_", f"{scorer}: choose `reward`, or port it: {FUNCTION}")
     truncated = str(o.get("reward.truncated_reward", default="zero"))
     if truncated != "keep":
         written = f"{truncated} ({o.origin('reward.truncated_reward')})"

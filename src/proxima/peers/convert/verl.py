@@ -9,6 +9,7 @@ from proxima.peers.convert.options import Options
 from proxima.peers.convert.rollout_servers import verl_engine
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
+from proxima.peers.convert.verl_reward import reward_manager, scored_by_function, scorer
 from proxima.peers.convert.verl_training import AGGREGATES, batch, gae_critic, lora_by_rank, lora_names, training
 
 ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
@@ -16,7 +17,7 @@ ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.",
 
 def convert(o: Options) -> Draft:
     """A recipe from verl's options."""
-    d = Draft()
+    d = Draft(own_columns=scored_by_function(o))
     common.model(d, o, "actor_rollout_ref.model.path")
     longest = o.whole(*LONGEST, default=512)
     prompt = o.whole("data.max_prompt_length", ROLLOUT + "prompt_length", default=512)
@@ -34,8 +35,9 @@ def convert(o: Options) -> Draft:
     d.flag("data.shuffle", o, "data.shuffle")
     common.template_arguments(d, o, "data.apply_chat_template_kwargs")
     _long_prompts(d, o)
-    common.reward(d)
+    scorer(d, o)
     overlong_buffer(d, o, longest)
+    reward_manager(d, o)
     forced = correction(d, o)
     _advantage(d, o)
     _aggregate(d, o, _surrogate(d, o, forced), longest)

@@ -17,7 +17,7 @@ OVERLONG = (
 
 
 def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
-    """The overlong buffer of the DAPO reward manager; its scorer is listed as unsupported."""
+    """The overlong buffer of the DAPO reward manager."""
     for prefix in OVERLONG:
         if not o.given(prefix + "enable", prefix + "len", prefix + "penalty_factor"):
             continue
@@ -34,12 +34,6 @@ def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
         if most[0] < longest:
             growing = "beyond it verl's penalty goes on growing, here it stays"
             d.lacks(limit, f"{most[0]}, below the {longest} tokens of a completion: {growing}")
-    for name in ("reward_model.reward_manager", "reward.reward_manager.name"):
-        if o.get(name, default="naive") == "dapo":
-            scores = "where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, weight: 2} is as far apart"
-            d.lacks(name, f"dapo: choose `reward`; {scores}")
-        elif o.get(name, default="naive") != "naive":
-            d.lacks(name, "how the peer's reward manager scores: choose `reward`")
 
 
 METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_final_reward": "reward"}
@@ -92,7 +86,8 @@ def _filter(d: Draft, o: Options, name: str) -> None:
     ours, note = METRICS.get(str(metric), "reward"), ""
     penalised = any(entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind"))
     if metric == "score" and penalised:
-        ours = str(d.entries["reward.0.kind"].value)
+        path = d.entries.get("reward.0.path")
+        ours = str(d.entries["reward.0.kind"].value if path is None else path.value.rpartition(":")[2])
         note = "verl's score is the scorer's own, before the overlong penalty"
     d.append("algorithm.selection", "drop_uniform_groups", "from algorithm.filter_groups.enable", note)
     if metric is None:

@@ -1,0 +1,29 @@
+"""OpenRLHF, which is known but not read."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxima.config import ConfigError
+from proxima.config.problems import one_problem
+
+OWN = {  # options that no peer that is read has
+    *("pretrain", "reward_pretrain", "critic_pretrain", "prompt_data", "remote_rm_url", "vllm_num_engines"),
+    *("actor_num_nodes", "zero_stage", "micro_train_batch_size", "micro_rollout_batch_size", "rollout_batch_size"),
+    *("init_kl_coef", "generate_max_len"),
+}
+
+
+def openrlhf_is_not_read(path: str | Path) -> ConfigError:
+    """The refusal of a file of OpenRLHF."""
+    remedy = "write the recipe by hand, with the tables of names in docs/migration.md (verl's are the nearest)"
+    return one_problem(str(path), f"`convert` does not read the files of OpenRLHF; {remedy}")
+
+
+def refuse_openrlhf(path: str | Path, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a file that runs OpenRLHF or has at least three options that only OpenRLHF has."""
+    file = Path(path)
+    text = file.read_text(encoding="utf-8-sig", errors="replace") if file.is_file() else ""
+    if re.search(r"\bopenrlhf\.cli\b", text) or len(OWN.intersection(options)) >= 3:
+        raise openrlhf_is_not_read(path)
