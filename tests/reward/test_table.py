@@ -21,8 +21,9 @@ MADE = {
     "http": {"url": "http://127.0.0.1:9/"},  # while the tests run: a server in a thread
     "model": {"path": "/"},  # while the tests run: a folder
     "overlong": {"max_tokens": 8, "buffer_tokens": 4},
+    "unit_tests": {"seconds": 1.0},  # `9**9**9` takes all of them
 }
-ANSWERED = ("accuracy_1_5_2", "number", "exact", "gsm8k", "boxed", "regex", "math")
+ANSWERED = ("accuracy_1_5_2", "number", "exact", "gsm8k", "boxed", "regex", "math", "unit_tests")
 HOSTILE = [
     "",
     "\x00" * 50,
@@ -111,6 +112,7 @@ EMPTY = {  # value and verdict of a completion without a token
     "reasoning_gym": (0.0, False),
     "regex": (0.0, False),
     "repetition": (0.0, None),
+    "unit_tests": (0.0, False),
 }
 
 
@@ -124,7 +126,7 @@ def test_an_empty_completion_gets_a_sensible_verdict(kind):
 
 def _scores(kind, *several):
     """Scores as a run makes them: of the group, then of the batch."""
-    row = prompt("42")
+    row = prompt(["assert answer() == 42"] if kind == "unit_tests" else "42")
     if kind == "reasoning_gym":
         from proxima.task import ReasoningGymTask
 

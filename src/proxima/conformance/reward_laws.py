@@ -14,7 +14,7 @@ from proxima.reward.base import as_reward
 from proxima.reward.protocol import Reward
 from proxima.reward.runner import RewardRunner
 
-ANSWERS = ("42", 42, "#### 42", "x = 42", {"answer": "42"}, ["42"])
+ANSWERS = ("42", 42, "#### 42", "x = 42", {"answer": "42"}, ["42"], ["assert answer() == 42"])
 ORDINARY = ("42", "The answer is 42.", r"\boxed{42}", "#### 42", "", "41", "no idea", "<think>6 * 7</think> 42")
 HOSTILE = (
     "\x00",

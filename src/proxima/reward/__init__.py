@@ -27,6 +27,7 @@ from proxima.reward.reasoning_gym import ReasoningGymReward
 from proxima.reward.regex import Format, Regex
 from proxima.reward.repetition import Diversity, Repetition
 from proxima.reward.runner import RewardRunner
+from proxima.reward.unit_tests import UnitTests
 
 REWARDS: dict[str, type] = {
     "accuracy_1_5_2": Accuracy152,
@@ -47,6 +48,7 @@ REWARDS: dict[str, type] = {
     "reasoning_gym": ReasoningGymReward,
     "regex": Regex,
     "repetition": Repetition,
+    "unit_tests": UnitTests,
 }
 
 __all__ = [
@@ -71,5 +73,6 @@ __all__ = [
     "Repetition",
     "Reward",
     "RewardRunner",
+    "UnitTests",
     "WeightedReward",
 ]

@@ -272,6 +272,13 @@ def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any
     return {}
 
 
+def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
+    """Which unit tests the completion's code passes."""
+    from proxima.reward.workers import run_unit_tests
+
+    return run_unit_tests.run_unit_tests(**arguments)
+
+
 # Formulas of every common shape: the LaTeX parser builds its tables as it meets them, and all workers inherit them.
 SHAPES = tuple(
     r"""
@@ -344,10 +351,12 @@ GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
     "load": load_user_function,
     "reasoning_gym": grade_reasoning_gym,
     "regex": grade_regex,
+    "unit_tests": grade_unit_tests,
 }
 
 WARM_UPS: dict[str, Callable[[], object]] = {  # run once, before workers are forked
     "function": lambda: importlib.import_module("proxima.reward.workers.user_function"),
     "math": warm_math,
     "reasoning_gym": lambda: importlib.import_module("reasoning_gym"),
+    "unit_tests": lambda: importlib.import_module("proxima.reward.workers.run_unit_tests"),
 }

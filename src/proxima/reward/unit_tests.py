@@ -1,0 +1,142 @@
+"""Runs the code that a completion holds against the unit tests of its row."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.data import Completion, Prompt, Score, require
+from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitTests(PooledReward):
+    """1 if the completion's code passes all unit tests of the row, else 0. The tests are the row's answer.
+
+        ["assert add(1, 2) == 3", …]                                  assertions, as `test_list` of MBPP
+        "def check(candidate): …", with `entry_point`                 a program of assertions, as `test` of HumanEval
+        {"inputs": ["1 2\\n", …], "outputs": ["3\\n", …]}             standard input and output, as APPS and TACO
+        {"fn_name": "add", "inputs": [[1, 2], …], "outputs": [3, …]}  calls of a function, as APPS and TACO
+
+    A list or an object may be JSON text. The code is the last block fenced as `python` or `py`, else the last fenced
+    block, else the whole text. It runs in a Python process of its own, which knows no test: the tests call its
+    functions from another process and get plain data back. So overriding `assert`, builtins or `__eq__`, ending the
+    process, or printing anything passes nothing.
+
+    Args:
+        partial: the value is the share of the tests that pass.
+        setup: column with code that runs before the tests and before the completion's, as `test_setup_code` of MBPP;
+            null: none.
+        entry_point: column with the name of the function that `check` gets; null: the tests call it by its name.
+        seconds: wall-clock time for all tests of a completion, > 0; `runtime.reward_timeout` does not apply.
+        memory_mb: MiB of address space for the code, >= 64.
+    Returns: Score of 1 or 0, or of the share; `correct` if all pass. Parts: `passed`, the share; `runs`, 1 if the code
+        could be loaded; `timed_out`.
+    Raises: ValueError if the tests can't be run whatever the code: no Python, a package that they need, an object that
+        is no plain data passed to the code.
+    Edge cases: code that raises, ends, hangs or exceeds a limit is wrong: 0, never invalid. Output is compared by lines
+        without trailing white space. Lists, dicts and sets that the code changes in place are changed for the tests
+        too. Plain data are None, bools, numbers, text, bytes, and lists, tuples, sets and dicts of them; other objects
+        are stand-ins whose methods can be called, equal only to themselves.
+    The limits contain accidents: loops, memory, files outside its folder, processes, connections. They are no sandbox:
+        a hostile program can read what you can read. Run untrusted models in a container.
+    """
+
+    partial: bool = False
+    setup: str | None = None
+    entry_point: str | None = None
+    seconds: float = 6.0
+    memory_mb: int = 1024
+
+    kind = "unit_tests"
+    where = "function"
+    warm_up = "unit_tests"
+    needs_answer = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.seconds < 1e6, "seconds", self.seconds, "must be > 0 seconds")
+        require(self.memory_mb >= 64, "memory_mb", self.memory_mb, "must be >= 64 MiB")
+
+    def answer_job(self, answer: Any) -> Job | str | None:
+        try:
+            as_tests(answer, self.entry_point)
+        except ValueError as error:
+            return missing_answer(answer) or str(error)
+        return None
+
+    def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
+        tests = as_tests(required_answer(prompt, self.kind), self.entry_point)
+        entry_point = None if self.entry_point is None else _column(prompt, self.entry_point)
+        setup = "" if self.setup is None else _column(prompt, self.setup)
+        code = code_of(completion.text)
+        if not code.strip():
+            return _score(0.0, 0.0, {"passed": 0.0, "runs": 0.0, "timed_out": 0.0})
+        arguments: dict[str, Any] = {"code": code, "tests": tests, "setup": setup, "entry_point": entry_point}
+        arguments |= {"seconds": self.seconds, "memory_mb": self.memory_mb}
+        return Job(grader=self.kind, arguments=arguments, seconds=self.seconds + 30)  # the grader keeps the time
+
+    def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+        parts = {name: float(result[name]) for name in ("passed", "runs", "timed_out")}
+        return _score(parts["passed"] if self.partial else float(parts["passed"] == 1), parts["passed"], parts)
+
+
+def _score(value: float, passed: float, parts: Mapping[str, float]) -> Score:
+    return Score(value=value, correct=passed == 1, parts=parts)
+
+
+def code_of(text: str) -> str:
+    """The last block fenced as Python, else the last fenced block, else the whole text. A block that does not end goes
+    to the end of the text."""
+    blocks = [(match[1].lower(), match[2]) for match in _FENCE.finditer(text)]
+    python = [code for language, code in blocks if language in ("python", "python3", "py")]
+    return (python or [code for _, code in blocks] or [text])[-1]
+
+
+def _column(prompt: Prompt, name: str) -> str:
+    value = prompt.metadata.get(name, "")
+    if name not in prompt.metadata or not isinstance(value, str | None):
+        raise ValueError(
+            f"prompt {prompt.uid} has no text in the column {name!r}; columns: {', '.join(prompt.metadata)}"
+        )
+    return value or ""
+
+
+def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
+    """The row's tests in the form that `run_unit_tests` runs; ValueError says why they are none."""
+    tests = answer
+    if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):
+        with suppress(ValueError):  # else it is a program
+            tests = json.loads(answer)
+    if isinstance(tests, Mapping):
+        return _pairs(tests)
+    sources = [tests] if isinstance(tests, str) else tests
+    if not isinstance(sources, list) or not sources or not all(isinstance(source, str) for source in sources):
+        raise ValueError("is no list of assertions, no program, and no object with inputs and outputs")
+    try:
+        nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
+        raise ValueError(f"is no Python: {error}") from None
+    if not any(isinstance(node, ast.Assert | ast.Raise) for node in nodes):
+        raise ValueError("asserts nothing")
+    if entry_point is not None and not any(getattr(node, "name", None) == "check" for node in nodes):
+        raise ValueError("defines no function check(candidate), which entry_point asks for")
+    return {"assertions": sources}
+
+
+def _pairs(tests: Mapping[str, Any]) -> dict[str, Any]:
+    inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
+        raise ValueError("has no lists of inputs and outputs, one of each for every test")
+    if name is not None:
+        if not all(isinstance(arguments, list) for arguments in inputs):
+            raise ValueError("has inputs that are no lists of arguments")
+        return {"calls": {"name": str(name), "inputs": inputs, "outputs": outputs}}
+    if not all(isinstance(text, str) for text in (*inputs, *outputs)):
+        raise ValueError("has inputs or outputs that are no texts")
+    return {"programs": list(zip(inputs, outputs, strict=True))}

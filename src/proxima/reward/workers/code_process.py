@@ -1,0 +1,161 @@
+"""The process that runs the code of a completion: `python -I code_process.py FD SECONDS MEMORY_MB`, in a folder with
+`setup.py` and `solution.py`. Standard library only.
+
+It knows no test. With FD -1 the code is a program that reads standard input. Otherwise it is a module, whose functions
+are called through the socket FD: one line of JSON a request, one a reply. So all that the code can do to pass a test is
+to return the right values; the tests, their asserts and their builtins are in another process.
+
+The limits contain accidents: endless loops, memory, files, processes. They are no sandbox against hostile code.
+"""
+
+import builtins
+import json
+import operator
+import os
+import resource
+import socket
+import sys
+import types
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+LONGEST = 1_000_000  # items of an iterator
+FILE_BYTES = 16 << 20  # of a file, and of the standard output
+FILES = 64
+_CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "value": lambda value: value,
+    "call": lambda function, *arguments, **named: function(*arguments, **named),
+    "getattr": getattr,
+    "setattr": setattr,
+    "getitem": operator.getitem,
+    "list": lambda iterable: list(islice(iterable, LONGEST)),
+    "len": len,
+    "str": str,
+}
+
+
+def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+    """Plain data as JSON, subclasses as their base; `other` makes the JSON of anything else."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    for tag, kind in _CONTAINERS.items():
+        if isinstance(value, kind):
+            return [tag, [encode(item, other) for item in value]]
+    if isinstance(value, dict):
+        return ["dict", [[encode(key, other), encode(item, other)] for key, item in value.items()]]
+    if isinstance(value, bytes | bytearray):
+        return ["bytes", bytes(value).hex()]
+    if isinstance(value, complex):
+        return ["complex", [value.real, value.imag]]
+    return other(value)
+
+
+def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
+    """What `encode` encoded; `other` gets tag and contents of anything else."""
+    if not isinstance(value, list):
+        return value
+    tag, inside = value
+    if tag in _CONTAINERS:
+        return _CONTAINERS[tag](decode(item, other) for item in inside)
+    if tag == "dict":
+        return {decode(key, other): decode(item, other) for key, item in inside}
+    if tag == "bytes":
+        return bytes.fromhex(inside)
+    return complex(*inside) if tag == "complex" else other(tag, inside)
+
+
+def limit_process(seconds: int, memory_mb: int) -> None:
+    """Set the limits of this process, for good unless it belongs to root."""
+    limits = {
+        "AS": memory_mb << 20,
+        "CPU": seconds,
+        "FSIZE": FILE_BYTES,
+        "NOFILE": FILES,
+        "NPROC": 0,  # counts threads too; the kernel does not apply it to root
+        "CORE": 0,
+    }
+    for name, value in limits.items():
+        with suppress(AttributeError, OSError, ValueError):  # not every system has all of them
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    folder = os.path.realpath(os.getcwd())
+    sys.modules["_posixsubprocess"] = None  # type: ignore[assignment]
+    sys.addaudithook(lambda event, arguments: confine(event, arguments, folder))
+
+
+FORBIDDEN = (
+    *("subprocess.", "pty.", "socket.connect", "socket.bind", "socket.sendto"),
+    *("os.fork", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "os.kill"),
+)
+CHANGES = (
+    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"),
+    *("os.chmod", "os.chown", "os.utime", "shutil.rmtree"),
+)
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def confine(event: str, arguments: tuple[Any, ...], folder: str) -> None:
+    """Audit hook: no processes, no connections, and files are changed in `folder` alone."""
+    if event.startswith(FORBIDDEN):
+        raise PermissionError(f"{event} is not allowed in code under test")
+    written = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
+    changed = arguments[:1] if written else arguments if event in CHANGES else ()
+    for path in changed:
+        if isinstance(path, str | bytes | os.PathLike):
+            place = os.path.realpath(os.fsdecode(path))
+            if place != os.devnull and os.path.commonpath([place, folder]) != folder:
+                raise PermissionError(f"{event} is not allowed outside the folder of the test")
+
+
+def run_files(name: str) -> dict[str, Any]:
+    """The names that `setup.py` and `solution.py` define, run as one module."""
+    module = types.ModuleType(name)
+    sys.modules[name], sys.argv = module, ["solution.py"]
+    for file in ("setup.py", "solution.py"):
+        with open(file, encoding="utf-8") as stream:
+            source = stream.read()
+        exec(compile(source, file, "exec", dont_inherit=True), vars(module))
+    return vars(module)
+
+
+def serve_objects(channel: socket.socket) -> None:
+    """Load the code, then apply operations to its objects until the socket closes."""
+    kept: dict[int, Any] = {}
+
+    def keep(value: Any) -> Any:
+        if getattr(value, "shape", None) == ():  # a number of numpy
+            return value.item()
+        kept[id(value)] = value
+        return ["object", id(value)]
+
+    def take(tag: str, inside: Any) -> Any:
+        return kept[inside] if tag == "object" else names[inside]
+
+    def reply(request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            arguments = [decode(argument, take) for argument in request["arguments"]]
+            named = {name: decode(argument, take) for name, argument in request["named"].items()}
+            value = OPERATIONS[request["do"]](*arguments, **named)
+            return {"value": encode(value, keep), "after": [encode(argument, keep) for argument in arguments[1:]]}
+        except BaseException as error:
+            return {"error": type(error).__name__, "message": str(error)[:300]}
+
+    names = run_files("solution")
+    defined = set(names) - set(dir(builtins))
+    defined |= {name for name in set(names) & set(dir(builtins)) if names[name] is not getattr(builtins, name)}
+    channel.sendall(json.dumps(sorted(defined)).encode() + b"\n")
+    for line in channel.makefile("rb"):
+        request = json.loads(line)
+        channel.sendall(json.dumps({"id": request["id"], **reply(request)}).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    fd, *numbers = map(int, sys.argv[1:])
+    own_module = sys.modules["__main__"]  # stays alive: the code gets a module of that name
+    limit_process(*numbers)
+    if fd < 0:
+        run_files("__main__")
+    else:
+        serve_objects(socket.socket(fileno=fd))

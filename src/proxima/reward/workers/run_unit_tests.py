@@ -1,0 +1,346 @@
+"""Runs the unit tests of a row against the code of a completion, which runs in a process of its own (`code_process`).
+
+Assertions run in a fork of the worker. The names of the code are stand-ins there, which pass calls on and get plain
+data back. A result is therefore compared by Python's own `==`, and no code of the completion runs beside the tests.
+"""
+
+import ast
+import builtins
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from proxima.reward.workers import code_process
+from proxima.reward.workers.code_process import decode, encode
+from proxima.reward.workers.process import prctl
+
+LINE_BYTES = 16 << 20  # of a reply
+ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+PR_SET_DUMPABLE = 4  # whether other processes may read this one's memory
+Test = Callable[[], object]
+
+
+class RowError(BaseException):
+    """The tests of the row can't be run, whatever the completion. No `except Exception` of a test catches it."""
+
+
+class BrokenCode(BaseException):
+    """The process of the code has ended, or sent anything but a reply."""
+
+
+class Code:
+    """The running code of a completion; a context manager that kills it. `limits` are seconds and MiB."""
+
+    def __init__(self, folder: str, limits: Sequence[int]) -> None:
+        self.given: dict[int, str] = {}  # names of the objects that the row's setup defines, in both processes
+        self.broken = False
+        self._channel, theirs = socket.socketpair()
+        self._process = start(folder, theirs.fileno(), limits, subprocess.DEVNULL, subprocess.DEVNULL)
+        theirs.close()
+        self._replies = self._channel.makefile("rb")
+
+    def __enter__(self) -> "Code":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kill_group(self._process)
+        self._replies.close()
+        self._channel.close()
+
+    def names(self) -> set[str]:
+        """The names that the code defines, once it is loaded; BrokenCode if it can't be."""
+        names = self._line()
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise BrokenCode
+        return set(names)
+
+    def value(self, name: str) -> Any:
+        """What the code has under a name: plain data, or a stand-in."""
+        return self._send("value", (), [["name", name]], {})
+
+    def ask(self, do: str, *arguments: Any, **named: Any) -> Any:
+        """The value of an operation of `code_process`; raises the exception that it raised in the code."""
+        encoded = {name: encode(argument, self._reference) for name, argument in named.items()}
+        return self._send(do, arguments, [encode(argument, self._reference) for argument in arguments], encoded)
+
+    def _send(self, do: str, arguments: Sequence[Any], encoded: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        request = {"id": secrets.token_hex(8), "do": do, "arguments": encoded, "named": named}
+        try:
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
+            reply = self._line()
+            if reply["id"] != request["id"]:
+                raise ValueError("a reply to something else")
+            if "error" not in reply:
+                for argument, after in zip(arguments[1:], reply["after"], strict=True):
+                    _change(argument, decode(after, self._object))
+                return decode(reply["value"], self._object)
+            kind, message = getattr(builtins, str(reply["error"]), None), str(reply["message"])
+        except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+            self.broken = True
+            raise BrokenCode from error
+        known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+        raise (kind if known else RuntimeError)(message) from CodeRaised()  # type: ignore[misc]
+
+    def _line(self) -> Any:
+        line = b""
+        with suppress(OSError):
+            line = self._replies.readline(LINE_BYTES)
+        try:
+            return json.loads(line)
+        except (RecursionError, ValueError) as error:
+            self.broken = True
+            raise BrokenCode from error
+
+    def _object(self, tag: str, inside: Any) -> "Remote":
+        return Remote(self, int(inside))
+
+    def _reference(self, value: Any) -> Any:
+        """What stands for an object that is no plain data: one of the code's own, or one of the row's setup."""
+        if isinstance(value, Remote):
+            return ["object", object.__getattribute__(value, "_number")]
+        if id(value) in self.given:
+            return ["name", self.given[id(value)]]
+        raise RowError(
+            f"they pass a {type(value).__name__} to the code, or compare it with one; only plain data can be"
+        )
+
+
+class CodeRaised(Exception):
+    """Marks an exception that was raised by the code, not by the tests."""
+
+
+class Remote:
+    """Stands for an object of the code: a function, a class, an instance. Equal to itself and to no plain data."""
+
+    def __init__(self, code: Code, number: int) -> None:
+        object.__setattr__(self, "_code", code)
+        object.__setattr__(self, "_number", number)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._code.ask("call", self, *arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._code.ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._code.ask("setattr", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._code.ask("getitem", self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._code.ask("list", self))
+
+    def __len__(self) -> int:
+        return int(self._code.ask("len", self))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return str(self._code.ask("str", self))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Remote):
+            return bool(self._number == other._number)
+        encode(other, self._code._reference)  # RowError where the comparison would need the code's own `__eq__`
+        return False
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+
+def _change(argument: Any, after: Any) -> None:
+    """Make an argument of the tests what the code has made of its copy."""
+    if type(argument) is type(after) and argument != after:
+        if isinstance(argument, list):
+            argument[:] = after
+        elif isinstance(argument, dict | set):
+            argument.clear()
+            argument.update(after)
+
+
+def start(folder: str, fd: int, arguments: Sequence[int], stdin: Any, stdout: Any) -> "subprocess.Popen[bytes]":
+    """The process of the code, in a session of its own and without the environment of this one."""
+    return subprocess.Popen(
+        [sys.executable, "-I", code_process.__file__, str(fd), *map(str, arguments)],
+        cwd=folder,
+        env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
+        pass_fds=[fd] if fd >= 0 else [],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process and its whole group, unless it was waited for."""
+    if process.returncode is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_unit_tests(
+    *, code: str, tests: Mapping[str, Any], setup: str, entry_point: str | None, seconds: float, memory_mb: int
+) -> dict[str, Any]:
+    """Which `tests` of the row, as `as_tests` of `reward.unit_tests` returns them, the code passes within `seconds`.
+    ValueError where they can't be run, whatever the code."""
+    deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
+    with tempfile.TemporaryDirectory(prefix="proxima-tests-", ignore_cleanup_errors=True) as folder:
+        for name, text in (("setup.py", setup), ("solution.py", code)):
+            Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
+        if "programs" in tests:
+            return _run_programs(folder, limits, tests["programs"], deadline)
+        with Code(folder, limits) as running:
+            verdicts, timed_out = _in_fork(lambda: _verdicts(running, tests, setup, entry_point), deadline)
+    if any(isinstance(verdict, str) for verdict in verdicts):
+        raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")
+    count = len(tests["calls"]["inputs"] if "calls" in tests else tests["assertions"])
+    if len(verdicts) != 1 + count and not timed_out and verdicts != [False]:
+        raise ValueError("the tests of this row can't be run: they end their own process")
+    return {"runs": verdicts[:1] == [True], "passed": sum(verdicts[1:]) / count, "timed_out": timed_out}
+
+
+def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> tuple[list[Any], bool]:
+    """What the function yields in a fork of this process until the deadline, and whether that has passed."""
+    receive, send = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.setsid()
+            prctl(PR_SET_DUMPABLE, 0)  # the memory of this process is not for the code to read
+            for verdict in verdicts():
+                os.write(send, json.dumps(verdict).encode() + b"\n")
+        finally:
+            os._exit(0)
+    os.close(send)
+    data, part = b"", b"?"
+    try:
+        while part and select.select([receive], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data += (part := os.read(receive, 1 << 16))
+    finally:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(receive)
+    return [json.loads(line) for line in data.splitlines()], bool(part)
+
+
+def _verdicts(code: Code, tests: Mapping[str, Any], setup: str, entry_point: str | None) -> Iterator[bool | str]:
+    """Whether the code can be loaded, then whether it passes each test; or what is wrong with the row."""
+    try:
+        names: dict[str, Any] = {"__name__": "tests"}
+        try:
+            exec(compile(setup, "setup", "exec", dont_inherit=True, optimize=0), names)
+        except Exception as error:
+            raise RowError(f"their setup raises {type(error).__name__}: {error}") from error
+        code.given = {id(value): name for name, value in names.items()}
+        try:
+            defined = code.names()
+            ready = _calls(code, tests["calls"]) if "calls" in tests else None
+            ready = ready or _assertions(code, tests["assertions"], entry_point, names, defined)
+        except BrokenCode:
+            yield False
+            return
+        yield True
+        for test in ready:
+            yield _passes(test) and not code.broken
+    except RowError as error:
+        yield f"{error}"[:300]
+
+
+def _passes(test: Test) -> bool:
+    try:
+        test()
+    except RowError:
+        raise
+    except ImportError as error:
+        if isinstance(error.__cause__, CodeRaised):
+            return False
+        raise RowError(f"they need a package: {error}") from error
+    except BaseException:
+        return False
+    return True
+
+
+def _assertions(
+    code: Code, sources: Sequence[str], entry_point: str | None, names: dict[str, Any], defined: set[str]
+) -> list[Test]:
+    """A test for each source; with `entry_point` the source defines `check`, which is called with that function."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    read = {node.id for node in nodes if isinstance(node, ast.Name)} - bound - set(names)
+    own = {name for name in read if not hasattr(builtins, name)}
+    if not own and entry_point is None:  # `assert sum(10, 15) == 6` is about the code's own `sum`
+        own = read
+    for name in sorted(own & defined):
+        with suppress(Exception):  # its value can't be sent: to the tests it is not defined
+            names[name] = code.value(name)
+
+    def run(source: str) -> None:
+        exec(compile(source, "tests", "exec", dont_inherit=True, optimize=0), names)
+        if entry_point is not None:
+            names["check"](code.value(entry_point))
+
+    return [partial(run, source) for source in sources]
+
+
+def _calls(code: Code, calls: Mapping[str, Any]) -> list[Test]:
+    """A test for each call of a function, which is `Solution().NAME` where the code has no other of that name. The
+    expected value may be wrapped in a list, and tuples count as lists."""
+
+    def run(arguments: Sequence[Any], expected: Any) -> None:
+        try:
+            function = code.value(calls["name"])
+        except KeyError:
+            function = getattr(code.value("Solution")(), calls["name"])
+        result = _listed(function(*arguments))
+        assert result == expected or (isinstance(expected, list) and len(expected) == 1 and result == expected[0])
+
+    return [partial(run, *pair) for pair in zip(calls["inputs"], calls["outputs"], strict=True)]
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _run_programs(
+    folder: str, limits: Sequence[int], programs: Sequence[Sequence[str]], deadline: float
+) -> dict[str, Any]:
+    """Run the code once for each standard input. Its standard output is a file, so that it has a limit."""
+    passed, timed_out = 0, False
+    for given, expected in programs:
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
+            stdin.write(given.encode("utf-8", "replace"))
+            stdin.seek(0)
+            process = start(folder, -1, limits, stdin, stdout)
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                timed_out = True
+            finally:
+                kill_group(process)
+            stdout.seek(0)
+            passed += process.returncode == 0 and _lines(stdout.read().decode("utf-8", "replace")) == _lines(expected)
+    return {"runs": True, "passed": passed / len(programs), "timed_out": timed_out}
+
+
+def _lines(text: str) -> list[str]:
+    """The lines without white space at their ends, and without empty ones at the end."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,0 +1,34 @@
+"""The example of code against unit tests: its answers score as they should, and its recipe trains."""
+
+from pathlib import Path
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.config import resolve
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.run import train
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = "examples/unit_tests/recipe.yaml"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_first_answer_of_each_task_is_right_and_the_second_wrong(capsys):
+    command = ["score", "examples/unit_tests/answers.jsonl", "--answer", "tests", "--reward", RECIPE]
+    assert main([*command, "reward.seconds=2"]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[2] for line in printed.splitlines()[1:17]] == ["yes", "no"] * 8
+
+
+def test_the_recipe_trains_two_steps(tiny_model, tmp_path):
+    sizes = ["train.steps=2", "train.prompts_per_step=2", "train.completions_per_prompt=2", "sampling.max_tokens=8"]
+    model = [f"model.path={tiny_model('llama')}", "model.device=cpu", "model.max_length=512", "runtime.threads=1"]
+    resolved = resolve(RECIPE, [*sizes, *model, f"folder={tmp_path / 'run'}"])
+    train(resolved.config, resolved=resolved)
+    steps = [record for record in RunFolder(tmp_path / "run").read_metrics() if record["kind"] == "train"]
+    assert [(step["reward/invalid"], step["reward/part/unit_tests"]) for step in steps] == [(0, 0.0)] * 2
