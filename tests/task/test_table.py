@@ -7,6 +7,7 @@ import json
 import pytest
 
 from proxima.task import TASKS, Row
+from proxima.task.mix import WeightedTask
 
 LINES = "".join(json.dumps({"question": f"{i}?", "answer": f"so\n#### {i}"}) + "\n" for i in range(6))
 
@@ -44,6 +45,10 @@ def made(tmp_path):
         if kind == "reasoning_gym":
             pytest.importorskip("reasoning_gym")
             return TASKS[kind](task="chain_sum", size=6)
+        if kind == "mix":
+            return TASKS[kind](
+                size=6, tasks=[WeightedTask(name=f"{n}", task=TASKS["arithmetic"](size=n)) for n in (2, 9)]
+            )
         return TASKS[kind](size=6)
 
     return make

@@ -88,7 +88,9 @@ def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
     for kind, cls in sorted(kinds.items()):
         name = f"{slot.table.rpartition(':')[2].lower()}.{kind}"
         names = [kind, *sorted(alias for alias, known in aliases.items() if known == kind)]
-        definitions[name] = _spec(cls, names, definitions)
+        if name not in definitions:
+            definitions[name] = {}  # a mix of tasks holds tasks
+            definitions[name] = _spec(cls, names, definitions)
         options.append({"$ref": f"#/definitions/{name}"})
     if info.default is None:
         options.append({"type": "null"})

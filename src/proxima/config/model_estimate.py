@@ -11,6 +11,7 @@ from proxima.config.machine_checks import device_exists
 from proxima.config.resolve import Resolved
 from proxima.model.demo_model import is_downloadable
 from proxima.model.load import resolve_device
+from proxima.task.mix import Mix
 
 Value = TypeVar("Value")
 
@@ -41,6 +42,8 @@ class ModelEstimates:
             self.notes = [f"known size: {published}; {reason}"]
             if config.model.lora is not None:
                 self.notes.append("the adapter is not in the memory: its size can't be told before the model is here")
+        if isinstance(task := config.task, Mix) and (shares := self._read(lambda: task.shares(config.seed), "shares")):
+            self.notes.append(f"task: {shares}")
 
     def _read(self, read: Callable[[], Value], name: str) -> Value | None:
         try:

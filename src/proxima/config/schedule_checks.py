@@ -1,6 +1,7 @@
 """Checks of a run's length, batches and evaluations against each other."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 from proxima.config.critic_schema import ModelCritic
@@ -12,6 +13,7 @@ from proxima.evaluate.headline import PART
 from proxima.reward import Overlong
 from proxima.reward.base import as_reward
 from proxima.task import Arithmetic
+from proxima.task.mix import parts_of
 from proxima.train.optimizer import AdamW
 
 BFLOAT16_STEP = 2**-8
@@ -59,8 +61,8 @@ def best_metric_has_a_direction(r: Resolved[Any]) -> Iterator[Problem]:
 
 def evaluation_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:
     """Training and evaluation have no question in common."""
-    trained = r.config.task
-    for path, asked in ((f"{path}.task", one.task) for path, one in r.config.eval.all_sets.items()):
+    sets = [(f"{path}.task", part) for path, one in r.config.eval.all_sets.items() for part in parts_of(one.task)]
+    for (path, asked), trained in product(sets, parts_of(r.config.task)):
         if asked == trained:
             remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
             yield r.problem(path, f"has the questions of `task`: its figures are those of training data; {remedy}")

@@ -16,6 +16,7 @@ from proxima.task.cursor import Cursor, Draw
 from proxima.task.gsm8k import Gsm8kTask
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
+from proxima.task.mix import Mix
 from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.prepared import PreparedTask
 from proxima.task.prompts import PromptSource, to_prompt
@@ -27,6 +28,7 @@ TASKS: dict[str, type] = {
     "dataset": Dataset,
     "gsm8k": Gsm8kTask,
     "jsonl": Jsonl,
+    "mix": Mix,
     "parquet": Parquet,
     "prepared": PreparedTask,
     "reasoning_gym": ReasoningGymTask,
@@ -41,6 +43,7 @@ __all__ = [
     "Gsm8kTask",
     "Jsonl",
     "LabelColumns",
+    "Mix",
     "PairColumns",
     "Parquet",
     "PreferenceReader",

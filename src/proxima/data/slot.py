@@ -1,0 +1,23 @@
+"""How a field of a config or of a spec says that it holds specs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Marks a field that holds a spec, or, with `many`, a list of specs. A table is named "package.module:DICT".
+
+    Args:
+        table: the dict of kinds; imported when a recipe is resolved, never before.
+        many: the field holds a tuple of specs.
+        default: the kind of a recipe that names none, of a list the kind of each entry that names none; None leaves the
+            field's own default.
+        aliases: table of other names for the kinds, what the peers call them.
+        presets: table of names that each stand for several specs; needs `many`.
+    """
+
+    table: str
+    many: bool = False
+    default: str | None = None
+    aliases: str | None = None
+    presets: str | None = None

@@ -1,0 +1,146 @@
+"""Shares of a mix, and that it is one data set."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from proxima.cli.explain import text_of
+from proxima.config import dump, resolve
+from proxima.config.problems import ConfigError
+from proxima.data import FieldError, FieldErrors
+from proxima.task import Arithmetic, Cursor, Jsonl, Mix
+from proxima.task.mix import WeightedTask, parts_of
+
+
+def mix(*parts, **fields):
+    """Of sources of so many rows and such weights."""
+    operators = "+-*/"
+    sources = [
+        WeightedTask(name=operators[i], weight=weight, task=Arithmetic(operators=(operators[i],), size=size))
+        for i, (size, weight) in enumerate(parts)
+    ]
+    return Mix(tasks=sources, **fields)
+
+
+def named(rows, indices=None):
+    return [rows[i].metadata["source"] for i in (range(len(rows)) if indices is None else indices)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "size", "counts"),
+    [
+        (((70, 0.7), (30, 0.3)), None, [70, 30]),
+        (((50, 3), (50, 1)), None, [150, 50]),
+        (((10, 1), (100, 1)), None, [100, 100]),
+        (((10, 1), (10, 1), (10, 1)), 10, [4, 3, 3]),
+        (((100, 0.9), (100, 0.1)), 20, [18, 2]),
+    ],
+)
+def test_shares_are_those_of_the_weights(parts, size, counts):
+    rows = mix(*parts, size=size).rows(1)
+    assert list(Counter(named(rows)).values()) == counts
+    running, share = 0, counts[0] / sum(counts)
+    for number, name in enumerate(named(rows), 1):
+        running += name == "+"
+        assert abs(running - number * share) <= 1  # of any first rows too
+
+
+def test_every_row_is_used_as_often_as_the_others_or_once_more():
+    rows = mix((40, 3), (40, 1)).rows(1)
+    uses = Counter((rows[i].metadata["source"], rows[i].messages[0]["content"]) for i in range(len(rows)))
+    assert len(uses) == 80 and Counter(uses.values()) == {3: 40, 1: 40}
+    rows = mix((40, 1), (40, 1), size=100).rows(1)
+    uses = Counter(rows[i].messages[0]["content"] for i in range(100))
+    assert Counter(uses.values()) == {1: 60, 2: 20}
+
+
+def test_the_rest_is_drawn_by_the_seed_alone():
+    some = [
+        {rows[i].answer for i in range(40)} for rows in (mix((200, 1), (200, 1), size=40).rows(s) for s in (1, 1, 2))
+    ]
+    assert some[0] == some[1] != some[2]
+
+
+def test_a_cursor_over_a_mix_has_the_shares_and_resumes():
+    rows = mix((60, 0.75), (20, 0.25)).rows(5)
+    cursor = Cursor(len(rows), 5)
+    first = cursor.next(30)
+    later = Cursor(len(rows), 5)
+    later.load(cursor.state())
+    assert (
+        later.next(50) == cursor.next(50) and len({draw.uid for draw in first} | {d.uid for d in later.next(80)}) == 110
+    )
+    assert Counter(named(rows, [cursor.at(uid).index for uid in range(80)])) == {"+": 60, "-": 20}
+
+
+def test_a_row_keeps_its_columns_and_gets_its_source():
+    inner, outer = mix((5, 1)), WeightedTask(name="sums", task=Arithmetic(size=5))
+    row = Mix(tasks=[outer]).rows(1)[0]
+    assert row.metadata == {**Arithmetic(size=5).rows(1)[0].metadata, "source": "sums"}
+    nested = Mix(tasks=[WeightedTask(name="inner", task=inner), outer], column="of")
+    assert {(r.metadata["of"], r.metadata.get("source")) for r in map(nested.rows(1).__getitem__, range(10))} == {
+        ("inner", "+"),
+        ("sums", None),
+    }
+    assert parts_of(nested) == [inner.tasks[0].task, outer.task]
+    with pytest.raises(FieldError, match="is a column of inner already"):
+        Mix(tasks=[WeightedTask(name="inner", task=inner)]).rows(1)[0]
+
+
+def test_what_makes_no_mix_is_refused(tmp_path):
+    task = Arithmetic(size=5)
+    with pytest.raises(FieldError, match="tasks=\\[\\].*at least one source"):
+        Mix(tasks=[])
+    with pytest.raises(FieldError, match="different names"):
+        Mix(tasks=[WeightedTask(name="a", task=task)] * 2)
+    for weight in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(FieldError, match="weight"):
+            WeightedTask(name="a", task=task, weight=weight)
+    with pytest.raises(FieldError, match="tasks.1.weight=0.001 gives this source none of 10 rows"):
+        mix((5, 1), (5, 0.001), size=10).rows(1)
+    with pytest.raises(FieldError, match="size=None would be 50,000,050"):
+        mix((5, 1), (50, 1e-6)).rows(1)
+    with pytest.raises((FieldError, FieldErrors), match="tasks.0.task.path"):
+        Mix(tasks=[WeightedTask(name="a", task=Jsonl(path=str(tmp_path / "no.jsonl")))]).rows(1)
+
+
+def test_the_shares_in_words():
+    words = mix((40, 3), (40, 1)).shares(1)
+    assert words == "an epoch of the mix has 160 rows: + 75.0% (3 x its 40 rows), - 25.0% (1 x its 40 rows)"
+
+
+RECIPE = {
+    "model": {"path": "no-such-model"},
+    "reward": "number",
+    "algorithm": "grpo",
+    "task": {
+        "kind": "mix",
+        "tasks": [
+            {"name": "easy", "weight": 3, "task": {"kind": "arithmetic", "size": 30}},
+            {"name": "hard", "task": {"kind": "arithmetic", "operators": ["*"], "size": 10}},
+        ],
+    },
+}
+
+
+def test_explain_shows_the_shares_and_a_recipe_comes_back_from_its_dump(tmp_path):
+    resolved = resolve(RECIPE, ["task.tasks.1.weight=1"])
+    assert "easy 75.0% (1 x its 30 rows), hard 25.0% (1 x its 10 rows)" in text_of(resolved, gemm=1e9)
+    (tmp_path / "again.yaml").write_text(dump(resolved))
+    assert resolve(tmp_path / "again.yaml").config.task == resolved.config.task
+
+
+def test_a_source_that_is_held_out_too_is_pointed_out():
+    asked = {"task": RECIPE["task"]["tasks"][1]["task"]}
+    assert "has the questions of `task`" in text_of(resolve(RECIPE | {"eval": asked}), gemm=1e9)
+
+
+def test_a_wrong_field_of_a_source_is_named():
+    for override, line in (
+        ("task.tasks.1.weight=-1", "task.tasks.1.weight=-1 (command line): must be > 0"),
+        ("task.tasks.0.task.sise=3", "did you mean 'size'?"),
+        ("task.tasks.0.task=arithmetics", "task.tasks.0.task.kind"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(line)):
+            resolve(RECIPE, [override])
