@@ -187,10 +187,13 @@ def field_rows(cls: type) -> list[list[str]]:
 
 def index_page(notes: dict[str, Any]) -> str:
     from proxima.config.describe import summary_of
+    from proxima.config.presets import NOTES
 
     parts = [
         f"# Methods\n\n{MADE}",
         "One page per method: formula, curve, defaults, when to use it, its name in the peers.\n",
+        "Papers call two methods CPPO:\n",
+        "\n".join(f"- `algorithm: {name}`. {note}." for name, note in NOTES.items()) + "\n",
     ]
     for slot, (_, _, title) in SLOTS.items():
         rows = [

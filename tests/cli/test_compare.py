@@ -19,15 +19,24 @@ def sweep(here):
 def test_a_sweep(proxima, sweep):
     code, out, err = proxima("compare", "runs/s", "--target", "0.8")
     assert (code, err) == (0, "")
-    head, grpo, cppo, note, _, page = out.splitlines()
+    head, grpo, cppo, _, costs, _, cost, note, *_, page = out.splitlines()
     assert note.startswith("note: 2 seeds (grpo, cppo) are too few: their 95 % intervals are very wide")
     assert head.split()[:6] == ["cell", "seeds", "accuracy", "before", "after", "best"]
     assert grpo.split()[:5] == ["grpo", "2", "0.100", "±", "0.000"]
-    assert "7.0 s (2.00 ×)" in cppo
+    assert cppo.split()[:2] == ["cppo", "2"] and costs.split()[:1] == ["cell"]
+    assert "7.0 s (2.00 ×)" in cost
     assert page == "runs/s/compare.html" and (sweep / "compare.html").read_text().startswith("<!doctype html>")
     assert (
-        proxima("compare", "runs/s", "--target", "0.8", "--baseline", "cppo")[1].splitlines()[1].count("(0.50 ×)") == 1
+        proxima("compare", "runs/s", "--target", "0.8", "--baseline", "cppo")[1].splitlines()[5].count("(0.50 ×)") == 1
     )
+
+
+def test_the_table_fits_a_hundred_columns(proxima, sweep, here):
+    """No figure is cut: columns that have no room are below."""
+    for words in ([], ["--target", "0.8"]):
+        code, out, _ = proxima("compare", "runs/s", *words)
+        assert code == 0 and max(map(len, out.splitlines())) <= 100 and "…" not in out
+        assert out.count("\ngrpo ") == out.count("\ncell ") + 1 >= 2
 
 
 def test_numbers_for_programs(proxima, sweep, here):

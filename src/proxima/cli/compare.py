@@ -2,18 +2,20 @@
 
 import argparse
 import difflib
-import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.cli.output import print_json
+from proxima.cli.output import print_json, terminal_width
 from proxima.data import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from proxima.lab import Run, RunComparison, SeedMean
+
+WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,13 +107,14 @@ def _show_metric(name: str, means: dict[str, "SeedMean"]) -> None:
 def _show(comparison: "RunComparison", unread: list[str]) -> None:
     from proxima.view.comparison_page import table_head, table_row
     from proxima.view.formatting import printable
-    from proxima.view.terminal import rendered, table_of_rows
+    from proxima.view.terminal import rendered, stacked, table_of_rows
 
     for text in (*comparison.warnings, *unread):
         print(f"WARNING {printable(text)}", file=sys.stderr)
     head = table_head(comparison)
     rows = [dict(zip(head, map(printable, table_row(row, comparison)), strict=True)) for row in comparison.rows()]
-    width = max(shutil.get_terminal_size().columns, 60 + 14 * len(head))
-    print(rendered(table_of_rows(rows), sys.stdout, width))
+    width = min(WIDTH, terminal_width(sys.stdout) or WIDTH)
+    tables = (rendered(table_of_rows(block), sys.stdout, width) for block in stacked(rows, width))
+    print("\n\n".join(tables))
     for note in comparison.notes:
-        print(f"note: {printable(note)}")
+        print(textwrap.fill(f"note: {printable(note)}", width, subsequent_indent="      ", break_on_hyphens=False))

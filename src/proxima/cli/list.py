@@ -3,13 +3,18 @@ list those that come with proxima."""
 
 import argparse
 import dataclasses
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from proxima.cli.output import print_json, terminal_width, truncated
 from proxima.data.recipe_files import shipped_recipes
+
+WIDTH = 100
+OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     slots = catalogue()
     if arguments.slot is not None:
         name = arguments.slot.rpartition(".")[2]
-        if name in ("preset", "presets"):
-            raise one_problem("slot", "presets are under `algorithm`: proxima list algorithm", name, "command line")
+        if name not in slots:
+            name = OTHER_NAMES.get(name, name.removesuffix("s") if name.removesuffix("s") in slots else name)
         if name not in slots and (section := _section(name)):
             raise one_problem("slot", section, name, "command line")
         if name not in slots:
@@ -35,10 +40,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(slots)
         return 0
-    width = None if arguments.slot else terminal_width(sys.stdout)
     text = "\n\n".join(_text(name, slot, fields=arguments.slot is not None) for name, slot in slots.items())
-    print("\n".join(line if width is None else truncated(line, width) for line in text.splitlines()))
+    whole = arguments.slot is not None or terminal_width(sys.stdout) is None
+    print("\n".join(_fitted(line, whole) for line in text.splitlines()))
     return 0
+
+
+def _fitted(line: str, whole: bool = True) -> str:
+    """The line in at most `WIDTH` columns, and no more than a terminal has: wrapped below its last column if `whole`,
+    else cut."""
+    width = min(WIDTH, terminal_width(sys.stdout) or WIDTH)
+    if len(line) <= width or not whole:
+        return truncated(line, width)
+    gaps = [gap.end() for gap in re.finditer(r"\S {2,}", line) if gap.end() <= width // 2]
+    indent = " " * (gaps[-1] if gaps else 6)
+    return "\n".join(textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False))
 
 
 def _section(name: str) -> str | None:
@@ -59,9 +75,9 @@ def _show_recipes(as_json: bool) -> int:
     if as_json:
         print_json(found)
         return 0
-    longest, width = max(map(len, found)), terminal_width(sys.stdout)
-    for line in (f"{path:<{longest}}  {comment}".rstrip() for path, comment in found.items()):
-        print(line if width is None else truncated(line, width))
+    longest = max(map(len, found))
+    for path, comment in found.items():
+        print(_fitted(f"{path:<{longest}}  {comment}".rstrip()))
     return 0
 
 
@@ -103,11 +119,13 @@ def _slots(cls: type, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _kinds(info: Any) -> dict[str, Any]:
     from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
+    from proxima.config.presets import NOTES
     from proxima.config.scalars import to_json
 
     if info.presets is not None:
         presets = sorted(table_of(info.presets.table).items())
-        return {name: {"summary": _slots_of(preset), "fields": {}} for name, preset in presets}
+        notes = {name: f"{note}. " for name, note in NOTES.items()}
+        return {name: {"summary": notes.get(name, "") + _slots_of(preset), "fields": {}} for name, preset in presets}
     kinds = {}
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}

@@ -131,3 +131,9 @@ ALGORITHMS: dict[str, Preset] = {
     # UniRL's SPO: DRPO's pull without its weight by the probability.
     "spo": preset("spo", "none"),
 }
+
+# Papers call both of these CPPO.
+NOTES = {
+    "cppo": "A trust region: bounds the divergence of each token by what its prefix has left; prunes nothing",
+    "cppo_prune": "Completion pruning: trains on the largest absolute advantages of each group, within PPO's clip",
+}

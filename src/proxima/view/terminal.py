@@ -27,6 +27,20 @@ def table_of_rows(rows: Sequence[Mapping[str, str | Text]], *, left: Sequence[st
     return table
 
 
+def stacked(rows: Sequence[Mapping[str, str]], width: int, gap: int = 2) -> list[list[dict[str, str]]]:
+    """The same rows as tables of at most `width` columns, one below the other; each begins with the first column."""
+    first, *others = rows[0]
+    sizes = {name: gap + max(len(name), *(len(row[name]) for row in rows)) for name in (first, *others)}
+    start = min(sizes[first], width // 2)  # a longer name is folded
+    blocks, used = [[others[0]]], start + sizes[others[0]]
+    for name in others[1:]:
+        used += sizes[name]
+        if used > width:
+            blocks, used = [*blocks, []], start + sizes[name]
+        blocks[-1].append(name)
+    return [[{name: row[name] for name in (first, *block)} for row in rows] for block in blocks]
+
+
 def rendered(table: Table, stream: TextIO, width: int = 200) -> str:
     """The table as text: with colours and no wider than the stream where that is a terminal, `width` elsewhere."""
     terminal, out = stream.isatty(), io.StringIO()
