@@ -1,7 +1,8 @@
 """Pairs for reward models and DPO from GSM8K's published model solutions: a correct against a wrong one of the same
 question.
 
-    python examples/gsm8k_pairs.py example_model_solutions.jsonl data/gsm8k_pairs
+    python examples/gsm8k_pairs.py runs/classic/pairs                                  downloads the solutions, 2.6 MB
+    python examples/gsm8k_pairs.py runs/classic/pairs example_model_solutions.jsonl    a file that is already here
 
 The file is from https://github.com/openai/grade-school-math (MIT licence): 1,319 questions with solutions of four
 models. Questions, not pairs, are split: a fifth of them is test.jsonl. A question has at most `PER_QUESTION` pairs.
@@ -11,12 +12,27 @@ train.jsonl can be asked these, and no other questions of that set.
 
 import json
 import sys
+import urllib.request
 from itertools import islice, product
 from pathlib import Path
 
 from proxima.data.random import share_of
 
 HELD_OUT, PER_QUESTION = 0.2, 4
+SOLUTIONS = (
+    "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
+    "example_model_solutions.jsonl"
+)
+
+
+def solutions_in(folder):
+    """The published solutions, downloaded into the folder unless they are there."""
+    file = folder / SOLUTIONS.rpartition("/")[2]
+    if not file.exists():
+        print(f"downloading {SOLUTIONS}", flush=True)
+        with urllib.request.urlopen(SOLUTIONS, timeout=60) as answer:
+            file.write_bytes(answer.read())
+    return file
 
 
 def pairs_of(row):
@@ -29,16 +45,23 @@ def pairs_of(row):
         yield {"question": row["question"], "chosen": chosen, "rejected": rejected}
 
 
-def main(source, folder):
+def main(folder, source=None):
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        text = (Path(source) if source else solutions_in(Path(folder))).read_text(encoding="utf-8")
+    except OSError as error:  # no such file, or no network
+        place = source or SOLUTIONS
+        sys.exit(
+            f"error: {place}: {getattr(error, 'reason', None) or error.strerror}; name a copy as the second argument"
+        )
     split = {"train": [], "test": [], "questions": []}
-    for line in Path(source).read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         row = json.loads(line)
         held_out = share_of(row["question"]) < HELD_OUT
         split["test" if held_out else "train"] += pairs_of(row)
         if held_out:
             answer = row["ground_truth"].rpartition("A: ")[2].strip()
             split["questions"].append({"question": row["question"], "answer": answer})
-    Path(folder).mkdir(parents=True, exist_ok=True)
     for name, rows in split.items():
         Path(folder, f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         count = len({row["question"] for row in rows})
@@ -47,6 +70,6 @@ def main(source, folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     main(*sys.argv[1:])

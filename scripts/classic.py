@@ -13,17 +13,12 @@ import argparse
 import json
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROXIMA = [sys.executable, "-m", "proxima.cli.main"]
 RUNS = Path("runs/classic")
 PAIRS = RUNS / "pairs"
-SOLUTIONS = (
-    "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
-    "example_model_solutions.jsonl"
-)
 
 
 def main() -> int:
@@ -34,7 +29,6 @@ def main() -> int:
     options = parser.parse_args()
     gsm8k = options.gsm8k and options.gsm8k.expanduser().resolve()
     questions = [f"task.path={gsm8k}"] if gsm8k else []
-    pairs = [f"task.path={PAIRS}/train.jsonl", f"eval.task.path={PAIRS}/test.jsonl"]
     few = ["eval.limit=8"] if options.steps else []
     short = [f"train.steps={options.steps}", *few] if options.steps else []
 
@@ -43,11 +37,11 @@ def main() -> int:
     stage("sft", "sft", [*questions, *([f"eval.task.path={gsm8k}"] if gsm8k else []), *short])
     export("sft")
     evaluate(RUNS / "models/sft", "sft", [*questions, *few])
-    stage("reward", "reward", [*pairs, *short])
+    stage("reward", "reward", short)
     export("reward")
     stage("train", "ppo", [*questions, *short])
     evaluate(RUNS / "ppo", "ppo", [*questions, *few])
-    stage("dpo", "dpo", [*pairs, *short])
+    stage("dpo", "dpo", short)
     evaluate(RUNS / "dpo", "dpo", [*questions, *few])
     print("\n" + table())
     return 0
@@ -57,15 +51,8 @@ def make_pairs(solutions: Path | None) -> None:
     """runs/classic/pairs, of the published solutions."""
     if (REPOSITORY / PAIRS / "questions.jsonl").exists():
         return
-    file = REPOSITORY / RUNS / "example_model_solutions.jsonl"
-    if solutions is not None:
-        file = solutions.expanduser().resolve()
-    elif not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        print(f"downloading {SOLUTIONS}", flush=True)
-        with urllib.request.urlopen(SOLUTIONS, timeout=60) as answer:
-            file.write_bytes(answer.read())
-    run([sys.executable, "examples/gsm8k_pairs.py", str(file), str(PAIRS)])
+    given = [str(solutions.expanduser().resolve())] if solutions else []
+    run([sys.executable, "examples/gsm8k_pairs.py", str(PAIRS), *given])
 
 
 def stage(command: str, name: str, words: list[str]) -> None:

@@ -20,7 +20,7 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
     ]
     rows.append({"question": "all right", "ground_truth": "A: 99", **solved(99, True, True, True, True)})
     (tmp_path / "solutions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "solutions.jsonl"), str(tmp_path / "out")]
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "out"), str(tmp_path / "solutions.jsonl")]
     subprocess.run(command, check=True, capture_output=True)
     files = {name: tmp_path / "out" / f"{name}.jsonl" for name in ("train", "test")}
     pairs = {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in files.items()}
@@ -37,3 +37,12 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
     held_out = {questions[i].messages[0]["content"]: questions[i].answer for i in range(len(questions))}
     assert asked["test"] <= held_out.keys() and not asked["train"] & held_out.keys()
     assert all(answer == question.removeprefix("q ") for question, answer in held_out.items() if question[0] == "q")
+
+
+def test_a_file_that_is_missing_is_one_line(tmp_path):
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "out"), str(tmp_path / "none.jsonl")]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert (
+        found.stderr == f"error: {tmp_path}/none.jsonl: No such file or directory; name a copy as the second argument\n"
+    )

@@ -140,3 +140,17 @@ def test_digits_second_range_and_template():
 def test_bad_fields(fields, message):
     with pytest.raises(ValueError, match=message):
         Arithmetic(**fields)
+
+
+def test_pairs_are_the_result_against_a_number_near_it():
+    """The same for a question whatever the seed, so that a held-out pair is one in every run."""
+    task = Arithmetic(operators=("+", "-"), high=30, size=200, pairs=True)
+    pairs = {}
+    for seed in (1, 2):
+        rows = task.rows(seed)
+        for row in map(rows.__getitem__, range(len(rows))):
+            chosen, rejected = row.metadata["chosen"], row.metadata["rejected"]
+            assert chosen == row.answer and int(rejected) - int(chosen) in (-10, -2, -1, 1, 2, 10)
+            assert pairs.setdefault(row.messages[0]["content"], rejected) == rejected
+    assert len({int(rejected) for rejected in pairs.values()}) > 40
+    assert "chosen" not in Arithmetic(size=1).rows(1)[0].metadata

@@ -13,6 +13,7 @@ from proxima.task.protocol import MappedRows, Row, Rows, user_message
 
 _ENUMERATED = 1 << 20  # pairs of operands up to which all are listed; beyond, pairs are drawn until enough are distinct
 Question = tuple[str, int, int]
+SLIPS = (-10, -2, -1, 1, 2, 10)  # what a rejected answer is off by: a carry forgotten, a step counted wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Arithmetic:
         split: `train` or `test`.
         held_out: share of all questions in the test split, in [0, 1).
         template: the question, with `{a}`, `{op}` and `{b}`.
+        pairs: the metadata also has `chosen`, the result, and `rejected`, a number near it: for reward models and DPO.
     Returns: rows whose answer is the result as text; metadata `operator` and `operands`.
     Raises: FieldError when the ranges have fewer questions than `size`; names both counts.
     """
@@ -50,6 +52,7 @@ class Arithmetic:
     split: Literal["train", "test"] = "train"
     held_out: float = 0.2
     template: str = "What is {a} {op} {b}?"
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(self.operators))
@@ -93,7 +96,11 @@ class Arithmetic:
         operator, a, b = question
         result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[operator]
         messages = user_message(self.template.format(a=a, op=operator, b=b))
-        return Row(messages=messages, answer=str(result), metadata={"operator": operator, "operands": [a, b]})
+        metadata = {"operator": operator, "operands": [a, b]}
+        if self.pairs:
+            slip = SLIPS[mix(ord(operator), a, b) % len(SLIPS)]
+            metadata |= {"chosen": str(result), "rejected": str(result + slip)}
+        return Row(messages=messages, answer=str(result), metadata=metadata)
 
     def _questions(self, operator: str, seed: int) -> Iterator[Question]:
         """All distinct questions of an operator in this split, in the order of the seed."""
