@@ -1,10 +1,14 @@
-"""`proxima plot surrogate` as a user types it."""
+"""`proxima plot` as a user types it."""
+
+import json
 
 import pytest
 
 from proxima.cli.plot import parse_surrogate
 from proxima.core.surrogate import SURROGATES, Dppo, PpoClip
 from tests.lab.runs import make_run, step
+from tests.view import synthetic
+from tests.view.test_timeline_plot import written
 
 
 def test_several_kinds_in_one_figure(proxima, here):
@@ -73,3 +77,18 @@ def test_the_learning_curve_of_a_run(proxima, here):
     assert proxima("plot", "run", "runs/a", "--out", "a.png")[2].startswith("error: a.png: a learning curve is an .svg")
     assert [proxima("plot", "run", "runs/a")[1] for _ in range(2)] == ["run.svg\n", "run.svg (replaced)\n"]
     assert proxima("plot", "run", "runs/b")[0] == 2
+
+
+def test_the_timeline(tmp_path, proxima):
+    code, _, err = proxima("plot", "timeline", str(tmp_path))
+    assert code == 2 and "is not a run" in err
+    folder = synthetic.make_run(tmp_path / "run", steps=1)
+    code, _, err = proxima("plot", "timeline", str(folder.path))
+    assert code == 2 and "timeline.json has no finished step" in err
+    written(folder.timeline, steps=1)
+    for steps, why in (("x", "must be a step, or FIRST:LAST"), ("4:5", "has none of the steps 4:5")):
+        code, _, err = proxima("plot", "timeline", str(folder.path), "--steps", steps)
+        assert code == 2 and why in err and err.count("\n") == 1
+    code, out, _ = proxima("plot", "timeline", str(folder.path), "--out", str(tmp_path / "t.png"))
+    assert code == 0 and out.strip() == str(tmp_path / "t.png") and (tmp_path / "t.png").stat().st_size > 1000
+    assert json.loads(folder.timeline.read_text())  # as it was

@@ -3,7 +3,8 @@
 proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2    loss and gradient weight over the ratio and the probability
 proxima plot threshold runs/mine                         cppo along a completion: Z = w |pi - mu|, threshold, masked
 proxima plot divergence runs/mine                        ratio and difference of pi and mu by probability
-proxima plot run runs/mine --out curve.svg               reward and held-out accuracy by step, for a README"""
+proxima plot run runs/mine --out curve.svg               reward and held-out accuracy by step, for a README
+proxima plot timeline runs/mine --steps 3:8              who works and who waits: trainer, engine, rewards, prompts"""
 
 import argparse
 import sys
@@ -49,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run_folder", metavar="RUN", help="run folder")
     add("--step", type=int, metavar="N", help="one step of the run; default: every step")
     command("run", "mean reward and held-out accuracy of a run by step")("run_folder", metavar="RUN", help="run folder")
+    add = command("timeline", "the stages of a few steps over time: trainer, engine, rewards, and each prompt")
+    add("run_folder", metavar="RUN", help="run folder, also of a running or killed run")
+    add("--steps", metavar="FIRST:LAST", help="such as 3:8, or one step; default: the last six")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,6 +74,15 @@ def _plot_divergence(arguments: argparse.Namespace) -> Path:
 
     completions = read_trained(Path(arguments.run_folder), arguments.step)
     return write_figure(DivergenceFigure.of(completions, arguments.run_folder), arguments.out)
+
+
+def _plot_timeline(arguments: argparse.Namespace) -> Path:
+    from proxima.lab.run_reader import existing_run
+    from proxima.view.chart import write_figure
+    from proxima.view.timeline_plot import timeline_of_run
+
+    run = existing_run(arguments.run_folder)
+    return write_figure(timeline_of_run(run.timeline, run.path.resolve().name, arguments.steps), arguments.out)
 
 
 def _plot_threshold(arguments: argparse.Namespace) -> Path:
@@ -126,4 +139,10 @@ def parse_surrogate(word: str) -> Any:
     return spec_from_words("surrogate", kind, words)
 
 
-PLOTS = {"surrogate": _plot_surrogates, "threshold": _plot_threshold, "divergence": _plot_divergence, "run": _plot_run}
+PLOTS = {
+    "surrogate": _plot_surrogates,
+    "threshold": _plot_threshold,
+    "divergence": _plot_divergence,
+    "run": _plot_run,
+    "timeline": _plot_timeline,
+}

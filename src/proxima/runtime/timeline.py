@@ -1,4 +1,5 @@
-"""timeline.json: what happened when, as Chrome trace events. Open it in https://ui.perfetto.dev or chrome://tracing.
+"""timeline.json: what happened when, as Chrome trace events. `proxima plot timeline` draws it;
+https://ui.perfetto.dev and chrome://tracing open it.
 
 A JSON array of one event a line. Both viewers read an array that does not end, so the file of a killed run opens, too.
 Events are complete spans (`X`) on lanes where they nest, marks (`i`), counters (`C`) and names (`M`), in microseconds
@@ -23,7 +24,8 @@ class Lane(NamedTuple):
     thread: int
 
 
-PROCESSES = {1: "run", 2: "prompts"}
+PROMPTS = 2
+PROCESSES = {1: "run", PROMPTS: "prompts"}
 TRAINER, ENGINE, REWARDS = Lane(1, 1), Lane(1, 2), Lane(1, 3)
 NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
 
@@ -108,21 +110,41 @@ class Timeline:
 
 def rewind_timeline(path: Path, seconds: float) -> None:
     """Leave what had ended `seconds` after the run began, and open the array for more; 0 deletes the file."""
-    kept = [line for line, end in _lines(path) if end <= 1e6 * seconds + 1] if path.exists() and seconds > 0 else []
+    events = _events(path) if path.exists() and seconds > 0 else ()
+    kept = [_encoded(event) for event in events if event.get("ts", 0) + event.get("dur", 0) <= 1e6 * seconds + 1]
     if kept:
         write_atomic(path, "[\n" + ",\n".join(dict.fromkeys(kept)))  # each resume names the lanes again
     else:
         path.unlink(missing_ok=True)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, float]]:
-    """Each event as text, with its end in microseconds; a name has no time. An event that is torn is none."""
+class Span(NamedTuple):
+    """A span of the file, from `start` to `end` in seconds of the run."""
+
+    name: str
+    lane: Lane
+    start: float
+    end: float
+    facts: dict[str, Any]
+
+
+def timeline_spans(path: Path) -> Iterator[Span]:
+    """The spans in the order of the file, also of a run that was killed or has not ended."""
+    for event in _events(path):
+        with suppress(KeyError, TypeError):  # a damaged line
+            start, lane = event["ts"] / 1e6, Lane(event["pid"], event["tid"])
+            span = Span(event["name"], lane, start, start + event["dur"] / 1e6, event.get("args", {}))
+            yield span
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """Each event of the file; one that is torn is none."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            text = line.strip().removesuffix(",")
-            with suppress(ValueError, TypeError, AttributeError):
-                event = json.loads(text)
-                yield text, event.get("ts", 0) + event.get("dur", 0)
+            with suppress(ValueError):
+                event = json.loads(line.strip().removesuffix(","))
+                if isinstance(event, dict):
+                    yield event
 
 
 _encoded = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each event

@@ -1,9 +1,7 @@
 """Lengths and times of a finished run, for a simulation: from its rollouts, metrics.jsonl and timeline.json."""
 
 import heapq
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +16,7 @@ from proxima.lab.run_reader import Run, read_run
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Record
 from proxima.runtime.rollouts import read_table
+from proxima.runtime.timeline import timeline_spans
 
 WARM_UP = 1  # first steps that are left out of all times where there are enough others
 INSTANTS = 4000  # of the run, at which completions that run are counted
@@ -112,17 +111,11 @@ def _spans(file: Path) -> Spans | None:
     generating: dict[int, tuple[float, float]] = {}
     scoring: dict[int, tuple[float, float]] = {}
     publishing: list[tuple[float, float]] = []
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            with suppress(ValueError, TypeError, KeyError, AttributeError):  # brackets, and a torn last line
-                event = json.loads(line.strip().removesuffix(","))
-                if event["ph"] != "X":
-                    continue
-                span = (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
-                if event["name"] == "publish":
-                    publishing.append(span)
-                elif event["name"] in ("generating", "scoring") and "prompt" in event.get("args", {}):
-                    (generating if event["name"] == "generating" else scoring)[event["args"]["prompt"]] = span
+    for span in timeline_spans(file):
+        if span.name == "publish":
+            publishing.append((span.start, span.end))
+        elif span.name in ("generating", "scoring") and "prompt" in span.facts:
+            (generating if span.name == "generating" else scoring)[span.facts["prompt"]] = (span.start, span.end)
     return Spans(generating, scoring, publishing)
 
 

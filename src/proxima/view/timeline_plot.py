@@ -1,0 +1,133 @@
+"""timeline.json as a picture of a few steps: who works, who waits, and where the prompts are. It needs no viewer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.data import UserError
+from proxima.runtime.timeline import ENGINE, PROMPTS, REWARDS, TRAINER, Lane, Span, timeline_spans
+from proxima.view.chart import chart_axes, new_figure
+from proxima.view.formatting import count, significant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STEPS = 6  # shown, unless others are asked for
+LANES = 48  # of prompts, at most
+COLORS = {  # name of a span: its colour
+    "generate": "a",
+    "generating": "a",
+    "scoring": "c",
+    "train": "b",
+    "publish": "k6",
+    "write": "k6",
+    "evaluate": "d",
+    "checkpoint": "d",
+    "prepare": "d",
+    "queued": "e",
+}
+LEGEND = {
+    "a": "generate",
+    "c": "score",
+    "b": "train",
+    "k6": "publish, write",
+    "d": "evaluate, checkpoint",
+    "e": "queued",
+}
+NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
+WAITS = (TRAINER, "generate")  # until the last score
+WIDTH, MARGINS, TALL, THIN = 1080, (70, 10, 40, 38), 26, 7  # pixels: of the figure, around the axes, and of a lane
+
+
+@dataclass(frozen=True)
+class TimelineFigure:
+    """The spans from `begin` to `end`, seconds of the run, and the number and end of each step."""
+
+    name: str
+    steps: Sequence[tuple[int, float]]
+    begin: float
+    end: float
+    spans: Sequence[Span]
+
+    @classmethod
+    def of(cls, file: Path, name: str, first: int | None = None, last: int | None = None) -> "TimelineFigure | None":
+        """The steps from `first` to `last`, the last six of the run by default; None if the file has none of them."""
+        every = list(timeline_spans(file))
+        steps = {int(span.facts["step"]): span for span in every if span.name == "step"}
+        shown = [n for n in sorted(steps) if (first or 0) <= n and (last is None or n <= last)]
+        shown = shown[-STEPS:] if first is None else shown
+        if not shown:
+            return None
+        begin, end = steps[shown[0]].start, steps[shown[-1]].end
+        inside = [span for span in every if span.name in COLORS and span.start < end and span.end > begin]
+        spans = [span._replace(start=max(span.start, begin), end=min(span.end, end)) for span in inside]
+        return cls(name, [(n, steps[n].end) for n in shown], begin, end, spans)
+
+    @property
+    def title(self) -> str:
+        return f"steps {self.steps[0][0]} to {self.steps[-1][0]} of {self.name}"
+
+    @property
+    def rows(self) -> list[tuple[Lane, str, int]]:
+        """The lanes with name and height in pixels, from the top; at most `LANES` of prompts."""
+        used = {span.lane for span in self.spans}
+        prompts = sorted(lane for lane in used if lane.process == PROMPTS)
+        many = f"{LANES} of {count(len(prompts))}" if len(prompts) > LANES else "prompts"
+        named = [(lane, name, TALL) for lane, name in NAMES.items() if lane in used]
+        return [*named, *((lane, "" if i else many, THIN) for i, lane in enumerate(prompts[:LANES]))]
+
+    @contextmanager
+    def plotted(self, color: Callable[[str], str]) -> "Iterator[Figure]":
+        from matplotlib.ticker import MaxNLocator
+
+        rows = self.rows
+        tops = [sum(size for _, _, size in rows[:i]) for i in range(len(rows) + 1)]
+        left, _, top, bottom = MARGINS
+        height = tops[-1] + top + bottom
+        with new_figure(WIDTH, height, f"timeline {self.name}", color=color) as figure:
+            axes = chart_axes(figure, [self.begin, self.end], (0, 1), margins=MARGINS)
+            axes.set_ylim(tops[-1], 0)
+            axes.grid(False)
+            for (lane, _, size), at in zip(rows, tops, strict=False):
+                for name in dict.fromkeys(span.name for span in self.spans if span.lane == lane):
+                    pieces = [(s.start, s.end - s.start) for s in self.spans if (s.lane, s.name) == (lane, name)]
+                    style: dict[str, Any] = {
+                        "color": color(COLORS[name]),
+                        "alpha": 0.35 if (lane, name) == WAITS else 1.0,
+                    }
+                    axes.broken_barh(pieces, (at + 0.1 * size, 0.8 * size), linewidth=0, **style)
+            labels = {at + size / 2: name for (_, name, size), at in zip(rows, tops, strict=False) if name}
+            axes.set_yticks(list(labels), list(labels.values()))
+            axes.vlines([end for _, end in self.steps], 0, tops[-1], color=color("muted"), linewidth=0.8)
+            for number, end in self.steps:
+                axes.text(end, -4, f"step {number}", ha="right", color=color("muted"))
+            used = {COLORS[span.name] for span in self.spans}
+            words = [(name, text) for name, text in LEGEND.items() if name in used]
+            words += (
+                [("muted", "pale: the trainer waits")] if any((s.lane, s.name) == WAITS for s in self.spans) else []
+            )
+            for i, (name, text) in enumerate(words):
+                figure.text((left + 150 * i) / WIDTH, 1 - 13 / height, text, color=color(name), fontweight="bold")
+            axes.xaxis.set_major_locator(MaxNLocator(8))
+            axes.xaxis.set_major_formatter(lambda value, _: significant(value, 6))
+            axes.set_xlabel("seconds of the run")
+            yield figure
+
+
+def timeline_of_run(file: Path, name: str, steps: str | None) -> TimelineFigure:
+    """The figure of `3:8`, or of the last steps. Raises: UserError if the run has none of them."""
+    try:
+        first, last = (
+            (None, None) if steps is None else map(int, (steps if ":" in steps else f"{steps}:{steps}").split(":"))
+        )
+    except ValueError:
+        raise UserError(f"--steps {steps} must be a step, or FIRST:LAST") from None
+    figure = TimelineFigure.of(file, name, first, last) if file.is_file() else None
+    if figure is None:
+        what = "no finished step" if steps is None else f"none of the steps {steps}"
+        raise UserError(
+            f"{file} has {what}", remedy="give a run folder of `proxima train`, and steps that it has finished"
+        )
+    return figure

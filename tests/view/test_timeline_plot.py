@@ -1,0 +1,61 @@
+"""The picture of timeline.json: which steps, which spans where, also of a file that a kill tore; and in the report."""
+
+import re
+
+from proxima.runtime.timeline import ENGINE, TRAINER, Lane, Span, Timeline, timeline_spans
+from proxima.view.chart import svg_file
+from proxima.view.report import write_report
+from proxima.view.timeline_plot import TimelineFigure, timeline_of_run
+from tests.view.synthetic import make_run
+from tests.view.test_report import Page
+
+
+def written(path, steps=8, closed=True):
+    """Steps of 4 s: 1 s of generation, 2 s of training, 1 s between."""
+    timeline = Timeline(path, print)
+    for step in range(1, steps + 1):
+        at = 4.0 * step
+        timeline.span("generate", at, at + 1, TRAINER)
+        timeline.span("generating", at, at + 1, ENGINE)
+        timeline.span("prompt 1", at, at + 1, Lane(2, 1), prompt=1)
+        timeline.span("generating", at, at + 0.5, Lane(2, 1), prompt=1)
+        timeline.span("queued", at + 0.5, at + 1, Lane(2, 1), prompt=1)
+        timeline.span("train", at + 1, at + 3, TRAINER)
+        timeline.span("step", at, at + 3, TRAINER, step=step)
+    timeline.close() if closed else timeline.flush()
+    return path
+
+
+def test_the_spans_of_a_torn_file(tmp_path):
+    file = written(tmp_path / "timeline.json", steps=1, closed=False)
+    with file.open("a") as text:
+        text.write(',\n{"ph":"X","name":"no time"},\n17,\n{"name":"tra')
+    spans = list(timeline_spans(file))
+    assert len(spans) == 7 and spans[0] == Span("generate", TRAINER, 4.0, 5.0, {})
+
+
+def test_the_steps_of_the_picture(tmp_path):
+    file = written(tmp_path / "timeline.json")
+    figure = TimelineFigure.of(file, "mine")
+    assert figure.title == "steps 3 to 8 of mine" and (figure.begin, figure.end) == (12.0, 35.0)
+    two = timeline_of_run(file, "mine", "2:3")
+    assert [n for n, _ in two.steps] == [2, 3] and {s.start for s in two.spans} == {8.0, 8.5, 9.0, 12.0, 12.5, 13.0}
+    assert [(name, size) for _, name, size in two.rows] == [("trainer", 26), ("engine", 26), ("prompts", 7)]
+    assert [n for n, _ in timeline_of_run(file, "mine", "7").steps] == [7]
+
+
+def test_the_picture_needs_nothing_else(tmp_path):
+    svg = svg_file(timeline_of_run(written(tmp_path / "timeline.json"), "a<b>", "2:3"))
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "") and "prefers-color-scheme: dark" in svg
+    assert "a&lt;b&gt;" in svg and "<b>" not in svg
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert {"trainer", "engine", "prompts", "step 2", "step 3", "generate", "train", "queued"} <= set(words)
+    # a rectangle for each span: 2 steps of generate, train, generating, and generating and queued of the prompt
+    assert len(re.findall(r'<path d="[^"]*z" clip-path="[^"]*" style="fill', svg)) == 10
+
+
+def test_it_is_in_the_report(tmp_path):
+    folder = make_run(tmp_path / "run", steps=2)
+    assert "Steps 1 to 2" not in Page(write_report(folder.path)).words
+    written(folder.timeline, steps=2, closed=False)
+    assert "Steps 1 to 2 who works and who waits" in Page(write_report(folder.path)).words
