@@ -199,7 +199,27 @@ def test_the_warnings_of_a_run_are_reported(tmp_path):
     folder = make_run(tmp_path / "one", curve([0.1, 0.5]))
     told = [{"step": 1, "text": "too long", "times": 3}, {"step": 2, "text": "masked", "times": 1}]
     (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": told}))
-    assert comparison(tmp_path).notes == ("one seed 1: 2 warnings, the first: too long; see its report.html",)
+    assert comparison(tmp_path).notes == (
+        "one seed 1: too long; see report.html",
+        "one seed 1: masked; see report.html",
+    )
+
+
+def test_an_equal_warning_is_reported_once_with_its_runs(tmp_path):
+    cells = {name: {s: (curve([0.1, 0.5]), {}) for s in (1, 2)} for name in ("a", "b")}
+    folder = make_sweep(tmp_path / "s", cells)
+    for run, texts in (
+        ("a/seed-1", ["5 % x", "y"]),
+        ("a/seed-2", ["6 % x", "y"]),
+        ("b/seed-2", ["y"]),
+        ("b/seed-1", ["y"]),
+    ):
+        told = [{"step": 1, "last": 1, "text": text, "times": 1} for text in texts]
+        (folder / run / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": told}))
+    assert [note for note in comparison(folder).notes if "report.html" in note] == [
+        "a seeds 1 and 2: 5 % x; see report.html",
+        "all 4 runs: y; see report.html",
+    ]
 
 
 def test_what_is_not_done_is_left_out_and_said(tmp_path):
@@ -267,7 +287,7 @@ def test_a_seed_twice_is_said(tmp_path):
         make_run(tmp_path / name, curve([0.1, 0.5]), kind="cppo", seed=1)
     found = comparison(tmp_path)
     assert [len(cell.runs) for cell in found.cells] == [2]
-    assert found.warnings == ("a has a seed more than once: its interval treats repetitions as independent seeds",)
+    assert found.warnings == ("a seed more than once (a): the interval treats repetitions as independent seeds",)
 
 
 def test_names_set_the_cells_apart(tmp_path):

@@ -51,7 +51,7 @@ def test_the_axis_ends_at_round_numbers_that_span_the_values(low, high, expected
 
 
 def test_points_are_where_the_values_are():
-    svg = line_chart([Series(points=[(1, 0.0), (2, 0.5), (3, 1.0)])], label="A by step", unit_interval=True)
+    svg = line_chart([Series(points=[(1, 0.0), (2, 0.5), (3, 1.0)])], label="A by step", ends=(0.0, 1.0))
     assert paths(svg, "line") == [[(46, 148), (198, 78), (350, 8)]]
     assert 'aria-label="A by step"' in svg and 'role="img"' in svg
     expected = {"left": 46, "right": 350, "top": 8, "bottom": 148, "from": 1, "to": 3, "low": 0, "high": 1}
@@ -111,7 +111,7 @@ def test_bars_stack_and_are_averaged():
 
 
 def test_whiskers():
-    svg = line_chart([Series(points=[(0, 0.5)], spread=[(0.25, 0.75)])], label="H", unit_interval=True)
+    svg = line_chart([Series(points=[(0, 0.5)], spread=[(0.25, 0.75)])], label="H", ends=(0.0, 1.0))
     assert paths(svg, "whisker") == [[(46, 113), (46, 43)]]
     assert re.search(GROUP.format("whisker"), svg)[2].count("stroke: var(--a)") == 1
 

@@ -1,5 +1,6 @@
 """compare.html: its figures are those of the comparison, it asks nothing of the network, foreign text stays text."""
 
+import math
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from proxima.view.comparison_page import (
     config_value,
     page_values,
     visible_range,
+    widened,
     write_comparison,
 )
 from tests.lab.runs import CONFIG, curve, make_run, make_sweep
@@ -177,7 +179,7 @@ def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
         values["charts"][0]["title"] == "Held-out mean reward" and values["intervals"]["bars"][1]["text"][:5] == "4.500"
     )
     assert values["head"][2:6] == ["reward before", "after", "best", "training reward"]
-    assert values["table"][0][2:4] == ["-2.000 ± 0.000", "-0.750 ± 3.177"]
+    assert values["table"][0][2:4] == ["-2.000 ±\u00a00.000", "-0.750 ±\u00a03.177"]
     assert "target mean reward -1" in Page(write_comparison(found, tmp_path / "c.html")).words
 
 
@@ -208,6 +210,47 @@ def test_a_run_with_nothing_but_an_evaluation(tmp_path):
     make_run(tmp_path / "r" / "a", curve([0.1]), status=None, steps=9)
     page = Page(write_comparison(comparison(tmp_path / "r", target=0.5), tmp_path / "c.html"))
     assert "not yet" in page.words and "never" not in page.words.partition("To target")[0]
+
+
+def test_a_target_that_was_met_before_training_has_no_cost(tmp_path):
+    cells = {"a": {1: (curve([0.1, 0.9]), {})}, "b": {1: (curve([0.85, 0.9]), {})}}
+    found = comparison(make_sweep(tmp_path / "s", cells), target=0.8)
+    costs = [row[6:9] for row in page_values(found)["table"]]
+    assert costs[0] == ["1.8", "175", "3.5\u00a0s"] and costs[1] == ["already reached"] * 3  # and no ratio of 0 or ∞
+    assert found.rows()[1].reach["step"].ratio is None
+
+
+def limits(chart):
+    svg = chart["pictures"][0]["svg"]
+    return tuple(float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
+
+
+def test_the_axes_do_not_magnify_ties_and_end_where_values_can(tmp_path):
+    rates = {"a": (0.9401, 0.9501), "b": (0.9403, 0.9502)}  # accuracy and reward
+    cells = {
+        name: {
+            s: (curve([rate + s / 1e5] * 3, reward=reward, **{"entropy/mean": 0.5 + s / 1e4}), {}) for s in (1, 2, 3)
+        }
+        for name, (rate, reward) in rates.items()
+    }
+    values = page_values(comparison(make_sweep(tmp_path / "s", cells)))
+    charts = {chart["title"]: limits(chart) for chart in values["charts"]}
+    assert charts["Held-out accuracy"] == (0.85, 1.0)
+    assert charts["Training reward"] == (0.9, 1.0)  # no reward was above 1
+    assert charts["Entropy"] == (0.46, 0.54)
+    assert charts["Length"] == (7.6, 8.4)
+    assert (values["intervals"]["low"], values["intervals"]["high"]) == ("0.890", "0.990")
+    assert widened(0.98, 0.99, 0.1, 1.0) == pytest.approx((0.9, 1.0)) and widened(0.0, 0.01, 0.1, 1.0) == (0.0, 0.1)
+    assert widened(-1.0, 1.0, 0.1, math.inf) == (-1.0, 1.0)
+
+
+def test_no_table_is_cut_off(two, tmp_path):
+    """No table scrolls sideways, and on a phone each value has its label."""
+    page = Page(write_comparison(two, tmp_path / "c.html"))
+    assert page.tags.count("table") == 3
+    assert not [value for _, name, value in page.attributes if name == "class" and "scroll" in value]
+    labels = [value for _, name, value in page.attributes if name == "data-label"]
+    assert [labels.count(name) for name in ("seeds", "clock to target (×)", "common seeds", "cppo")] == [2, 2, 1, 1]
 
 
 def test_values_in_a_line():

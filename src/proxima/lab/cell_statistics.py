@@ -76,7 +76,8 @@ class TargetCost:
     """Where a cell's runs reach the target on one axis; an unfinished run that has not reached it is left out.
 
     `ratio` is the median over common seeds of (baseline / this cell): 2 means half the cost, inf that the baseline
-    never reaches it. Where neither cell does, the ratio is unknown; None if the median depends on it.
+    never reaches it. Where neither cell does, or one has reached it before the first step, the ratio is unknown; None
+    if the median depends on it.
     """
 
     values: tuple[float | None, ...]  # of each used run, in order; None means never
@@ -207,13 +208,13 @@ def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) ->
     values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
     median = statistics.median(values) if values else math.inf
     pairs = [(cost(run), cost(other)) for run, other in seed_pairs(cell, baseline)]
-    ratios = [1.0 if a == b else b / a if a else math.inf for a, b in pairs if min(a, b) < math.inf]
+    ratios = [b / a for a, b in pairs if min(a, b) < math.inf and min(a, b) > 0]
     return TargetCost(
         values=tuple(None if value == math.inf else value for value in values),
         median=None if median == math.inf else median,
         ratio=determined_median(ratios, len(pairs)),
         pairs=len(pairs),
-        never=len(pairs) - len(ratios),
+        never=sum(min(pair) == math.inf for pair in pairs),
     )
 
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from proxima.config.comparable import Purpose, compared, may_differ
 from proxima.config.problems import suggestion
@@ -18,9 +18,12 @@ from proxima.data import UserError
 from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
-from proxima.lab.run_reader import AXES, Run, first_warning
+from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import t_quantile
 from proxima.runtime.metric_names import canonical_metric
+from proxima.runtime.observer import warning_kind
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +166,10 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
     if held_out or len(questions) > 1:
         why = ", ".join(held_out) or "numbers of questions: " + ", ".join(sorted(map(str, questions)))
         texts.append(f"the cells were evaluated on different questions ({why}): do not compare their held-out results")
-    for cell in cells:
-        if (replayed := cell.config.get("rollouts")) is not None:
-            why = (
-                f"{cell.name} was trained on the rollouts of {replayed}: its training rewards are of that run's policy"
-            )
-            texts.append(f"{why}, and its times are without generation; compare held-out results")
+    replays = [(str(cell.config["rollouts"]), cell.name) for cell in cells if cell.config.get("rollouts") is not None]
+    for replayed, names in _grouped(replays).items():
+        why = f"trained on the rollouts of {replayed}, whose policy got the training rewards: {', '.join(names)}"
+        texts.append(f"{why}; times are without generation; compare held-out results")
     steps = {cell.name: sorted({run.steps for run in cell.used if run.status == "done"}) for cell in cells}
     if len({number for numbers in steps.values() for number in numbers}) > 1:
         each = ", ".join(f"{name} {' and '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
@@ -180,10 +181,11 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
     if len(machines) > 1:
         where = "; ".join(sorted(machines))
         texts.append(f"the runs used different machines or thread counts ({where}): compare steps, not times")
-    for cell in cells:
-        seeds = [run.seed for run in cell.runs]
-        if len(set(seeds)) < len(seeds):
-            texts.append(f"{cell.name} has a seed more than once: its interval treats repetitions as independent seeds")
+    repeated = [cell.name for cell in cells if len({run.seed for run in cell.runs}) < len(cell.runs)]
+    if repeated:
+        texts.append(
+            f"a seed more than once ({', '.join(repeated)}): the interval treats repetitions as independent seeds"
+        )
     return texts
 
 
@@ -203,12 +205,37 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
                 error = f" ({run.summary['error']})" if run.summary.get("error") else ""
                 steps = f"step {run.steps} of {run.config.get('train.steps') or '?'}"  # 0: whole epochs
                 texts.append(f"{cell.name} seed {run.seed}: {run.status}{error} at {steps}; {effect}")
-            if told := first_warning(run.summary):
-                texts.append(f"{cell.name} seed {run.seed}: {told}; see its report.html")
+    unjudged = []
+    for cell in cells:
         if any(run.status == "done" for run in cell.used) and not any(run.held_out() for run in cell.used):
             remedy = "set eval.task and eval.after"
             if any(run.evals for run in cell.used):
                 remedy = "--metric reward compares the mean rewards"
                 remedy = "--metric NAME compares another of their figures" if cell.runs[0].offline else remedy
-            texts.append(f"{cell.name}: no held-out {headline.name}; {remedy}")
+            unjudged.append((remedy, cell.name))
+    texts += [f"{', '.join(names)}: no held-out {headline.name}; {way}" for way, names in _grouped(unjudged).items()]
+    return [*texts, *_warned_runs(cells)]
+
+
+def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
+    """The warnings of the runs, each kind once, with the runs that it concerns."""
+    warned = [
+        (warning_kind(told["text"]), (told["text"], cell.name, str(run.seed)))
+        for cell in cells
+        for run in cell.runs
+        for told in run.summary.get("warnings") or ()
+    ]
+    total, texts = sum(len(cell.runs) for cell in cells), []
+    for told in _grouped(warned).values():
+        seeds = _grouped([(name, seed) for _, name, seed in told])
+        runs = ", ".join(f"{name} seed{'s' * (len(of) > 1)} {' and '.join(of)}" for name, of in seeds.items())
+        texts.append(f"{f'all {total} runs' if len(told) == total > 1 else runs}: {told[0][0]}; see report.html")
     return texts
+
+
+def _grouped(pairs: Sequence[tuple[str, Item]]) -> dict[str, list[Item]]:
+    """The second members by the first, in order."""
+    groups: dict[str, list[Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups

@@ -180,7 +180,7 @@ def line_chart(
     *,
     label: str,
     zero: bool = False,
-    unit_interval: bool = False,
+    ends: tuple[float, float] | None = None,
     within: tuple[float, float] | None = None,
     width: int = 360,
     height: int = 170,
@@ -190,14 +190,14 @@ def line_chart(
     Args:
         label: what a screen reader reads out.
         zero: the axis starts at 0.
-        unit_interval: the axis is 0 … 1.
-        within: the part of the bands that the axis must show; the rest is cut off at the edge. None shows all.
+        ends: of the axis; what lies beyond is drawn at them. None: those of the values.
+        within: what the axis shows at least; bands are cut off at its edge. None: all points and bands.
     """
-    drawn = [_prepared(s) for s in series]
+    drawn = [_prepared(s, ends or (-math.inf, math.inf)) for s in series]
     if (limits := _limits(drawn, zero, within)) is None:
         return Markup("")
     with new_figure(width, height, label) as figure:
-        axes = chart_axes(figure, [x for s in drawn for x in s.x], (0.0, 1.0) if unit_interval else limits)
+        axes = chart_axes(figure, [x for s in drawn for x in s.x], ends or limits)
         for i, s in enumerate(drawn):
             draw_series(axes, s, i)
         return _page_svg(figure, axes, label)
@@ -238,7 +238,8 @@ def chart_axes(
     box = (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
     axes = figure.add_axes(box)
     levels = MaxNLocator(intervals, steps=STEPS).tick_values(*limits)
-    axes.set_yticks(levels, [significant(round(level, 12)) for level in levels])
+    texts = ([significant(round(level, 12), digits) for level in levels] for digits in range(3, 13))
+    axes.set_yticks(levels, next((labels for labels in texts if len(set(labels)) == len(levels)), None))
     axes.set_ylim(levels[0], levels[-1])
     low, high = min(x), max(x)
     axes.set_xlim(low, high if high > low else low + 1)
@@ -274,9 +275,15 @@ def draw_series(axes: "Axes", s: Series, number: int) -> None:
         axes.plot(places, heights, marker="o", markersize=5, gid=f"dot-{number}", **marks)
 
 
-def _prepared(series: Series) -> Series:
-    """At most `POINTS` points, none of them infinite or NaN."""
-    finite: list[Point] = [(x, v if v is not None and math.isfinite(v) else None) for x, v in series.points]
+def _prepared(series: Series, ends: tuple[float, float]) -> Series:
+    """At most `POINTS` points, none of them infinite, NaN or beyond the ends of the axis."""
+    low, high = ends
+
+    def inside(value: float) -> float:
+        return min(max(value, low), high)
+
+    finite: list[Point] = [(x, inside(v) if v is not None and math.isfinite(v) else None) for x, v in series.points]
+    series = replace(series, spread=[(inside(a), inside(b)) for a, b in series.spread])
     if series.spread or len(finite) <= POINTS:
         return replace(series, points=finite)
     places = [len(finite) * (2 * i + 1) // (2 * POINTS) for i in range(POINTS)]
@@ -287,12 +294,11 @@ def _prepared(series: Series) -> Series:
 
 def _limits(series: Sequence[Series], zero: bool, within: tuple[float, float] | None) -> tuple[float, float] | None:
     """The lowest and the highest value that the axis must show; None without any value."""
-    least, most = within or (-math.inf, math.inf)
     values = [v for s in series for _, v in s.points if v is not None]
     values += [v for s in series for pair in s.spread for v in pair]
-    values += [min(max(v, least), most) for s in series for pair in s.band for v in pair]
     if not values:
         return None
+    values += within or [v for s in series for pair in s.band for v in pair]
     low, high = min(values), max(values)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0) if low < 0 else high or 1.0

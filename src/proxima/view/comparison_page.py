@@ -5,6 +5,8 @@ in which the cells differ. All numbers come from `lab.run_comparison`; names of 
 page through jinja's escaping.
 """
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from proxima.config.scalars import in_one_line
 from proxima.data.atomic_files import write_atomic
-from proxima.evaluate.headline import Headline
+from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import HELD_OUT, CellRuns, CellSummary, SeedBand, TargetCost
 from proxima.lab.run_comparison import RunComparison
 from proxima.lab.seed_statistics import SeedMean
@@ -21,6 +23,8 @@ from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plu
 from proxima.view.page import render
 
 COLORS, DASHES = 8, ((), (7, 3), (2, 3))  # --k0 … --k7; the ninth cell has the first colour again, dashed
+SHARES = frozenset({"masked_fraction", "accuracy", "rewards/accuracies"})
+TIE = 0.1  # an axis spans at least this, of a share, and else this part of its values: smaller differences are ties
 DOTS = 30  # up to this many evaluations of a run, each is a dot
 
 
@@ -107,11 +111,13 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
         "charts": [made for chart in shown if (made := chart_figure(comparison, scales, chart)) is not None],
         "intervals": interval_bars(rows, comparison.headline),
         "head": table_head(comparison),
-        "table": [table_row(row, comparison) for row in rows],
+        "table": [glued(table_row(row, comparison)) for row in rows],
         "training": "Training figures" if comparison.figures else "Training reward",
         "paired_head": ["cell", "common seeds", *(PAIRED.get(name, name) for name in paired)],
         "paired": [
-            [row.cell, str(max(mean.n for mean in row.difference.values())), *(paired_text(row, key) for key in paired)]
+            glued(
+                [row.cell, str(max(m.n for m in row.difference.values())), *(paired_text(row, key) for key in paired)]
+            )
             for row in rows
             if row.difference
         ],
@@ -119,6 +125,11 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
         "warnings": comparison.warnings,
         "notes": comparison.notes,
     }
+
+
+def glued(row: Sequence[str]) -> list[str]:
+    """The texts of a row, in which no number is separated from its unit or its sign."""
+    return [row[0], *(re.sub(r"(?<![a-z]{2}) (?![(+±])", "\u00a0", text) for text in row[1:])]
 
 
 def css_color(index: int) -> str:
@@ -148,13 +159,14 @@ def chart_figure(
     """A figure with one SVG for each axis; None where no cell has the key, or all values are 0."""
     pictures = []
     held_out = chart.key == HELD_OUT
-    share = comparison.headline.share if held_out else chart.key == "masked_fraction"
+    judged = held_out and comparison.headline.share
     title = f"{chart.title} {comparison.headline.title}" if held_out else chart.title
     for axis, (size, _) in scales.items():
         bands = [cell.band(chart.key, axis) for cell in comparison.cells]
         if not any(band and any(band.mean) for band in bands):
             return None
-        low, high = visible_range(bands, 1.0 if share else float("inf"))
+        share = judged or chart.key in SHARES or (chart.key == REWARD and all_in_unit_interval(bands))
+        low, high = visible_range(bands, 1.0 if share else float("inf"), TIE if judged else 0.0)
         dots = held_out and all(len(band.x) <= DOTS for band in bands if band)
         series = [replace(cell_series(i, band, size, chart.factor), dots=dots) for i, band in enumerate(bands)]
         if held_out and comparison.target is not None:
@@ -167,8 +179,22 @@ def chart_figure(
     return {"title": title, "explanation": chart.explanation, "pictures": pictures}
 
 
-def visible_range(bands: Sequence[SeedBand | None], highest: float) -> tuple[float, float]:
-    """What the axis must show of the bands: a third of the means' range beyond them, within what the quantity can be.
+def all_in_unit_interval(bands: Sequence[SeedBand | None]) -> bool:
+    return all(0 <= mean <= 1 for band in bands if band for mean in band.mean)
+
+
+def widened(low: float, high: float, least: float, highest: float) -> tuple[float, float]:
+    """The range, at least `least` and `TIE` of its values wide, and not beyond `highest`, or 0 where it is above it."""
+    missing = max(0.0, max(least, TIE * max(abs(low), abs(high))) - (high - low))
+    lowest = 0.0 if low >= 0 else -math.inf
+    low, high = low - missing / 2, high + missing / 2
+    shift = max(lowest - low, 0.0) - max(high - highest, 0.0)
+    return max(low + shift, lowest), min(high + shift, highest)
+
+
+def visible_range(bands: Sequence[SeedBand | None], highest: float, least: float = 0.0) -> tuple[float, float]:
+    """What the axis must show of the bands: a third of the means' range beyond them, within what the quantity can be,
+    and wide enough for ties to look like ties.
 
     The wide interval of three seeds would flatten every line; such a band is cut off at the edge instead. The two
     values of two seeds are shown.
@@ -176,7 +202,7 @@ def visible_range(bands: Sequence[SeedBand | None], highest: float) -> tuple[flo
     means = [v for band in bands if band for v in (*band.mean, *(band.low + band.high if band.n == 2 else ()))]
     low, high = min(means), max(means)
     margin = (high - low) / 3
-    return (low - margin if low < 0 else max(0.0, low - margin)), min(high + margin, highest)
+    return widened(low - margin if low < 0 else max(0.0, low - margin), min(high + margin, highest), least, highest)
 
 
 def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -> Series:
@@ -207,6 +233,7 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     low, high = min(seeds) - margin, max(seeds) + margin
     if headline.share:
         low, high = max(0.0, low), min(1.0, high)
+    low, high = widened(low, high, TIE if headline.share else 0.0, 1.0 if headline.share else math.inf)
 
     def place(value: float) -> float:
         return round(min(max(100 * (value - low) / ((high - low) or 1.0), 0.0), 100.0), 2)
@@ -269,10 +296,11 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
 
 
 def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
-    """`1m 40s`, `never`, `not yet`, and `1m 40s (2/3)` where not all seeds reached the target."""
+    """`1m 40s`, `never`, `not yet`, `already reached` before the first step, and `1m 40s (2/3)` where not all seeds
+    reached the target."""
     if not cost.values:
         return "not yet"
-    text = "never" if cost.median is None else write(cost.median)
+    text = "never" if cost.median is None else write(cost.median) if cost.median else "already reached"
     some = 0 < cost.reached < len(cost.values)
     return f"{text} ({cost.reached}/{len(cost.values)})" if some else text
 
