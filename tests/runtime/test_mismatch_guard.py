@@ -51,11 +51,21 @@ def test_the_run_stops_behind_the_step_and_can_be_resumed(tiny_model, tmp_path):
     assert len(records(tmp_path / "run")) == 2
 
 
-def test_a_warning_says_it_once_while_it_lasts(tiny_model, tmp_path):
-    watcher = Watcher()
+class States(Watcher):
+    """Of the warnings only those about states."""
+
+    def lasting(self, text):
+        super().warning(text)
+
+    def warning(self, text):
+        pass
+
+
+def test_a_warning_is_told_after_each_step_while_it_lasts(tiny_model, tmp_path):
+    watcher = States()
     go(tmp_path / "run", recipe(tiny_model("llama"), algorithm__mismatch={"max_k3_kl": 1e-9}, **BF16), observer=watcher)
     lines = [text for text in watcher.warnings if "nats a token between rollout engine and trainer" in text]
-    assert len(lines) == 1 and lines[0].startswith("step 1: ") and "decoupled_token_is" in lines[0]
+    assert [line[:8] for line in lines] == ["step 1: ", "step 2: "] and "decoupled_token_is" in lines[0]
 
 
 @pytest.mark.parametrize(("proximal", "updates"), [("behavior", 1), ("behavior", 2), ("recompute", 2)])

@@ -10,7 +10,7 @@ import pytest
 from proxima.evaluate.headline import Headline
 from proxima.runtime.observer import WarningList
 from proxima.view import LogFile, RunViews, screen
-from proxima.view.diagnostics import Diagnostics
+from proxima.view.diagnostics import warnings_about
 from proxima.view.live import LiveView
 from proxima.view.log_lines import (
     LogLines,
@@ -185,7 +185,7 @@ def test_progress_speaks_only_after_a_minute_of_silence(plain, lines, clock):
 
 def test_remarks_say_what_it_means_and_what_to_do():
     def remarks(**more):
-        return Diagnostics().of({**quiet(13), "completions": 64, **more})
+        return warnings_about({**quiet(13), "completions": 64, **more})
 
     assert remarks() == []
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0})
@@ -195,10 +195,17 @@ def test_remarks_say_what_it_means_and_what_to_do():
     assert "60.0 % of the tokens left the trust region" in remarks(masked_fraction=0.6)[0]
 
 
-def test_a_lasting_state_is_not_remarked_on_at_every_step():
-    remarks = Diagnostics()
-    said = [step for step in range(1, 31) if remarks.of({**quiet(step), "truncated_fraction": 0.51})]
-    assert said == [1, 11, 21]
+def test_a_lasting_state_is_printed_every_ten_steps_and_counted_at_each(tmp_path):
+    stream = io.StringIO()
+    views = RunViews(stream)
+    views.started(info(tmp_path))
+    for step in range(1, 31):
+        views.step({**quiet(step), "truncated_fraction": 0.51 if step < 25 else 0.0}, None)
+        if step in (3, 4):
+            views.lasting(f"step {step}: the engine differs by 0.{step} nats")
+    printed = [line for line in stream.getvalue().splitlines() if "WARNING" in line]
+    assert [line.partition("WARNING ")[2][:8] for line in printed] == ["51.0 % o", "step 3: ", "51.0 % o", "51.0 % o"]
+    assert [(told["step"], told["last"], told["times"]) for told in views.warned()] == [(1, 24, 24), (3, 4, 2)]
 
 
 def test_warnings_are_lines_and_are_kept_for_the_summary(tmp_path):
@@ -209,8 +216,10 @@ def test_warnings_are_lines_and_are_kept_for_the_summary(tmp_path):
         views.step({**quiet(step), "truncated_fraction": 0.8 + step / 100}, None)
     assert "  WARNING 81.0 % of the completions" in stream.getvalue().splitlines()[-3]
     note, truncated = views.warned()
-    assert note == {"step": 0, "text": "train.warmup_steps=9: never ends", "times": 1}
-    assert (truncated["step"], truncated["times"]) == (1, 2) and truncated["text"].startswith("81.0 %")
+    assert note == {"step": 0, "last": 0, "text": "train.warmup_steps=9: never ends", "times": 1}
+    assert (truncated["step"], truncated["last"], truncated["times"]) == (1, 11, 2) and truncated["text"].startswith(
+        "81.0 %"
+    )
 
 
 def test_at_most_fifty_warnings_are_kept():

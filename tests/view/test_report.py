@@ -85,18 +85,15 @@ def test_headline_and_tiles(whole):
 
 def test_curves_hold_the_records(whole):
     folder, page = whole
-    titles = ["Reward", "Accuracy", "Length", "Entropy", "KL", "Masked", "Gradient norm", "Speed", "Loss", "Truncated"]
-    titles += ["Engine against trainer", "Learning rate", "Where the time goes", "Idle", "Time per phase"]
+    titles = ["Accuracy", "Entropy", "KL", "Masked", "Length", "Truncated", "Gradient norm", "Engine against trainer"]
+    titles += ["Loss", "Learning rate", "Speed", "Where the time goes", "Time per phase"]
     places = [page.words.index(f" {title} ") for title in titles]
     assert places == sorted(places)
-    assert page.tags.count("svg") == page.tags.count("figure") == len(page.data["charts"]) == 14
+    assert page.tags.count("svg") == page.tags.count("figure") == len(page.data["charts"]) == 12
     assert page.data["steps"] == list(range(1, 41))
     assert page.data["charts"][0] == [[f"{record(step)['reward/mean']:.3f}" for step in range(1, 41)]]
-    assert page.data["charts"][5] == [[f"{100 * record(step)['masked_fraction']:.2f} %" for step in range(1, 41)]]
+    assert page.data["charts"][3] == [[f"{100 * record(step)['masked_fraction']:.2f} %" for step in range(1, 41)]]
     assert len(page.data["charts"][-1]) == 5  # four phases and the rest
-    r = record(40)
-    idle = (r["time/generate"] + r["time/score"]) / r["time/step"], 1 - r["time/generate"] / r["time/step"]
-    assert [texts[-1] for texts in page.data["charts"][-2]] == [f"{100 * share:.1f} %" for share in idle]
     assert [len(line) for line in paths(folder.report.read_text(), "raw")][:2] == [40, 40]
 
 
@@ -224,10 +221,17 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
 
 def test_the_warnings_of_the_run_are_in_a_box(tmp_path):
     folder = make_run(tmp_path / "run", steps=2)
-    told = [{"step": 0, "text": "a <b>", "times": 1}, {"step": 2, "text": "long", "times": 3}]
-    folder.write_summary({"status": "done", "warnings": told})
+    told = [(0, 0, "a <b>", 1), (2, 4, "long", 3), (1, 4, "odd", 2), (5, 5, "late", 1), (1, None, "of an older run", 2)]
+    warnings = [dict(zip(("step", "last", "text", "times"), one, strict=True)) for one in told]
+    del warnings[-1]["last"]
+    folder.write_summary({"status": "done", "steps": 5, "warnings": warnings})
     words = Page(write_report(folder.path)).words
-    assert "Warnings a <b> (before the first step) long (after step 2, 3 times)" in words
+    assert (
+        "Warnings a <b> (before the first step) long (at steps 2 to 4, not since) odd (at steps 1 to 4 (2 times), not "
+        in words
+    )
+    assert "late (at step 5, still at the last step) of an older run (first at step 1, 2 times)" in words
+    assert words.index("25/200 right") < words.index("Warnings a <b>")  # the result comes first
 
 
 def test_an_evaluation_before_the_training_is_not_the_result(tmp_path):
@@ -499,3 +503,88 @@ def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
     assert "<em>+0.000</em>" in text
     folder.append_metrics(evaluation(3, "after", 50))
     assert "<em class=better>+0.125</em>" in write_report(folder.path).read_text(encoding="utf-8")
+
+
+def charts_of(folder, records):
+    """Title → (the values of each line at each step, the names of its legend, the ends of the axis), in order."""
+    folder.begin()
+    for one in records:
+        folder.append_metrics(one)
+    folder.release()
+    page = Page(write_report(folder.path))
+    text = folder.report.read_text(encoding="utf-8")
+    large = text[text.index('class="charts large"') :].partition('class="charts small"')[0].count("<figure")
+    shown = {}
+    for number, figure in enumerate(re.findall(r'<figure class="card" data-chart.*?</figure>', text, re.S)):
+        legend = re.findall(r"</i>(.*?) <output>", figure)
+        low, high = (float(re.search(rf'data-{end}="([-.\de]+)"', figure)[1]) for end in ("low", "high"))
+        title = re.search("<h3>(.*?)</h3>", figure)[1]
+        assert title not in shown  # no chart twice
+        shown[title] = (page.data["charts"][number], legend, (low, high))
+    assert len({str(values) for values, _, _ in shown.values()}) == len(shown)
+    return shown, large
+
+
+def test_three_charts_are_large_and_the_reward_is_no_second_accuracy(tmp_path):
+    shown, large = charts_of(RunFolder(tmp_path / "a"), [record(step) for step in (1, 2, 3)])
+    assert large == 3 and list(shown)[:4] == ["Accuracy", "Entropy", "KL", "Masked"] and "Reward" not in shown
+    other = [record(step) | {"reward/mean": 0.5} for step in (1, 2)]
+    shown, large = charts_of(RunFolder(tmp_path / "b"), other)
+    assert large == 3 and list(shown)[:4] == ["Accuracy", "Reward", "Entropy", "KL"]
+    assert shown["Reward"][2] == shown["Accuracy"][2] == (0, 1)  # not 0.25 … 0.75
+
+
+def test_an_axis_ends_where_values_can(tmp_path):
+    perfect = [
+        record(step) | {"accuracy": 1.0, "reward/mean": 1.0 + (step == 2) / 4, "length/mean": 0.0} for step in (1, 2)
+    ]
+    shown, _ = charts_of(RunFolder(tmp_path / "run"), perfect)
+    assert shown["Accuracy"][2] == (0, 1) and shown["Length"][2][0] == 0
+    assert shown["Reward"][2] == (1, 1.3)  # a reward above 1: its axis is that of the values
+
+
+def test_the_report_of_ppo_has_the_critic(tmp_path):
+    critic = {
+        "value/loss": 0.25,
+        "value/mean": 0.5,
+        "returns/mean": 0.75,
+        "value/explained_variance_prompt_mean": 0.125,
+    }
+    records = [record(step) | critic | {"value/explained_variance": -3.0 + step} for step in (1, 2, 3)]
+    shown, _ = charts_of(RunFolder(tmp_path / "run"), records)
+    values, legend, ends = shown["Explained variance"]
+    assert values == [["-2.000", "-1.000", "0.000"], ["0.125"] * 3]
+    assert legend == ["critic", "prompt&#39;s mean"] or legend == ["critic", "prompt's mean"]
+    assert ends == (-1, 1) and shown["Value loss"][0] == [["0.25"] * 3]
+    assert shown["Values"][:2] == ([["0.500"] * 3, ["0.750"] * 3], ["critic", "returns"])
+
+
+def example(step, **more):
+    return {"kind": "train", "step": step, "time": step, "examples": 8, "loss": 0.625, "grad_norm": 1.5, **more}
+
+
+def test_the_report_of_dpo_has_margins_and_accuracies(tmp_path):
+    facts = {"rewards/accuracies": 0.75, "rewards/margins": 0.5, "rewards/chosen": 0.25, "rewards/rejected": -0.25}
+    held_out = {"kind": "eval", "step": 2, "time": 2, "examples": 8, "accuracy": 0.625, "rewards/margins": 0.375}
+    held_out |= {"answers": 8, "correct": 5}
+    shown, large = charts_of(RunFolder(tmp_path / "run"), [*(example(n, **facts) for n in (1, 2)), held_out])
+    assert large == 3 and list(shown)[:4] == ["Accuracy", "Margin", "Loss", "Implicit rewards"]
+    assert shown["Accuracy"] == ([["0.750"] * 2], ["training", "held-out"], (0, 1))
+    assert shown["Margin"][:2] == ([["0.500"] * 2], ["training", "held-out"])
+
+
+def test_the_report_of_a_reward_model_has_margins_and_the_accuracy_of_length_alone(tmp_path):
+    facts = {"accuracy": 0.75, "margin": 0.5, "reward_mean": 0.0, "reward_max": 1.0, "reward_min": -1.0}
+    held_out = {"kind": "eval", "step": 2, "time": 2, "examples": 8, "accuracy": 0.625, "margin": 0.25}
+    held_out |= {"length_only/accuracy": 0.5, "answers": 8, "correct": 5}
+    shown, large = charts_of(RunFolder(tmp_path / "run"), [*(example(n, **facts) for n in (1, 2)), held_out])
+    assert large == 3 and list(shown)[:4] == ["Accuracy", "Margin", "Loss", "Scores"]
+    assert shown["Accuracy"][1] == ["training", "held-out", "held-out, by length alone"]
+    assert shown["Margin"][:2] == ([["0.500"] * 2], ["training", "held-out"])
+
+
+def test_an_accuracy_that_is_no_count_is_of_examples_without_a_verdict():
+    """Ties of DPO before the first step count half."""
+    tied = {"kind": "eval", "step": 0, "examples": 8, "accuracy": 0.5, "answers": 8, "correct": 0}
+    (side,) = headline([tied])["sides"]
+    assert (side["of"], side["when"]) == ("8 examples", "before the first step")

@@ -40,6 +40,7 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
 
         accuracy             share of pairs whose chosen side scores strictly higher; a tie is wrong
         loss                 mean of -log sigmoid(lead)
+        margin               mean of the lead
         length_only/…        accuracy of a rule that reads no text: the longer side, or the shorter one, whichever is
                              right more often on these very pairs, which favours the rule; equal lengths count half
         random/…             accuracy of a coin: 0.5, and where 95 % of the coins are on as many questions
@@ -69,6 +70,7 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
         "answers": len(pairs),
         "questions": count,
         "loss": float(np.logaddexp(0, -lead).mean()),
+        "margin": float(lead.mean()),
         **over_questions(length, question).figures("length_only/accuracy"),
         "random/accuracy": 0.5,
         "random/accuracy/low": low,

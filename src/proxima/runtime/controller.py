@@ -35,8 +35,6 @@ from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
 
-WARN_EVERY = 10  # steps between two warnings of a lasting state
-
 
 class Controller(TrainingLoop):
     """Everything that the loop touches, and the loop.
@@ -345,11 +343,9 @@ class Controller(TrainingLoop):
                 f"{invalid} of {record['completions']} completions have no score ({self._score_error}); they count in "
                 f"no mean; see `error` in rollouts/{self.folder.rollout_file(step).name}"
             )
-        guard = self.learner.guard
-        before = {v.metric for v in health(self.journal.metrics(step - 1) or {}, guard) if v.level == "act"}
-        for verdict in health(record, guard):
-            if verdict.level == "act" and (verdict.metric not in before or step % WARN_EVERY == 0):
-                self.observer.warning(f"step {step}: {verdict.sentence}")
+        for verdict in health(record, self.learner.guard):
+            if verdict.level == "act":
+                self.observer.lasting(f"step {step}: {verdict.sentence}")
         if not batch.updates:
             dropped = ", ".join(f"{count} {reason}" for reason, count in batch.drop_counts.items())
             self.observer.warning(

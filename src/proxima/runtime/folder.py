@@ -186,7 +186,8 @@ class RunFolder:
         with suppress(OSError, ValueError, KeyError):
             ended = json.loads(self.summary.read_text(encoding="utf-8"))
             self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
-            self.earlier_warnings = [told for told in ended.get("warnings", ()) if told["step"] <= step and step]
+            told = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
+            self.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in told]
         known = [*evaluations, *(r for r in self.read_metrics() if r["kind"] == "eval")]
         evals = list({r["step"]: r for r in known if 0 < step >= r["step"]}.values())
         records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))

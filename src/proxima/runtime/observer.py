@@ -86,6 +86,10 @@ class Observer:
     def warning(self, text: str) -> None:
         """Something that affects the result: what it means and what to do, in one line."""
 
+    def lasting(self, text: str) -> None:
+        """A warning about a state, told after each step in which the state is found. Views print it now and then."""
+        self.warning(text)
+
     def ending(self) -> Mapping[str, str]:
         """The run has ended. Returns where it can be looked at, by name: URLs, paths, or commands, for summary.json."""
         return {}
@@ -99,24 +103,29 @@ class Observer:
 
 
 class WarningList:
-    """Warnings with the step after which each came first. Those that differ only in their numbers are one."""
+    """Warnings with the steps after which each came first and last. Those that differ only in their numbers are one."""
 
     MOST = 50
 
     def __init__(self) -> None:
-        self._found: dict[str, dict[str, Any]] = {}
+        self._records: dict[str, dict[str, Any]] = {}
 
-    def add(self, text: str, step: int, times: int = 1) -> None:
+    def add(self, text: str, step: int, times: int = 1, last: int | None = None) -> None:
         """The first `MOST` are kept; a later one of the same kind counts up `times`."""
-        kind = re.sub(r"\d[\d.,]*", "0", text)
-        if kind in self._found:
-            self._found[kind]["times"] += times
-        elif len(self._found) < self.MOST:
-            self._found[kind] = {"step": step, "text": text, "times": times}
+        kind, last = warning_kind(text), step if last is None else last
+        if record := self._records.get(kind):
+            record |= {"last": max(record["last"], last), "times": record["times"] + times}
+        elif len(self._records) < self.MOST:
+            self._records[kind] = {"step": step, "last": last, "text": text, "times": times}
 
     def records(self) -> list[dict[str, Any]]:
-        """`step`, `text` and `times` of each, in the order in which they came."""
-        return [dict(record) for record in self._found.values()]
+        """`step`, `last`, `text` and `times` of each, in the order in which they came."""
+        return [dict(record) for record in self._records.values()]
+
+
+def warning_kind(text: str) -> str:
+    """The text without its numbers: the same for warnings that differ only in these."""
+    return re.sub(r"\d[\d.,]*", "0", text)
 
 
 class EvalObserver(Observer):
@@ -156,6 +165,9 @@ class Tee(Observer):
 
     def warning(self, text: str) -> None:
         self._tell("warning", text)
+
+    def lasting(self, text: str) -> None:
+        self._tell("lasting", text)
 
     def ending(self) -> Mapping[str, str]:
         return {name: link for links in self._tell("ending") for name, link in links.items()}

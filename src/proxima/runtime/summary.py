@@ -37,7 +37,7 @@ class Summary:
     changes: Sequence[
         Mapping[str, Any]
     ] = ()  # resumes with other settings: `step`, and `field`, `before`, `now` of each
-    warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `text` and `times` of each: see `WarningList`
+    warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `last`, `text` and `times` of each: see `WarningList`
     links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
     error: str | None = None
 

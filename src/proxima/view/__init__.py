@@ -7,12 +7,13 @@
     terminal.py                 tables and progress on one line        trackers/            wandb, trackio and others
     simulation_page.py          the page of `simulate`
     surrogate_*.py              figures of surrogates                  curve.py             a learning curve as SVG
+    timeline_plot.py            a few steps over time
 A view reads and never decides anything. Live views are observers (`runtime.observer`); report and curve need only the
 run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is escaped, for
 a terminal (`printable`) or for a browser.
 Imports: rich, jinja2, matplotlib, `core`, `config`, `evaluate`, `runtime`, `lab`. Imported by `api` and `cli`.
 To add a live view: a subclass of `Observer`, chosen in `screen` or `RunViews`. To add a curve to the
-report: an entry in `CURVES` of `report_curves`. To add a warning: a function in `RULES` of `diagnostics`.
+report: an entry in `CURVES` of `report_specs`. To add a warning: a function in `RULES` of `diagnostics`.
 """
 
 import os
@@ -20,11 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Tee, WarningList
-from proxima.view.diagnostics import Diagnostics
+from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Tee, WarningList, warning_kind
+from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import LogFile, lines_to
 from proxima.view.trackers.protocol import Tracker
 from proxima.view.trackers.tracker_observer import TrackerObserver
+
+REPEAT = 10  # steps before the warning about a lasting state is printed again
 
 __all__ = ["LogFile", "ReportFile", "RunViews", "screen"]
 
@@ -45,7 +48,8 @@ class RunViews(Tee):
         super().__init__(*tracking, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
         self.notes = notes
         self.run_folder: Path | None = None
-        self._diagnostics, self._warnings, self._step = Diagnostics(), WarningList(), 0
+        self._warnings, self._step = WarningList(), 0
+        self._printed: dict[str, int] = {}  # kind of a lasting state: the step of its last warning
 
     def started(self, info: RunInfo) -> None:
         self.run_folder, self._step = info.folder, info.resumed_at
@@ -56,12 +60,20 @@ class RunViews(Tee):
     def step(self, record: Record, sample: Sample | None) -> None:
         self._step = int(record["step"])
         super().step(record, sample)
-        for text in self._diagnostics.of(record):
-            self.warning(text)
+        for text in warnings_about(record):
+            self.lasting(text)
 
     def warning(self, text: str) -> None:
         self._warnings.add(text, self._step)
         super().warning(text)
+
+    def lasting(self, text: str) -> None:
+        kind = warning_kind(text)
+        if self._step - self._printed.get(kind, self._step - REPEAT) >= REPEAT:
+            self._printed[kind] = self._step
+            self.warning(text)
+        else:
+            self._warnings.add(text, self._step)
 
     def warned(self) -> Sequence[Record]:
         return self._warnings.records()

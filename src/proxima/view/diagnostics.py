@@ -5,24 +5,10 @@ from collections.abc import Callable
 from proxima.runtime.observer import Record
 from proxima.view.formatting import fixed, percent
 
-REPEAT = 10  # steps before the same warning is given again
 
-
-class Diagnostics:
-    """Remembers which warnings were given, so that a lasting state does not produce one at every step."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, int] = {}
-
-    def of(self, record: Record) -> list[str]:
-        """The warnings about a `train` record that were not given in the last ten steps."""
-        step, texts = int(record["step"]), []
-        for rule in RULES:
-            text = rule(record)
-            if text is not None and not 0 <= step - self._given.get(rule.__name__, -REPEAT) < REPEAT:
-                self._given[rule.__name__] = step
-                texts.append(text)
-        return texts
+def warnings_about(record: Record) -> list[str]:
+    """The warnings about a `train` record."""
+    return [text for rule in RULES if (text := rule(record)) is not None]
 
 
 def nothing_learned(record: Record) -> str | None:

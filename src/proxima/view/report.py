@@ -9,23 +9,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from proxima.config.estimate import at_once, pruned
 from proxima.core.selection import Prune
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
-from proxima.evaluate.headline import ACCURACY, Headline
+from proxima.evaluate.headline import Headline
 from proxima.lab.run_reader import existing_run, flat, read_config, read_mapping
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Record, RunInfo
+from proxima.view.chart import svg_text, variable
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import arithmetic, of_questions, why_unknown
 from proxima.view.page import render
-from proxima.view.report_curves import all_charts, waiting_cards
+from proxima.view.report_curves import LARGE, all_charts, waiting_cards
 from proxima.view.report_samples import first_errors, held_out_questions, select_samples
+from proxima.view.timeline_plot import TimelineFigure
 
 MANY = 0.1  # share of failed scores from which a banner reports them
 
@@ -64,7 +66,8 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "not_evaluated": not_evaluated(evals, settings),
         "tiles": tiles(summary, train),
         "arithmetic": batch_arithmetic(config, folder),
-        "charts": [("Curves", charts), ("Where the time goes", waiting)],
+        "charts": [("Curves", charts[:LARGE], charts[LARGE:]), ("Where the time goes", [], waiting)],
+        "timeline": last_steps(folder),
         "questions": held_out_questions(folder),
         "discarded": discarded(train),
         "config": config_lines(folder),
@@ -102,12 +105,13 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
         if value is None:
             return {"value": NONE, "unknown": f"unknown: {why_unknown(record)}", "when": when}
         least, most = figure.bounds(record) or (value, value)
+        of = of_questions(record, figure)
         return {
             "value": fixed(value, 3),
             "unknown": "",
-            "when": f"{'right ' if figure.key == ACCURACY else ''}{when}",
+            "when": f"{'right ' if '/' in of else ''}{when}",  # of a share that is a count
             "interval": f"{fixed(least, 3)} to {fixed(most, 3)}" if figure.bounds(record) else "",
-            "of": of_questions(record, figure),
+            "of": of,
             "left": place(least),
             "width": round(place(most) - place(least), 2),
             "at": place(value),
@@ -140,6 +144,16 @@ def padded(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def last_steps(folder: RunFolder) -> dict[str, Any] | None:
+    """The last steps of timeline.json; None if it has none."""
+    figure = TimelineFigure.of(folder.timeline, folder.path.resolve().name) if folder.timeline.is_file() else None
+    if figure is None:
+        return None
+    with figure.plotted(variable) as drawn:
+        label = f'class="chart" aria-label="{escape(figure.title)}"'
+        return {"title": f"Steps {figure.steps[0][0]} to {figure.steps[-1][0]}", "svg": Markup(svg_text(drawn, label))}
+
+
 def not_evaluated(evals: Sequence[Record], settings: Mapping[str, Any]) -> str:
     """Why the run has no held-out figure, and what to do about it."""
     if evals:
@@ -164,14 +178,24 @@ def failed_scores(train: Sequence[Record], evals: Sequence[Record], folder: RunF
     return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(folder)]}
 
 
-def told_warnings(summary: Record) -> list[str]:
-    """The warnings of the run, each with the step after which it came first."""
-    texts = []
-    for told in summary.get("warnings") or ():
-        when = f"after step {told['step']}" if told["step"] else "before the first step"
-        again = f", {count(told['times'])} times" if told["times"] > 1 else ""
-        texts.append(f"{told['text']} ({when}{again})")
-    return texts
+def told_warnings(summary: Record) -> list[dict[str, str]]:
+    """The warnings of the run, each with the steps of the first and the last time, and whether it persists."""
+    return [
+        {"text": told["text"], "when": when_warned(told, int(summary.get("steps") or 0))}
+        for told in summary.get("warnings") or ()
+    ]
+
+
+def when_warned(told: Record, steps: int) -> str:
+    """`at step 3, not since`, `at steps 2 to 9 (4 times), still at the last step`."""
+    first, last, times = told["step"], told.get("last"), told["times"]  # earlier versions recorded no last step
+    if not first and not last:
+        return "before the first step"
+    if last is None:
+        return f"first at step {first}, {count(times)} time{'s' * (times != 1)}"
+    span = f"at step {last}" if first == last else f"at steps {first} to {last}"
+    often = f" ({count(times)} times)" if first and first != last and times != last - first + 1 else ""
+    return f"{span}{often}, {'still at the last step' if last >= steps else 'not since'}"
 
 
 def title(summary: Record, settings: Mapping[str, Any], folder: RunFolder) -> dict[str, str]:

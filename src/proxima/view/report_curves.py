@@ -1,203 +1,86 @@
-"""The charts of report.html: which metrics they draw, how they format values, and which runs have which chart."""
+"""The charts of report.html as cards: drawn, with a legend and the value at each step; which runs have which chart."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proxima.evaluate.headline import PART, Headline
 from proxima.runtime.held_out import named_sets
 from proxima.runtime.metric_names import metric_of
 from proxima.runtime.observer import Record
-from proxima.runtime.step_metrics import idle_shares
 from proxima.view.chart import Series, bar_chart, line_chart
-from proxima.view.formatting import NONE, count, duration, fixed, percent, rate, significant
+from proxima.view.formatting import NONE, count, duration, percent
 from proxima.view.log_lines import carried_in, dropped_prompts, prompts_used
+from proxima.view.report_specs import (
+    ACCURACY,
+    AGE,
+    CRITIC,
+    CURVES,
+    DOTS,
+    EXAMPLE_CURVES,
+    IDLE,
+    KEPT,
+    QUEUE,
+    RECENT,
+    REFILL,
+    REWARD,
+    SHARE,
+    VITAL,
+    Curves,
+    in_percent,
+    three,
+)
 
 Card = dict[str, Any]
 Bars = dict[str, tuple[str, list[float]]]  # name: its colour and its values
-COLORS = ("a", "b", "c", "d", "e")
-RECENT = 10  # steps of the running acceptance rate
-DOTS = "dots: held-out, with 95 % interval"
+COLORS, DOT_COLORS = ("a", "b", "c", "d", "e"), ("b", "e")
+LARGE, LARGE_SIZE, SMALL_SIZE = 3, (380, 240), (280, 150)  # so many charts; width and height
 LATE = ("stale", "surplus")  # prompts that had been accepted before they were dropped
-
-
-@dataclass(frozen=True)
-class Curves:
-    """A chart of the report: its title, the keys of metrics.jsonl with their names, the format of a value, and the
-    explanation below the title. `held_out`: evaluations have the first key, too, and are drawn as dots."""
-
-    title: str
-    keys: Mapping[str, str]
-    write: Callable[[float | None], str]
-    explanation: str
-    zero: bool = True
-    smooth: bool = True
-    scale: float = 1.0
-    held_out: bool = False
-
-
-def three(value: float | None) -> str:
-    return fixed(value, 3)
-
-
-def in_percent(places: int) -> Callable[[float | None], str]:
-    return lambda value: f"{fixed(value, places)} %"
-
-
-CURVES = (
-    Curves(
-        "Reward",
-        {"reward/mean": "training"},
-        three,
-        f"mean over the valid completions of a step; {DOTS}",
-        zero=False,
-        held_out=True,
-    ),
-    Curves("Accuracy", {"accuracy": "training"}, three, f"share of right answers; {DOTS}", held_out=True),
-    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
-    Curves("Entropy", {"entropy/mean": "mean"}, three, "nats per token; at 0 the policy no longer explores"),
-    Curves(
-        "KL", {"approx_kl": "behavior to current"}, significant, "nats per token: how far an update moved the policy"
-    ),
-    Curves(
-        "Masked", {"masked_fraction": "masked"}, in_percent(2), "% of tokens, outside the trust region", scale=100.0
-    ),
-    Curves("Gradient norm", {"grad_norm": "before clipping"}, three, "of the whole update"),
-    Curves(
-        "Speed",
-        {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"},
-        rate,
-        "tokens per second",
-    ),
-    Curves(
-        "Loss", {"loss": "surrogate"}, significant, "in policy gradients levels say little; jumps matter", zero=False
-    ),
-    Curves(
-        "Truncated",
-        {"truncated_fraction": "truncated"},
-        in_percent(1),
-        "% of completions that reached the length limit",
-        scale=100.0,
-    ),
-    Curves(
-        "Engine against trainer", {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats per token"
-    ),
-    Curves(
-        "Weights at the engine",
-        {"sync/probe_mean": "mean |Δ log-prob|", "sync/probe_max": "largest"},
-        significant,
-        "nats, of the probe's tokens after each hand-over: the engine against the trainer, on the same weights",
-        smooth=False,
-    ),
-    Curves("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
-)
-# Of training on a fixed data set.
-EXAMPLE_CURVES = (
-    Curves("Loss", {"loss": "training"}, three, f"of the examples of a step; {DOTS}", zero=False, held_out=True),
-    Curves(
-        "Accuracy",
-        {"accuracy": "training", "rewards/accuracies": "training"},
-        three,
-        f"share of right choices; {DOTS}",
-        held_out=True,
-    ),
-    Curves(
-        "Margin",
-        {"rewards/margins": "training"},
-        three,
-        f"implicit reward of the chosen completion minus that of the rejected one; {DOTS}",
-        held_out=True,
-    ),
-    Curves(
-        "Implicit rewards",
-        {"rewards/chosen": "chosen", "rewards/rejected": "rejected"},
-        three,
-        "beta times the log-ratio to the reference; both may fall while the margin grows",
-    ),
-    Curves(
-        "Log-probs",
-        {"logps/chosen": "chosen", "logps/rejected": "rejected"},
-        lambda v: fixed(v, 1),
-        "nats of a completion, summed over its tokens",
-        zero=False,
-    ),
-    *(curves for curves in CURVES if curves.title in ("Gradient norm", "Learning rate", "Speed")),
-)
-
-
-def age_curves(explanation: str) -> Curves:
-    """The chart of the ages of groups, in policy versions."""
-    ages = {"age/mean": "mean", "age/max": "oldest"}
-    return Curves("Age", ages, lambda v: fixed(v, 2), explanation, smooth=False)
-
-
-# For steps that used other prompts than they generated.
-REFILL = (
-    Curves(
-        "Acceptance",
-        {"acceptance": "accepted"},
-        in_percent(1),
-        f"% of the generated and scored prompts that no selection dropped, over {RECENT} steps",
-        smooth=False,
-        scale=100.0,
-    ),
-    Curves(
-        "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
-    ),
-    age_curves("policy versions since the groups were generated; 0 means in this step"),
-)
-KEPT = Curves(
-    "Completions",
-    {"completions": "generated", "kept": "kept for the update"},
-    count,
-    "of a step; pruning trains on a part of them",
-    smooth=False,
-)
 PHASES = {  # key: name and colour
     "time/generate": ("generate", "a"),
     "time/score": ("score", "c"),
     "time/train": ("train", "b"),
     "time/publish": ("publish", "d"),
 }
-# Who waits for whom.
 LAG = "lag/"
-QUEUE = Curves(
-    "Queue",
-    {"async/queue": "finished", "async/running": "running"},
-    count,
-    "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
-    smooth=False,
-)
-AGE = age_curves("policy versions by which the oldest token of a group is behind, when its step takes it")
-IDLE = Curves(
-    "Idle",
-    {"idle/trainer": "trainer", "idle/engine": "engine"},
-    in_percent(1),
-    "% of a step: the trainer waits for groups; the engine generates nothing",
-    scale=100.0,
-)
 
 
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
-    """The cards in the order of the page; charts whose metrics the run lacks are left out."""
+    """The cards in the order of the page, the first three large; charts whose metrics the run lacks are left out."""
+    cards: list[Card] = []
     if any("examples" in r for r in train):
-        return [card for spec in EXAMPLE_CURVES if (card := line_card(spec, train, evals)) is not None]
-    records = with_derived(train)
-    specs: list[Curves] = [*CURVES[:1], *named_part(evals), *reward_parts(train), *CURVES[1:]]
+        add_cards(cards, EXAMPLE_CURVES, train, evals)
+        return cards
+    one = replace(ACCURACY, explanation=f"share of right answers, which is the mean reward; {DOTS}")
+    main = [one] if rewards_are_accuracy(train, evals) else [ACCURACY, REWARD]
+    specs = [*named_part(evals), *main, *VITAL, *CRITIC, *reward_parts(train), *CURVES]
     if any(r.get("dropped/pruned") for r in train):
         specs.append(KEPT)
-    cards = [card for spec in specs if (card := line_card(spec, records, evals)) is not None]
+    add_cards(cards, specs, records := with_derived(train), evals)
     if any(prompts_used(r) for r in train):
         varies = {
             "Age": any(r.get("age/max") for r in train) and not any("async/queue" in r for r in train),
             "Generation batches": any((r.get("gen_batches") or 1) > 1 for r in train),
         }
-        more = (line_card(spec, records, evals) for spec in REFILL if varies.get(spec.title, True))
-        cards += [prompts_card(train), *(card for card in more if card is not None)]
+        cards.append(prompts_card(train))
+        add_cards(cards, [spec for spec in REFILL if varies.get(spec.title, True)], records, evals)
     if (sets := sets_card(train, evals)) is not None:
-        cards.insert(2, sets)
+        cards.insert(LARGE, sets)
     return cards
+
+
+def add_cards(cards: list[Card], specs: Iterable[Curves], train: Sequence[Record], evals: Sequence[Record]) -> None:
+    """Append the charts whose metrics the run has."""
+    for spec in specs:
+        if (card := line_card(spec, train, evals, large=len(cards) < LARGE)) is not None:
+            cards.append(card)
+
+
+def rewards_are_accuracy(train: Sequence[Record], evals: Sequence[Record]) -> bool:
+    """Whether the mean reward is the share of right answers, at every step and evaluation: one chart shows both."""
+    both = [(r["reward/mean"], r.get("accuracy")) for r in (*train, *evals) if r.get("reward/mean") is not None]
+    return bool(both) and all(reward == accuracy for reward, accuracy in both)
 
 
 def with_derived(train: Sequence[Record]) -> list[Record]:
@@ -227,7 +110,15 @@ def named_part(evals: Sequence[Record]) -> Iterator[Curves]:
     headline = Headline.of(evals)
     if headline.key.startswith(PART):
         explanation = f"mean, before its weight; {DOTS}"
-        yield Curves(headline.name, {headline.key: "training"}, three, explanation, zero=False, held_out=True)
+        yield Curves(
+            headline.name,
+            {headline.key: "training"},
+            three,
+            explanation,
+            zero=False,
+            share_if_possible=True,
+            held_out={headline.key: "held-out"},
+        )
 
 
 def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
@@ -241,7 +132,7 @@ def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
         yield Curves("Reward parts", shown, three, f"mean of each reward, before its weight{rest}", zero=False)
 
 
-def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
+def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record], *, large: bool = False) -> Card | None:
     """The chart, its legend, and each series' value at each step for the ruler. None when no record has any of the
     keys."""
     present = {key: name for key, name in spec.keys.items() if any(metric_of(r, key) is not None for r in train)}
@@ -252,14 +143,23 @@ def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record]) ->
         drawn.append(Series(points=points, color=color, smooth=spec.smooth and not key.endswith("max")))
         values.append([spec.write(v) for _, v in points])
         legend.append(legend_entry(name, color, values[-1][-1]))
-    headline = Headline(next(iter(spec.keys)))
-    if spec.held_out and (judged := [(r, value) for r in evals if (value := headline.value(r)) is not None]):
-        dots: list[tuple[float, float | None]] = [(float(r["step"]), value) for r, value in judged]
-        spread = [headline.bounds(r) or (value, value) for r, value in judged]
-        drawn.append(Series(points=dots, color="b", spread=spread))
-        legend.append(legend_entry("held-out", "b", three(judged[-1][1])))
-    svg = line_chart(drawn, label=f"{spec.title} by step", zero=spec.zero, unit_interval=spec.title == "Accuracy")
+    for color, (key, name) in zip(DOT_COLORS, spec.held_out.items(), strict=False):
+        headline = Headline(key)
+        if judged := [(r, value) for r in evals if (value := headline.value(r)) is not None]:
+            dots: list[tuple[float, float | None]] = [(float(r["step"]), value) for r, value in judged]
+            bounds = headline.bounds if color == DOT_COLORS[0] else lambda _: None  # two intervals hide each other
+            spread = [bounds(r) or (value, value) for r, value in judged]
+            drawn.append(Series(points=dots, color=color, spread=spread))
+            legend.append(legend_entry(name, color, spec.write(judged[-1][1])))
+    ends = SHARE if spec.share_if_possible and in_unit_interval(drawn) else spec.ends
+    width, height = LARGE_SIZE if large else SMALL_SIZE
+    svg = line_chart(drawn, label=f"{spec.title} by step", zero=spec.zero, ends=ends, width=width, height=height)
     return card(spec.title, spec.explanation, svg, legend, values) if svg else None
+
+
+def in_unit_interval(series: Iterable[Series]) -> bool:
+    numbers = (v for s in series for v in (*(y for _, y in s.points if y is not None), *sum(s.spread, ())))
+    return all(0 <= v <= 1 for v in numbers)
 
 
 def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
@@ -274,7 +174,8 @@ def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
         by_step = {int(x): three(y) for x, y in points}
         values.append([by_step.get(int(r["step"]), NONE) for r in train])
         legend.append(legend_entry(name, color, three(points[-1][1])))
-    svg = line_chart(drawn, label="Held-out sets by step", zero=True)
+    width, height = SMALL_SIZE
+    svg = line_chart(drawn, label="Held-out sets by step", zero=True, width=width, height=height)
     more = f"; {len(names) - len(COLORS)} more in metrics.jsonl" if len(names) > len(COLORS) else ""
     text = f"accuracy, or mean reward, of the sets of eval.sets{more}"
     return card("Held-out sets", text, svg, legend, values) if svg else None
@@ -312,10 +213,9 @@ def phase_cards(train: Sequence[Record]) -> list[Card]:
 
 
 def waiting_cards(train: Sequence[Record]) -> list[Card]:
-    """The cards in the order of the page; queue, ages and lags of an asynchronous run."""
-    records = [{**r, **idle_shares(r)} for r in train]
-    specs = [QUEUE, AGE, IDLE] if any("async/queue" in r for r in train) else [IDLE]
-    cards = [card for spec in specs if (card := line_card(spec, records, ())) is not None]
+    """The cards in the order of the page; queue, ages, idle shares and lags of an asynchronous run."""
+    specs = [QUEUE, AGE, IDLE] if any("async/queue" in r for r in train) else []
+    cards = [card for spec in specs if (card := line_card(spec, train, ())) is not None]
     return [*cards, *lag_cards(train), *phase_cards(train)]
 
 
@@ -362,7 +262,8 @@ def bar_card(
     series = [Series(points=list(zip(steps, values, strict=True)), color=color) for color, values in bars.values()]
     legend = [legend_entry(name, color, write(values[-1])) for name, (color, values) in shown.items()]
     texts = [[write(v) for v in values] for _, values in shown.values()]
-    return card(title, explanation, bar_chart(series, label=label), legend, texts)
+    width, height = SMALL_SIZE
+    return card(title, explanation, bar_chart(series, label=label, width=width, height=height), legend, texts)
 
 
 def legend_entry(name: str, color: str, last: str) -> dict[str, str]:

@@ -1,0 +1,217 @@
+"""What the charts of report.html draw: the metrics of each, the format of a value, and where the axis ends."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from proxima.view.formatting import count, fixed, rate, significant
+
+RECENT = 10  # steps of the running acceptance rate
+DOTS = "dots: held-out, with 95 % interval"
+SHARE = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A chart of the report.
+
+    Args:
+        keys: of metrics.jsonl, with the names of their lines.
+        write: formats a value.
+        zero: the axis starts at 0.
+        ends: of the axis, where the values have ends; what lies beyond is drawn at them.
+        share_if_possible: the axis is 0 … 1 if all values lie there.
+        scale: of the values.
+        held_out: keys of the evaluations, drawn as dots, with their names.
+    """
+
+    title: str
+    keys: Mapping[str, str]
+    write: Callable[[float | None], str]
+    explanation: str
+    zero: bool = True
+    smooth: bool = True
+    scale: float = 1.0
+    ends: tuple[float, float] | None = None
+    share_if_possible: bool = False
+    held_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def three(value: float | None) -> str:
+    return fixed(value, 3)
+
+
+def in_percent(places: int) -> Callable[[float | None], str]:
+    return lambda value: f"{fixed(value, places)} %"
+
+
+ACCURACY = Curves(
+    "Accuracy",
+    {"accuracy": "training"},
+    three,
+    f"share of right answers; {DOTS}",
+    ends=SHARE,
+    held_out={"accuracy": "held-out"},
+)
+REWARD = Curves(
+    "Reward",
+    {"reward/mean": "training"},
+    three,
+    f"mean over the valid completions of a step; {DOTS}",
+    zero=False,
+    share_if_possible=True,
+    held_out={"reward/mean": "held-out"},
+)
+# The three first of those that a run has are large: what is learned (held-out accuracy, reward), and whether the policy
+# is healthy. Entropy shows collapse and divergence in any run; where reward and accuracy are one, KL is the third.
+VITAL = (
+    Curves("Entropy", {"entropy/mean": "mean"}, three, "nats per token; at 0 the policy no longer explores"),
+    Curves(
+        "KL", {"approx_kl": "behavior to current"}, significant, "nats per token: how far an update moved the policy"
+    ),
+)
+CRITIC = (
+    Curves(
+        "Explained variance",
+        {"value/explained_variance": "critic", "value/explained_variance_prompt_mean": "prompt's mean"},
+        three,
+        "share of the rewards' variance that the critic predicts, and the mean of the prompt's other rewards; below "
+        "-1 is drawn at -1",
+        ends=(-1.0, 1.0),
+    ),
+    Curves("Value loss", {"value/loss": "critic"}, significant, "mean over the tokens of the critic's update"),
+    Curves("Values", {"value/mean": "critic", "returns/mean": "returns"}, three, "means over the tokens", zero=False),
+)
+CURVES = (
+    Curves(
+        "Masked", {"masked_fraction": "masked"}, in_percent(2), "% of tokens, outside the trust region", scale=100.0
+    ),
+    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
+    Curves(
+        "Truncated",
+        {"truncated_fraction": "truncated"},
+        in_percent(1),
+        "% of completions that reached the length limit",
+        scale=100.0,
+    ),
+    Curves("Gradient norm", {"grad_norm": "before clipping"}, three, "of the whole update"),
+    Curves(
+        "Engine against trainer", {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats per token"
+    ),
+    Curves(
+        "Weights at the engine",
+        {"sync/probe_mean": "mean |Δ log-prob|", "sync/probe_max": "largest"},
+        significant,
+        "nats, of the probe's tokens after each hand-over: the engine against the trainer, on the same weights",
+        smooth=False,
+    ),
+    Curves(
+        "Loss", {"loss": "surrogate"}, significant, "in policy gradients levels say little; jumps matter", zero=False
+    ),
+    Curves("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
+    Curves(
+        "Speed",
+        {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"},
+        rate,
+        "tokens per second",
+    ),
+)
+# Of training on a fixed data set.
+EXAMPLE_CURVES = (
+    Curves(
+        "Accuracy",
+        {"accuracy": "training", "rewards/accuracies": "training"},
+        three,
+        f"share of right choices; {DOTS}",
+        ends=SHARE,
+        held_out={"accuracy": "held-out", "length_only/accuracy": "held-out, by length alone"},
+    ),
+    Curves(
+        "Margin",
+        {"rewards/margins": "training"},
+        three,
+        "implicit reward of the chosen completion minus that of the rejected one; dots: held-out",
+        held_out={"rewards/margins": "held-out"},
+    ),
+    Curves(
+        "Margin",
+        {"margin": "training"},
+        three,
+        "score of the chosen completion minus that of the rejected one; dots: held-out",
+        held_out={"margin": "held-out"},
+    ),
+    Curves(
+        "Loss",
+        {"loss": "training"},
+        three,
+        f"of the examples of a step; {DOTS}",
+        zero=False,
+        held_out={"loss": "held-out"},
+    ),
+    Curves(
+        "Implicit rewards",
+        {"rewards/chosen": "chosen", "rewards/rejected": "rejected"},
+        three,
+        "beta times the log-ratio to the reference; both may fall while the margin grows",
+    ),
+    Curves(
+        "Log-probs",
+        {"logps/chosen": "chosen", "logps/rejected": "rejected"},
+        lambda v: fixed(v, 1),
+        "nats of a completion, summed over its tokens",
+        zero=False,
+    ),
+    Curves(
+        "Scores",
+        {"reward_mean": "mean", "reward_max": "highest", "reward_min": "lowest"},
+        three,
+        "of the completions of a step",
+        zero=False,
+    ),
+    *(curves for curves in CURVES if curves.title in ("Gradient norm", "Learning rate", "Speed")),
+)
+
+
+def age_curves(explanation: str) -> Curves:
+    """The chart of the ages of groups, in policy versions."""
+    ages = {"age/mean": "mean", "age/max": "oldest"}
+    return Curves("Age", ages, lambda v: fixed(v, 2), explanation, smooth=False)
+
+
+# For steps that used other prompts than they generated.
+REFILL = (
+    Curves(
+        "Acceptance",
+        {"acceptance": "accepted"},
+        in_percent(1),
+        f"% of the generated and scored prompts that no selection dropped, over {RECENT} steps",
+        smooth=False,
+        scale=100.0,
+    ),
+    Curves(
+        "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
+    ),
+    age_curves("policy versions since the groups were generated; 0 means in this step"),
+)
+KEPT = Curves(
+    "Completions",
+    {"completions": "generated", "kept": "kept for the update"},
+    count,
+    "of a step; pruning trains on a part of them",
+    smooth=False,
+)
+# Who waits for whom.
+QUEUE = Curves(
+    "Queue",
+    {"async/queue": "finished", "async/running": "running"},
+    count,
+    "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
+    smooth=False,
+)
+AGE = age_curves("policy versions by which the oldest token of a group is behind, when its step takes it")
+IDLE = Curves(
+    "Idle",
+    {"idle/trainer": "trainer", "idle/engine": "engine"},
+    in_percent(1),
+    "% of a step: the trainer waits for groups; the engine generates nothing",
+    scale=100.0,
+)
