@@ -14,6 +14,7 @@ from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node
 from proxima.data.errors import FieldError
+from proxima.data.secret_values import HIDDEN
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ class Builder:
             child = child.mapping.get(name) if child and child.mapping else None
         if child is None:
             child = Node(None, DEFAULT, in_one_line(to_json(error.value)))
+        elif error.value == HIDDEN:
+            child = replace(child, value=HIDDEN)
         return self.fail(_join(path, error.field), " ".join(error.requirement.split()), child)
 
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:

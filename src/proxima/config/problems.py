@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data.errors import UserError, nearest, suggestion
+from proxima.data.secret_values import without_secrets
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Problem:
     source: str | None = None
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f"={self.value}"
+        shown = "" if self.value is None else f"={without_secrets(self.value)}"
         where = "" if self.source is None else f" ({self.source})"
         return f"{self.path}{shown}{where}: {self.message}"
 

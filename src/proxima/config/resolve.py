@@ -21,6 +21,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
 from proxima.data.errors import FieldError, FieldErrors
 from proxima.data.recipe_files import find_recipe
+from proxima.data.secret_values import HIDDEN
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
 Recipe = str | Path | Mapping[str, Any]
@@ -82,7 +83,7 @@ class Resolved(Generic[Root]):
         at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
         if at is None:
             return None
-        value = at.value if at.path == error.field else to_json(error.value)
+        value = at.value if at.path == error.field and error.value != HIDDEN else to_json(error.value)
         return Problem(error.field, " ".join(error.requirement.split()), in_one_line(value), at.where)
 
 

@@ -14,6 +14,7 @@ import httpx
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.bounded_reading import IDENTITY, TooLongError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.data.secret_values import HIDDEN, is_secret_value
 from proxima.engine.http.answer_values import error_message, missing, one_line
 
 # Servers close a connection that has been idle for five seconds, and a call may be lost that is sent in that moment.
@@ -88,12 +89,13 @@ class Address:
             raise FieldError("url", self.url, "must be http://HOST:PORT, the port in 1..65535") from None
         require(numbered, "url", self.url, "must have a port in 1..65535")
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
-        require("@" not in parts.netloc, "url", "…", "must hold no password; give its variable in token_env")
-        shown = f"{self.url.partition('?')[0]}?…" if "?" in self.url else self.url  # a query may hold a key
+        require("@" not in parts.netloc, "url", HIDDEN, "must hold no password; give its variable in token_env")
+        shown = HIDDEN if "?" in self.url else self.url  # a query may hold a key
         require(bool(plain), "url", shown, "must be http://HOST:PORT without a path")
         if self.token_env is not None:
             token = os.environ.get(self.token_env, "")
-            require(bool(token), "token_env", self.token_env, "must name an environment variable that is set")
+            shown = HIDDEN if is_secret_value(self.token_env) else self.token_env  # perhaps the key itself
+            require(bool(token), "token_env", shown, "must name an environment variable that is set")
             sound = token.isascii() and token.isprintable() and " " not in token
             require(sound, "token_env", self.token_env, "holds a space, a line break or a sign that no key has")
         if not is_loopback(parts.hostname or ""):

@@ -15,6 +15,7 @@ DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # what `proxima engine install` ma
 # Our part of a server's workers: a module without imports of proxima, alone in a folder, for the server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
 WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima_folder"
+SECRET_LENGTH = 6  # characters of a value from which on it is looked for in the server's words
 KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
 
 
@@ -25,25 +26,33 @@ class Launch:
     Args:
         command: program and arguments.
         variables: environment variables beside those of this process; the key is not among them.
+        hidden: the same, those of the user, whose values are shown nowhere.
         url: where it will answer.
     """
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict, repr=False)
     url: str
 
     @property
     def by_hand(self) -> str:
-        """The command as a shell takes it; the key is left to the user."""
-        given = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.variables.items())
-        return f"{given} {shlex.join(self.command)}".strip()
+        """The command as a shell takes it; the key and the values of the user's variables are left to the user."""
+        ours = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if name not in self.hidden]
+        return " ".join([*ours, *(f"{name}=…" for name in self.hidden), shlex.join(self.command)])
+
+    def masked(self, text: str) -> str:
+        """A text of the server without the values of the user's variables, as far as they could be secrets."""
+        for value in self.hidden.values():
+            text = text.replace(value, "…") if len(value) >= SECRET_LENGTH else text
+        return text
 
     def environment(self, key: str) -> dict[str, str]:
         """All variables of the process, with the key unless it is empty. Those about proxima's own Python are left out:
         they would load its packages into the server."""
         hidden = ("PYTHONPATH", "PYTHONHOME", KEY)
         ours = {name: value for name, value in os.environ.items() if name not in hidden}
-        return ours | dict(self.variables) | ({KEY: key} if key else {})
+        return ours | dict(self.variables) | dict(self.hidden) | ({KEY: key} if key else {})
 
 
 def find_executable(serve: Serve, kind: str = "vllm") -> Path:
@@ -108,7 +117,8 @@ def vllm_launch(
         arguments += ["--enforce-eager"]
     return Launch(
         command=(str(program), "serve", model, *arguments, *serve.arguments),
-        variables=variables | dict(serve.variables),
+        variables=variables,
+        hidden={name: serve.environment_of(name) for name in serve.variables},
         url=f"http://127.0.0.1:{port}",
     )
 

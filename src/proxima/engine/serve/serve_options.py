@@ -1,10 +1,15 @@
 """The section `engine.serve`: how proxima starts the server of an engine itself."""
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxima.data import require, require_threads
+from proxima.data import FieldError, require, require_threads
+from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
+
+REFERENCE = "env:"  # begins the value of a variable that is that of another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,8 @@ class Serve:
         start_seconds: that a server may take to answer after its start.
         restarts: deaths of a server in a row, each before it had answered for a minute, after which the run ends.
         arguments: more of the server's own arguments, as they are; they override those that proxima gives.
-        variables: more environment variables of the server.
+        variables: more environment variables of the server, which also has those of proxima. `env:NAME` is the value of
+            proxima's variable NAME, and the only form for a secret: this section is written to the run folder.
     """
 
     environment: str | None = None
@@ -58,3 +64,44 @@ class Serve:
         require(0 < self.gpu_memory <= 1, "gpu_memory", self.gpu_memory, "must be a share in (0, 1]")
         require(self.start_seconds > 0, "start_seconds", self.start_seconds, "must be > 0 seconds")
         require(self.restarts >= 0, "restarts", self.restarts, "must be >= 0; 0 ends the run at the first death")
+        for name, value in self.variables.items():
+            _check_variable(name, value)
+        for word in self.arguments:
+            _check_argument(word)
+
+    def environment_of(self, name: str) -> str:
+        """The value of one of `variables`.
+
+        Raises:
+            FieldError: it is that of a variable which is not set.
+        """
+        value = self.variables[name]
+        if not value.startswith(REFERENCE):
+            return value
+        known = os.environ.get(value.removeprefix(REFERENCE))
+        if known is None:
+            raise FieldError(f"variables.{name}", value, "must name an environment variable that is set")
+        return known
+
+
+def _check_variable(name: str, value: str) -> None:
+    """Raise FieldError for what is no variable, and for a secret in plain text. No message has the value."""
+    field = f"variables.{name}"
+    require(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None, field, HIDDEN, "must be a variable's name")
+    if value.startswith(REFERENCE):
+        named = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value.removeprefix(REFERENCE)) is not None
+        require(named, field, HIDDEN, "must name an environment variable", remedy=f"write env:{name}")
+        return
+    plain = "\0" not in value and not (value and is_secret_name(name)) and not is_secret_value(value)
+    reason = "looks like a secret, and this section is written to the run folder"
+    require(plain, field, HIDDEN, reason, remedy=f"export {name} and write env:{name}")
+
+
+def _check_argument(word: str) -> None:
+    """Raise FieldError for a secret on the command line, which every user of the machine can read."""
+    name, _, value = word.partition("=")
+    option = name.startswith("-") and is_secret_name(name)
+    shown = name if option else HIDDEN
+    reason = "would show a secret in the list of processes"
+    remedy = "give it as an environment variable of the server: variables: {NAME: env:NAME}; the API key is made"
+    require(not option and not is_secret_value(value or word), "arguments", shown, reason, remedy=remedy)

@@ -84,7 +84,7 @@ class ServerProcess:
         with self.log.open("rb") as stream:
             end = stream.seek(0, 2)
             stream.seek(max(self._begin, end - TAIL))
-            return stream.read().decode(errors="replace")
+            return self.launch.masked(stream.read().decode(errors="replace"))
 
     def doing(self) -> str:
         """What it is doing, in the last words of its log."""

@@ -1,0 +1,28 @@
+"""Which texts of a config look like secrets: they are refused where they would be written, and masked in errors."""
+
+import re
+
+HIDDEN = "…"  # in place of a value that may be a secret
+SECRET_WORDS = {"apikey", "auth", "cookie", "credential", "credentials", "key", "passphrase", "passwd", "password"}
+SECRET_WORDS |= {"pwd", "secret", "token"}
+_KNOWN = re.compile(
+    r"\b(hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-|AKIA|eyJ)[\w.-]{6,}|-----BEGIN .*"
+    r"|(?<=://)[^/@\s]*:[^/@\s]+(?=@)",  # keys by how they begin, and a user with a password in an address
+    re.DOTALL,
+)
+_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+=]{20,}")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what is called so is kept to oneself: `HF_TOKEN`, `--api-key`."""
+    return not SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+
+
+def is_secret_value(value: str) -> bool:
+    """Whether a text has or is a key: a known beginning, a password in an address, long and random."""
+    return _KNOWN.search(value) is not None or _RANDOM.fullmatch(value.strip()) is not None
+
+
+def without_secrets(text: str) -> str:
+    """The text, masked where it has a key of a known form."""
+    return _KNOWN.sub(HIDDEN, text)
