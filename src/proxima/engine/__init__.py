@@ -4,7 +4,7 @@
 process: a scheduler (`scheduler.py`: continuous batching, a group's prompt run once; `token_table.py`: the columns of
 what runs) over a decoder (`fast_decoder.py` for Llama, Qwen2 and Qwen3 shapes, `general_decoder.py` for any Hugging
 Face decoder), with `sampler.py` and `cache.py`. `local_process.py` is the same engine in a process of its own:
-`supervisor.py` keeps `served_engine.py` running, `channel.py` has the messages between them, and `shared_weights.py`
+`supervisor.py` keeps `served_engine.py` running (`process_start.py` starts it), `channel.py` has the messages between them, and `shared_weights.py`
 the weights. `http/` has the engines that are servers, and `serve/` starts these. `own_loop.py` is the event loop of
 an engine elsewhere, for callers in any other. `executor.py` calls hooks around the pauses of any engine.
 Imports: torch, `proxima.data`, `proxima.model`. Imported by `rollout`, `config`, `runtime`, `cli`.

@@ -1,9 +1,8 @@
-"""What runs in the process of the engine: `LocalEngine`, served over a socket. Ends when the other end closes."""
+"""What runs in the process of the engine, started by `process_start.py`: `LocalEngine`, served over a socket. Ends when
+the other end closes."""
 
 import asyncio
-import ctypes
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -19,8 +18,6 @@ from proxima.engine.protocol import WeightUpdate
 from proxima.engine.shared_weights import ModelOverWeights, SharedWeights
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import LoadedModel
-
-PR_SET_PDEATHSIG = 1  # the signal that this process gets when its parent ends
 
 
 class ServedEngine:
@@ -97,8 +94,6 @@ async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) 
 
 
 def main() -> None:
-    with suppress(OSError, AttributeError):  # Linux; elsewhere the closed socket must do
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     channel, fd = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     compute = ComputeThread()
     compute.serve(serve_engine(channel, fd, compute))

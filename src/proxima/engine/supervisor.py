@@ -19,6 +19,7 @@ from proxima.engine.protocol import Request
 from proxima.engine.serve.server_process import describe_exit
 from proxima.engine.shared_weights import SharedWeights
 
+START = Path(__file__).resolve().parent / "process_start.py"
 BEATS = 4  # health checks in the time that an answer may take
 START_SECONDS = 900.0  # to import torch, and to load the weights of a large model on a busy machine
 
@@ -247,7 +248,7 @@ class Supervisor:
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         fds = (channel.fileno(), self.weights.fd)
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "proxima.engine.served_engine", *map(str, fds)],
+            [sys.executable, "-P", str(START), "proxima.engine.served_engine", *map(str, fds)],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stdout=log or subprocess.DEVNULL,
