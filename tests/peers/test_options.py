@@ -54,6 +54,13 @@ def test_verl_kl_in_the_reward(specs, converted):
     assert "algorithm.kl_ctrl.horizon" in listed(converted("verl", on | control))["ignored"]
     adaptive = {"algorithm.kl_ctrl.type": "adaptive"}
     assert specs("verl", on | control | adaptive).reward_kl == RewardKl(0.01, "k1", AdaptiveCoefficient(0.1, 500))
+    for prompts, told in ((62, []), (70, ["algorithm.kl_ctrl.horizon"])):  # of 8 completions: 496 and 560
+        done = converted(
+            "verl",
+            GRPO | on | control | adaptive | {"data.train_batch_size": prompts, "actor_rollout_ref.rollout.n": 8},
+        )
+        assert [one.name for one in done.unsupported if "kl_ctrl" in one.name] == told
+        assert ("500: a step of 560 completions moves verl's coefficient by up to 22%" in done.text) is bool(told)
     assert "algorithm.kl_penalty" in listed(converted("verl", on | {"algorithm.kl_penalty": "full"}))["unsupported"]
 
 

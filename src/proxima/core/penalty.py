@@ -142,10 +142,10 @@ class AdaptiveCoefficient:
     Args:
         target: nats a token, > 0, the mean over completions of the mean over their loss tokens.
         horizon: completions over which a persistent error of 20 % multiplies beta by 1.2, > 0.
-    Source: arXiv 1909.08593. verl `AdaptiveKLController` (P23). Stateless: the caller keeps beta.
+    Source: arXiv 1909.08593. verl `AdaptiveKLController`. Stateless: the caller keeps beta.
     Differs: the target of the paper and of TRL's former PPO is of a whole completion, a sum over tokens. There and in
-        verl a step of more than 5 horizons turns beta negative, a reward for divergence; here no step moves it by more
-        than 20 %.
+        verl n / horizon has no bound (P23): a step of more than a horizon moves beta by more than 20 %, and one of more
+        than 5 horizons turns it negative, a reward for divergence; here no step moves it by more than 20 %.
     """
 
     target: float = 0.1

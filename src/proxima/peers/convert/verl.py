@@ -1,5 +1,6 @@
 """verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.10, with DAPO's options."""
 
+import math
 from typing import Any
 
 from proxima.config.tree import FILL_IN
@@ -49,6 +50,7 @@ def convert(o: Options) -> Draft:
     d.put("sampling.max_tokens", longest, o.origin(*LONGEST))
     _behavior(d, o)
     batch(d, o)
+    _steps_within_horizon(d)
     training(d, o)
     gae_critic(d, o)
     _lora(d, o)
@@ -307,3 +309,13 @@ def _reward_kl(d: Draft, o: Options) -> None:
         d.copy(f"{path}.adaptive.horizon", o, control + "horizon", default=10000.0)
     else:
         d.drops_given(o, "the coefficient is fixed", control + "target_kl", control + "horizon")
+
+
+def _steps_within_horizon(d: Draft) -> None:
+    """A step of more completions than the horizon of an adaptive coefficient moves it farther in verl than here."""
+    horizon = d.entries.get("algorithm.reward_kl.adaptive.horizon")
+    size = math.prod(d.entries[f"train.{name}"].value for name in ("prompts_per_step", "completions_per_prompt"))
+    if horizon is not None and size > horizon.value:
+        name, most = "algorithm.kl_ctrl.horizon", 0.2 * size / horizon.value
+        moved = f"a step of {size} completions moves verl's coefficient by up to {most:.0%} of itself"
+        d.lacks(name, f"{horizon.value:g}: {moved}; here no step moves it by more than 20% (P23)")

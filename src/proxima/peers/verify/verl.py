@@ -20,7 +20,15 @@ from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlC
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
-from proxima.peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, given_weights, loss_of
+from proxima.peers.verify.variants import (
+    Changed,
+    beyond_limit,
+    beyond_ten,
+    clamped_at_ten,
+    given_weights,
+    loss_of,
+    reasons,
+)
 from proxima.peers.verify.verl_metrics import actor_numbers, number_checks
 from proxima.peers.verify.verl_rollout import correction_numbers, importance, readings, rejections_of
 
@@ -241,11 +249,21 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
 def adaptive_kl(record: Record) -> Iterator[Attempt]:
     """core_algos.AdaptiveKLController"""
     p = record.params
-    controller, beta, values = AdaptiveCoefficient(p["target_kl"], p["horizon"]), p["init_kl_coef"], []
-    for kl, samples in zip(record.inputs["current_kl"], record.inputs["n_steps"], strict=True):
-        beta = controller.next(beta, kl, samples)
-        values.append(beta)
-    yield None, [Check("values", values, record.expected["values"])]
+    controller, sizes = AdaptiveCoefficient(p["target_kl"], p["horizon"]), record.inputs["n_steps"]
+    for unbounded in (False, True) if max(sizes, default=0) > controller.horizon else (False,):
+        beta, values = p["init_kl_coef"], []
+        for kl, samples in zip(record.inputs["current_kl"], sizes, strict=True):
+            beta = _next_coefficient(controller, beta, kl, samples, unbounded=unbounded)
+            values.append(beta)
+        yield reasons(P23=unbounded), [Check("values", values, record.expected["values"])]
+
+
+def _next_coefficient(
+    controller: AdaptiveCoefficient, beta: float, kl: float, samples: int, *, unbounded: bool
+) -> float:
+    """Ours; `unbounded`: a step of several horizons moves it as many times as far as one of a horizon (P23)."""
+    times = max(1.0, samples / controller.horizon) if unbounded else 1.0
+    return beta + times * (controller.next(beta, kl, samples) - beta)
 
 
 def kl_in_reward(record: Record) -> Iterator[Attempt]:
@@ -258,11 +276,18 @@ def kl_in_reward(record: Record) -> Iterator[Attempt]:
     cu_seqlens = torch.cat([mask.new_zeros(1, dtype=torch.long), mask.sum(1).cumsum(0)])
     shaped = spec(record.tensor("token_level_scores").sum(1), policy, reference, mask[mask], cu_seqlens)
     rewards = torch.zeros(mask.shape, dtype=torch.float64).masked_scatter(mask, shaped.reward.double())
-    mean, after = shaped.mean_kl, spec.next(p["init_kl_coef"], shaped.mean_kl, len(mask))
-    checks = [record.expect("token_level_rewards", rewards), record.expect("kl_coef_after", after, 1e-8)]
-    # the coefficient before the update (P23)
-    metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": p["init_kl_coef"]}
-    yield None, [*checks, *record.checks(metrics)]
+    empty, beta = not bool(shaped.some.all()), p["init_kl_coef"]
+    for of_all in (False, True) if empty else (False,):
+        mean = float(shaped.kl.mean()) if of_all else shaped.mean_kl
+        for unbounded in (False, True) if len(mask) > adaptive.horizon else (False,):
+            after = _next_coefficient(adaptive, beta, mean, len(mask), unbounded=unbounded)
+            # verl divides a row by n + 1e-8, and the coefficient multiplies the error
+            scale = beta * max(1.0, len(mask) / adaptive.horizon) * float(shaped.kl.abs().max()) / adaptive.target
+            checks = [record.expect("token_level_rewards", rewards)]
+            checks.append(record.expect("kl_coef_after", after, 1e-8, scale=scale))
+            # the coefficient before the update (P23)
+            metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": beta}
+            yield reasons(P23=unbounded, P27=of_all), [*checks, *record.checks(metrics)]
 
 
 def whitening(record: Record) -> Iterator[Attempt]:
