@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.schema import STALL, CheckpointConfig, ModelConfig, OptimizationConfig, RowsConfig
-from proxima.config.slots import Slot, require_at_least, require_plain_folder, require_stall_seconds
+from proxima.config.slots import (
+    Slot,
+    require_at_least,
+    require_evaluations,
+    require_plain_folder,
+    require_stall_seconds,
+)
 from proxima.data import PreferencePair, Trajectory, require
 from proxima.data.columns import LARGEST
+from proxima.evaluate.plateau import Plateau
 from proxima.task.chat_rows import ChatReader
 from proxima.task.column_mapping import template_fields
 from proxima.task.preference_rows import PairColumns, PreferenceReader
@@ -64,9 +71,11 @@ class OfflineEvalConfig:
     every: Annotated[int, "steps between evaluations; 0: only before and after"] = 0
     before: Annotated[bool, "evaluate before the first step"] = True
     after: Annotated[bool, "evaluate after the last step"] = True
+    stop_after: Annotated[Plateau | None, "end the run on a plateau of a held-out figure; null: never"] = None
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "limit", "every")
+        require_evaluations(self)
 
     @property
     def all_sets(self) -> dict[str, "OfflineEvalConfig"]:

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from proxima.config.algorithm_schema import AlgorithmConfig
-from proxima.config.slots import Presets, Slot, require_at_least, require_plain_folder, require_stall_seconds
+from proxima.config.slots import (
+    Presets,
+    Slot,
+    require_at_least,
+    require_evaluations,
+    require_plain_folder,
+    require_stall_seconds,
+)
 from proxima.data import require, require_threads
 from proxima.engine.protocol import Sampling
+from proxima.evaluate.plateau import Plateau
 from proxima.model.lora import Lora
 from proxima.rollout.admission import OverAge
 
@@ -79,10 +87,12 @@ class EvalConfig:
     samples: Annotated[int, "completions a question; several give mean@n and pass@k"] = 1
     sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
     metric: Annotated[str | None, "what is reported and kept as best; null: accuracy, or else the mean reward"] = None
+    stop_after: Annotated[Plateau | None, "end the run on a plateau of a held-out figure; null: never"] = None
     sets: Annotated[Any, Slot("proxima.config.schema:EVAL_SETS", many=True, default="set"), "further, named sets"] = ()
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "limit", "every")
+        require_evaluations(self)
         _require_random_samples(self)
         names = [one.name for one in self.sets]
         require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")

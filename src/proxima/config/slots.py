@@ -7,6 +7,8 @@ from typing import Any
 from proxima.data import require
 from proxima.data.slot import Slot as Slot
 
+NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # figures of evaluations
+
 
 @dataclass(frozen=True)
 class Presets:
@@ -20,6 +22,17 @@ def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") 
     for name in fields:
         value = getattr(config, name)
         require(value >= minimum, name, value, f"must be >= {minimum}", remedy=remedy)
+
+
+def require_evaluations(config: Any) -> None:
+    """Raise `FieldError` for an `eval` section that ends the run on a plateau of figures that it does not measure."""
+    measured = config.stop_after is None or (config.task is not None and config.every > 0)
+    remedy = "set eval.task, and eval.every to the steps between two evaluations"
+    require(measured, "stop_after", config.stop_after, "needs evaluations during the run", remedy=remedy)
+    metric = config.stop_after and (config.stop_after.metric or getattr(config, "metric", None))
+    name = next((name for name in NO_DIRECTION if f"/{metric}".endswith(f"/{name}")), None)
+    bound, remedy = "is no better when it is higher", "name the accuracy, the reward or a reward"
+    require(name is None, "stop_after.metric", metric, bound, remedy=remedy)
 
 
 def require_stall_seconds(config: Any) -> None:

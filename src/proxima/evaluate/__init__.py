@@ -7,6 +7,7 @@
     paired.py          McNemar, sign flips, difference with its interval
     votes.py           the answer that a text votes for
     headline.py        the figure that stands for an evaluation
+    plateau.py         when it no longer improves
     eval_metrics.py    scored groups → every metric of an evaluation
     results.py         the folder of an evaluation: writing and reading
     question_pairs.py  two results compared question by question

@@ -113,6 +113,7 @@ def make_plan(config: "RunConfig | OfflineConfig", steps: int, **more: Any) -> P
         evaluate_every=config.eval.every,
         evaluate_before=config.eval.before,
         evaluate_after=config.eval.after,
+        stop_after=config.eval.stop_after,
         checkpoint_every=config.checkpoint.every,
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,

@@ -85,7 +85,7 @@ class Controller(TrainingLoop):
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
-        while self.journal.step < self.plan.steps:
+        while self.steps_left:
             step = self.journal.step + 1
             self._times, cpu = {}, self.clock.cpu()
             self.watch.begin_step()
@@ -251,8 +251,7 @@ class Controller(TrainingLoop):
                 raise RunEnded(problem)
             if problem:
                 self.observer.warning(problem)
-        await self.store.write_evaluation(record)
-        self.observer.evaluated(record)
+        await self.keep_evaluation(record)
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
         facts = {"cursor": self._cursor, **self._pending.facts(), **self.algorithm.state()}

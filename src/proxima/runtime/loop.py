@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
+from proxima.evaluate.plateau import Plateau
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.rollout.generator import GroupGenerator
@@ -45,6 +46,7 @@ class Plan:
     evaluate_every: int = 0  # steps; 0: only before and after
     evaluate_before: bool = True
     evaluate_after: bool = True
+    stop_after: Plateau | None = None  # see `EvalConfig`
     checkpoint_every: int = 0  # steps; 0: only at the end
     keep_last: int = 2  # see `CheckpointConfig`, as for the next one
     keep_best: bool = False
@@ -86,6 +88,7 @@ class TrainingLoop:
         self._stop = store.disk.stop
         self._times: dict[str, float] = {}
         self.whole = True  # the weights are those after the last step of the journal
+        self._plateau = self._reached()
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
@@ -153,6 +156,23 @@ class TrainingLoop:
     def stop(self) -> None:
         """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop."""
         self._stop.set()
+
+    @property
+    def steps_left(self) -> bool:
+        """Whether there is another step: the run has more of them, and no plateau is reached."""
+        return self.journal.step < self.plan.steps and not self._plateau
+
+    async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write the record of an evaluation, and tell the observer."""
+        await self.store.write_evaluation(record)
+        self.observer.evaluated(record)
+        if self.plan.stop_after is not None and (problem := self.plan.stop_after.unknown(record)):
+            raise RunEnded(problem)
+        self._plateau = self._reached()
+
+    def _reached(self) -> bool:
+        rule = self.plan.stop_after
+        return rule is not None and bool(rule.reached(self.journal.get("evaluations") or ()))
 
     async def evaluate_if_due(self, step: int) -> None:
         if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:

@@ -40,6 +40,7 @@ class Summary:
     warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `last`, `text` and `times` of each: see `WarningList`
     links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
     error: str | None = None
+    plateau: str = ""  # why the run ended before its last step
 
 
 def algorithm_name(config: "RunConfig") -> str:
@@ -62,6 +63,9 @@ def summarise_run(
     evals = [r for r in records if r["kind"] == "eval"]
     headline = Headline.of(evals)
     named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
+    rule, plateau = config.eval.stop_after, ""
+    if rule is not None and status == "done" and named["after"] is None and (plateau := rule.reached(evals)):
+        named["after"] = evals[-1]
     steps = [r for r in records if r["kind"] == "train"]
     beside = any("idle/engine" in r for r in steps)  # then the time of the stage `generate` is the trainer's wait
 
@@ -84,6 +88,7 @@ def summarise_run(
         peak_memory_bytes=_peak_memory(),
         changes=journal.get("changes") or (),
         error=error,
+        plateau=plateau,
     )
 
 

@@ -216,6 +216,7 @@ def status(summary: Record, train: Sequence[Record], settings: Mapping[str, Any]
         "state": str(summary.get("status", "unfinished")),
         "steps": f"{count(steps)} of {count(planned)}" if planned else count(steps),
         "error": str(summary.get("error") or ""),
+        "plateau": str(summary.get("plateau") or ""),
     }
 
 

@@ -81,12 +81,12 @@ class OfflineLoop(TrainingLoop):
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
-        if self.journal.step < self.plan.steps or not self.store.evaluated(self.plan.steps):
+        if self.steps_left or not self.store.evaluated(self.journal.step):
             await self.prepare()
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
-        while self.journal.step < self.plan.steps:
+        while self.steps_left:
             step = self.journal.step + 1
             self._times, cpu = {}, self.clock.cpu()
             with self.timed("step", step=step):
@@ -150,8 +150,7 @@ class OfflineLoop(TrainingLoop):
             await self.write_aside(write_evals, self.folder.eval_file(step, label), step, groups)
         if self.method.marks_model and read_checkpoint(self.folder.checkpoint(step)) is not None:
             await self.write_checkpoint(step)
-        await self.store.write_evaluation(record)
-        self.observer.evaluated(record)
+        await self.keep_evaluation(record)
         self.observer.sampled(groups)
 
     async def measured(self) -> list[Any]:
