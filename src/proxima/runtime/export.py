@@ -1,5 +1,6 @@
-"""Find and export the checkpoints of a run."""
+"""Find and export the checkpoints of a run, to a folder and to the hub."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from proxima.model import load, load_scalar_model, save
 from proxima.model.adapter_files import base_of, is_adapter
 from proxima.model.load import DTYPES
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.model_card import HUB_NAME, model_card
 from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
 
 
@@ -68,9 +70,9 @@ def _scores(folder: RunFolder) -> dict[int, float]:
 def export(
     run: str | Path, out: str | Path, *, which: str = "last", adapter: bool = False, critic: bool = False
 ) -> Path:
-    """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads; atomic. Of a run with
-    LoRA, the base with the adapter merged, in the base's dtype; with `adapter` the adapter's folder, which peft reads.
-    With `critic` the critic, which `AutoModelForSequenceClassification` loads.
+    """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads, with a model card; atomic.
+    Of a run with LoRA, the base with the adapter merged, in the base's dtype; with `adapter` the adapter's folder,
+    which peft reads. With `critic` the critic, which `AutoModelForSequenceClassification` loads.
 
     Raises:
         UserError: no such checkpoint, `out` exists, no adapter or critic in the checkpoint, or the adapter's base has
@@ -95,5 +97,34 @@ def export(
         save(merged.model, merged.tokenizer, aside)
     else:
         shutil.copytree(source, aside)
+    library = "peft" if adapter else "transformers"
+    (aside / "README.md").write_text(model_card(RunFolder(run), checkpoint.step, library), encoding="utf-8")
     aside.rename(target)
     return target
+
+
+def check_hub_name(name: str) -> None:
+    """UserError unless a model can be pushed to the hub under this name from here."""
+    if not HUB_NAME.fullmatch(name):
+        raise UserError(f"--to-hub {name} is no name of a repository", remedy="write ORG/NAME")
+    if not os.environ.get("HF_TOKEN"):
+        reason = "--to-hub needs a token with write access in the environment variable HF_TOKEN"
+        raise UserError(reason, remedy="make one at https://huggingface.co/settings/tokens")
+
+
+def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
+    """Upload an exported folder in one commit, and return its address; the repository is made if it is missing.
+
+    Raises:
+        UserError: the hub can't be reached, or refuses; with its own words.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi(token=os.environ["HF_TOKEN"])
+    try:
+        made = hub.create_repo(name, private=private or None, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model trained with proxima")
+    except Exception as error:  # among others those of its HTTP library, which another version has from elsewhere
+        reason = f"{folder} was not pushed to the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise UserError(reason, remedy=f"try again with hf upload {name} {folder}") from None
+    return str(made)
