@@ -51,7 +51,7 @@ def test_to_standard_output_alone(proxima, here):
 
 def test_explain_shows_the_converted_recipe(proxima, here):
     proxima("convert", EXAMPLES / "unirl_cppo.yaml", "--from", "unirl", "--out", "recipe.yaml")
-    _, out, _ = proxima("explain", "recipe.yaml", "task=arithmetic")
+    _, out, _ = proxima("explain", "recipe.yaml", "task=arithmetic", "--all")
     assert "algorithm.surrogate.delta " in out
 
 

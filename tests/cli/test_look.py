@@ -17,15 +17,10 @@ from proxima.engine.protocol import Sampling
 def test_explain(proxima, recipe):
     code, out, err = proxima("explain", recipe(), "algorithm.surrogate.delta=0.2")
     assert (code, err) == (0, "")
-    (line,) = [line for line in out.splitlines() if line.startswith("algorithm.surrogate.delta ")]
-    assert [cell for cell in line.split("  ") if cell][:3] == [
-        "algorithm.surrogate.delta",
-        "0.2",
-        "command line, over 0.15 of the preset",
-    ] or (
-        [cell.strip() for cell in line.split("  ") if cell.strip()][:3]
-        == ["algorithm.surrogate.delta", "0.2", "command line, over 0.15 of the preset"]
-    )
+    assert "algorithm.surrogate.delta 0.2 command line, over 0.15 of the preset" in " ".join(out.split())
+    assert "\nseed " not in out and re.search(r"\n\d+ more values at their defaults, .*--all\n$", out)
+    code, everything, _ = proxima("explain", recipe(), "algorithm.surrogate.delta=0.2", "--all")
+    assert code == 0 and "\nseed " in everything
     assert "2 prompts × 2 completions = 4 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update" in out
     assert "\nmemory   about " in out
     assert "\ntime     up to " in out

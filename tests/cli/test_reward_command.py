@@ -29,6 +29,6 @@ def test_the_wrong_command_is_named(file, capsys):
 
 
 def test_explain_reckons_with_both_sides(file, capsys):
-    assert main(["explain", str(file)]) == 0
+    assert main(["explain", str(file), "--all"]) == 0
     out = capsys.readouterr().out
     assert "4 examples → about" in out and "reward_model.center" in out

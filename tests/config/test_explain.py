@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.cli.explain import text_of, values_table
-from proxima.config import resolve
+from proxima.config import dump, resolve
 from proxima.config.estimate import StepSize, batch_of, critic_facts, longest_prompt, memory_of, model_facts, time_of
 from proxima.config.recipe_estimates import Estimates, as_json, header_of
 from tests.config.conftest import BASE
@@ -187,7 +187,8 @@ def test_time_is_proportional(recipe, tiny_model):
 
 
 def test_the_text_has_values_batch_memory_and_time(recipe, tiny_model):
-    text = text_of(resolve(recipe(), [f"model.path={tiny_model('llama')}", "algorithm.surrogate.delta=0.2"]), gemm=1e12)
+    resolved = resolve(recipe(), [f"model.path={tiny_model('llama')}", "algorithm.surrogate.delta=0.2"])
+    text = text_of(resolved, gemm=1e12, everything=True)
     rows = [line.split("  ") for line in text.splitlines()]
     cells = {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
     assert cells["algorithm.surrogate.kind"][:2] == ["cppo", "preset cppo, chosen in run.yaml:4"]
@@ -223,9 +224,8 @@ def test_the_recipes_comment_comes_first(recipe):
     resolved = resolve(recipe(comment + BASE + "# not this\n"))
     assert header_of(resolved) == "A recipe of mine.\n  Source  a paper\n\n  proxima train it"
     text = text_of(resolved, gemm=1e12)
-    assert text.startswith("A recipe of mine.\n") and text.index("Source") < text.index(
-        "algorithm.surrogate.kind"
-    ) < text.index("batch  ")
+    places = [text.index(word) for word in ("Source", "train    cppo: ", "batch  ", "algorithm.surrogate.kind")]
+    assert text.startswith("A recipe of mine.\n") and places == sorted(places)
     assert header_of(resolve(recipe(BASE))) == ""
     tree = {"model": {"path": "a/b"}, "task": "arithmetic", "reward": "number", "algorithm": "grpo"}
     assert header_of(resolve(tree)) == ""
@@ -239,7 +239,7 @@ def test_evaluations_that_cannot_be_counted_are_not_in_the_time(recipe, tiny_mod
     )
     with_eval = text_of(resolve(recipe(), [path, "eval.task=tests.config.fakes:Sums"]), gemm=1e12)
     assert ["evaluations are not in the time" in text for text in (without, missing, with_eval)] == [False, True, False]
-    assert ["and their evaluations (" in text for text in (without, missing, with_eval)] == [False, False, True]
+    assert ["and their evaluations (" in " ".join(text.split()) for text in (without, missing, with_eval)] == [False, False, True]
 
 
 def test_a_small_file_is_evaluated_once_through(recipe, tiny_model):
@@ -251,6 +251,29 @@ def test_a_small_file_is_evaluated_once_through(recipe, tiny_model):
         assert time is not None
         seconds.append(time.evaluate)
     assert seconds[0] == seconds[1] == seconds[2] == pytest.approx(2.5 * seconds[3])
+
+
+def test_values_that_differ_from_the_defaults_come_first(recipe, tiny_model):
+    words = [f"model.path={tiny_model('llama')}", "train.epochs_per_step=1", "train.steps=7", "sampling.top_k=3"]
+    resolved = resolve(recipe(BASE + "seed: 1\ndata: {shuffle: true}\nengine: local\n"), words)
+    text = text_of(resolved, gemm=1e12)
+    shown = {line.split()[0]: line.split("  ")[-1].strip() for line in text.splitlines() if "." in line.split(" ")[0]}
+    assert shown["sampling.top_k"] == "command line" and shown["train.steps"].startswith("command line")
+    assert shown["train.epochs_per_step"] == "command line"  # a default, but somebody typed it
+    # defaults, whether the file says them or not
+    assert not {"seed", "data.shuffle", "engine.kind", "model.dtype", "algorithm.surrogate.delta"} & set(shown)
+    listed = [e for e in resolved.entries if e.path in shown]
+    assert f"{len(resolved.entries) - len(listed)} more values at their defaults" in text.splitlines()[-1]
+    assert max(map(len, text.splitlines())) <= 100
+    everything = text_of(resolved, gemm=1e12, everything=True)
+    assert all(f"\n{entry.path} " in everything for entry in resolved.entries) and "--all" not in everything
+
+
+def test_the_config_of_a_run_has_the_same_differences(recipe, tiny_model):
+    first = resolve(recipe(), [f"model.path={tiny_model('llama')}", "sampling.top_k=3"])
+    again = resolve(recipe(dump(first), "again.yaml"))
+    differing = [{e.path for e in one.entries if not e.is_default} for one in (first, again)]
+    assert differing[0] == differing[1] - {"algorithm.reference_engine"} and "sampling.top_k" in differing[0]
 
 
 def test_lines_are_cut_at_the_width(recipe):

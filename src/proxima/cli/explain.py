@@ -1,9 +1,12 @@
-"""Show a recipe: its comment, every value with origin and meaning, the batch arithmetic, memory and time.
+"""Show a recipe: what is trained, batch arithmetic, memory and time; then the values that differ from the defaults,
+with their origin, and with --all every value with its meaning.
 
 Reads no weights and needs no data: missing data files are warnings. Runs no code but proxima's, unless asked to."""
 
 import argparse
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +19,14 @@ if TYPE_CHECKING:
     from proxima.config.offline_estimate import ExampleStep
     from proxima.config.recipe_estimates import Estimates
 
-VALUE_WIDTH = 36
+VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
 TRIED = "on the CPUs where it was tried"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     add_overrides(parser)
+    parser.add_argument("--all", action="store_true", help="show every value, with its origin and meaning")
     parser.add_argument("--yaml", action="store_true", help="print the resolved config as a recipe")
     add_import_code(parser)
     parser.add_argument("--json", action="store_true", help="print everything for programs")
@@ -46,19 +50,21 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_json(as_json(resolved))
     else:
-        print(text_of(resolved, width=terminal_width(sys.stdout)))
+        print(text_of(resolved, width=terminal_width(sys.stdout), everything=arguments.all))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
     return 0
 
 
-def text_of(resolved: "Resolved[Any]", gemm: float | None = None, width: int | None = None) -> str:
-    """The comment of the recipe, its values, and last, where a terminal shows them, the estimates and remarks."""
+def text_of(
+    resolved: "Resolved[Any]", gemm: float | None = None, width: int | None = None, *, everything: bool = False
+) -> str:
+    """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
+    `everything`."""
     from proxima.config.recipe_estimates import Estimates, config_remarks, estimates_of, header_of
 
     estimates, config = estimates_of(resolved, gemm), resolved.config
-    header = header_of(resolved)
-    blocks = [*([header] if header else []), values_table(resolved.entries, width)]
+    blocks = [_trained_block(resolved)]
     if isinstance(estimates, Estimates):
         blocks.append(_batch_block(estimates))
         if config.replayed is not None:
@@ -73,7 +79,30 @@ def text_of(resolved: "Resolved[Any]", gemm: float | None = None, width: int | N
         blocks.append(_time_block(estimates.time, steps, generates=generates))
     remarks = [f"note     {note}" for note in estimates.notes]
     remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
-    return "\n\n".join([*blocks, *(["\n".join(remarks)] if remarks else [])])
+    columns = min(width or WIDTH, WIDTH)
+    summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
+    header = "\n".join(_wrapped(line, columns, "  ") for line in header_of(resolved).splitlines())
+    values = values_table(resolved.entries, width) if everything else differing_values(resolved.entries, columns)
+    return "\n\n".join(filter(None, [header, summary, values]))
+
+
+def differing_values(entries: "Sequence[ResolvedValue]", width: int) -> str:
+    """Path, value and source of the values that differ from the defaults or were given on the command line, and how
+    many others there are."""
+    from proxima.config.scalars import in_one_line
+
+    rows = [(e.path, in_one_line(e.value), e.source) for e in entries if not e.is_default or e.origin == "command line"]
+    path = max((len(row[0]) for row in rows), default=0)
+    value = min(max((len(row[1]) for row in rows), default=0), VALUE_WIDTH)
+    left = f"{len(entries) - len(rows)} more values at their defaults, and the meaning of each: --all"
+    gap = " " * (path + value + 4)
+    lines = (f"{a:<{path}}  {truncated(b, value):<{value}}  {c}".rstrip() for a, b, c in rows)
+    return "\n".join([*(_wrapped(line, width, gap) for line in lines), left])
+
+
+def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
+    """The line in lines of at most `width`; it is broken between words, and none of its spaces is lost elsewhere."""
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
 
 
 def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -> str:
@@ -85,6 +114,25 @@ def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -
     path, value, source = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     lines = (f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows)
     return "\n".join(line if width is None else truncated(line, width) for line in lines)
+
+
+def _trained_block(resolved: "Resolved[Any]") -> str:
+    """What is trained, on what, and what judges it: `train    cppo: models/m on arithmetic, rewarded by number`."""
+    from proxima.config.schema import RunConfig
+    from proxima.runtime.summary import algorithm_name
+
+    config = resolved.config
+    kinds = {entry.path: str(entry.value) for entry in resolved.entries if entry.path.endswith(".kind")}
+
+    def named(section: str) -> str:
+        return " + ".join(kind for path, kind in kinds.items() if re.fullmatch(rf"{section}(\.\d+)?\.kind", path))
+
+    held_out = f"held out: {named('eval.task') or 'nothing (set eval.task)'}"
+    what = f"{config.model.path} on {named('task')}"
+    if not isinstance(config, RunConfig):
+        return f"{config.command:<9}{what}; {held_out}"
+    reward = f", rewarded by {named('reward')}" if config.reward else ""
+    return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
 
 
 def _batch_block(estimates: "Estimates") -> str:

@@ -27,6 +27,7 @@ class ResolvedValue:
         source: where it was written, `command line, over 0.15 of the preset`; `where` is the first half of it.
         help: meaning and unit.
         origin: `file`, `command line`, `preset` or `default`.
+        is_default: it is what a recipe gets that says nothing.
     """
 
     path: str
@@ -35,6 +36,7 @@ class ResolvedValue:
     help: str
     origin: str
     where: str
+    is_default: bool = False
 
 
 class _Failed:
@@ -68,10 +70,12 @@ class Builder:
         self.problems.append(Problem(path, message, *shown))
         return FAILED
 
-    def leaf(self, path: str, value: Any, node: Node, help: str) -> Any:
+    def leaf(self, path: str, value: Any, node: Node, help: str, default: Any = MISSING) -> Any:
         """The value, entered as a line of `explain`."""
-        source = node.source
-        self.entries.append(ResolvedValue(path, to_json(value), node.provenance(), help, source.origin, source.text))
+        source, shown = node.source, to_json(value)
+        usual = source.origin == "default" or (default is not MISSING and shown == to_json(default))
+        entry = ResolvedValue(path, shown, node.provenance(), help, source.origin, source.text, usual)
+        self.entries.append(entry)
         return value
 
     def unknown_field(self, path: str, label: str, node: Node, cls: type) -> Problem:
@@ -144,7 +148,7 @@ class Builder:
             if node.value is None and info.default is not MISSING:
                 message += f"; leave it out for {in_one_line(to_json(info.default))}"
             return self.fail(path + mismatch.where, message, mismatch.node or node)
-        return self.leaf(path, _at_home(value) if info.name in PLACES else value, node, info.help)
+        return self.leaf(path, _at_home(value) if info.name in PLACES else value, node, info.help, info.default)
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
@@ -157,7 +161,7 @@ class Builder:
         if node is None and (optional or info.default is MISSING):
             return self.default(info, path)
         if optional and node is not None and node.value is None:
-            return self.leaf(path, None, node, info.help)
+            return self.leaf(path, None, node, info.help, info.default)
         if node is None or node.value is None:
             node = Node({}, DEFAULT if node is None else node.source)
         return self.dataclass(inner, node, path, info.name)
@@ -179,14 +183,14 @@ class Builder:
         if not node.items and info.default is MISSING:
             return self.fail(path, f"must name at least one; see `proxima list {info.name}`", node)
         if not node.items:
-            return self.leaf(path, (), node, info.help)
+            return self.leaf(path, (), node, info.help, info.default)
         specs = tuple(self.spec(info, slot, child, f"{path}.{index}") for index, child in enumerate(node.items))
         return FAILED if any(spec is FAILED for spec in specs) else specs
 
     def spec(self, info: FieldInfo, slot: Slot, node: Node, path: str) -> Any:
         if node.value is None:
             if info.default is None:
-                return self.leaf(path, None, node, info.help)
+                return self.leaf(path, None, node, info.help, None)
             return self.fail(path, f"can't be null; name a kind: {', '.join(sorted(table_of(slot.table)))}", node)
         if isinstance(node.value, str):
             node = Node({"kind": node}, node.source)
@@ -205,7 +209,8 @@ class Builder:
         except ConfigError as error:
             self.problems.extend(error.problems)
             return FAILED
-        self.leaf(f"{path}.kind", canonical_kind(kind.value, slot), kind, summary_of(cls))
+        usual = slot.default if slot.default and not slot.many else MISSING
+        self.leaf(f"{path}.kind", canonical_kind(kind.value, slot), kind, summary_of(cls), usual)
         rest = {key: child for key, child in node.mapping.items() if key != "kind"}
         return self.dataclass(cls, replace(node, value=rest), path, kind.value)
 
