@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from proxima.cli.output import complete_recipe
+from proxima.cli.completion import complete_override, complete_recipe
 from proxima.config import resolve
 from proxima.data.recipe_files import shipped_folder, shipped_recipes
+
+OPTIMIZER = (".kind", ".lr", ".beta1", ".beta2", ".eps", ".weight_decay")
 
 
 def test_a_name_is_a_recipe_of_proxima(here, proxima):
@@ -144,16 +147,55 @@ def test_recipes_complete(here):
         ("proxima train quickstart --re", {"--resume"}),
         ("proxima sweep sweeps/g", {"sweeps/grpo_cppo"}),
         ("proxima data pre", {"prepare"}),
+        ("proxima train quickstart train.optimizer.l", {"train.optimizer.lr="}),
+        ("proxima plot surrogate cpp", {"cppo"}),
     ],
 )
 def test_a_shell_completes(here, line, found):
     """As argcomplete's script of bash, zsh and fish asks: answers on descriptor 8, and torch is not loaded for it."""
     pytest.importorskip("argcomplete")
+    (here / "torch.py").write_text("raise ImportError('a Tab must not wait for torch')")
     code = "import os, sys; os.dup2(1, 8); sys.argv = ['proxima']; from proxima.cli.main import main; main()"
     environment = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
     environment |= {"_ARGCOMPLETE_IFS": "\n", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=here)
     assert {word.strip() for word in done.stdout.split("\n") if word.strip()} == found, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "prefix", "found"),
+    [
+        ("train", "algorithm.surrogate.w", {"algorithm.surrogate.w_min="}),
+        ("train", "see", {"seed="}),
+        ("train", "m", {"model.", "monitor."}),
+        ("train", "train.opt", {f"train.optimizer{end}=" for end in ("", *OPTIMIZER)}),
+        ("train", "train.schedule=l", {"train.schedule=linear"}),
+        ("train", "algorithm=dap", {"algorithm=dapo", "algorithm=dapo_no_dynamic"}),
+        ("train", "model.share_prompt=", {"model.share_prompt=true", "model.share_prompt=false"}),
+        ("train", "critic=", {"critic=head", "critic=model", "critic=null"}),
+        ("train", "reward.0.kind=num", {"reward.0.kind=number"}),
+        ("train", "reward=num", {"reward=number"}),
+        ("train", "train.steps=", {"train.steps=100"}),
+        ("train", "rollouts=runs/", {"rollouts=runs/mine/", "rollouts=null"}),
+        ("train", "preference", set()),
+        ("train", "algorithm.surrogate.w_min.x", set()),
+        ("train", "nothing=", set()),
+        ("dpo", "preference.ld", {"preference.ld_alpha="}),
+        ("explain", "sft.l", {"sft.loss_on="}),
+    ],
+)
+def test_fields_and_values_complete(here, command, prefix, found):
+    (here / "runs" / "mine").mkdir(parents=True)
+    offered = complete_override(prefix, Namespace(command=command))
+    assert {
+        word for word in offered if word.startswith(prefix) or word == "rollouts=null"
+    } == found  # as argcomplete sifts
+
+
+def test_every_field_of_a_recipe_completes(here):
+    """Of the quickstart as it is resolved; those of a list by the index of its first entry."""
+    for entry in resolve("quickstart").entries:
+        assert f"{entry.path}=" in complete_override(entry.path, Namespace(command="train")), entry.path
 
 
 @pytest.mark.parametrize("command", ["explain", "train"])

@@ -239,7 +239,11 @@ def test_evaluations_that_cannot_be_counted_are_not_in_the_time(recipe, tiny_mod
     )
     with_eval = text_of(resolve(recipe(), [path, "eval.task=tests.config.fakes:Sums"]), gemm=1e12)
     assert ["evaluations are not in the time" in text for text in (without, missing, with_eval)] == [False, True, False]
-    assert ["and their evaluations (" in " ".join(text.split()) for text in (without, missing, with_eval)] == [False, False, True]
+    assert ["and their evaluations (" in " ".join(text.split()) for text in (without, missing, with_eval)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_small_file_is_evaluated_once_through(recipe, tiny_model):

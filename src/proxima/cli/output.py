@@ -4,9 +4,9 @@ import argparse
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import Any
 
+from proxima.cli.completion import complete_override, complete_recipe
 from proxima.data.recipe_files import find_recipe, shipped_recipes
 
 
@@ -25,20 +25,10 @@ def named_recipe(word: str) -> str:
     return word
 
 
-def complete_recipe(prefix: str, **_: object) -> list[str]:
-    """What may follow in a shell: recipes that come with proxima, YAML files and folders."""
-    start = Path(prefix if prefix.endswith("/") else Path(prefix).parent)
-    files = [
-        f"{path}/" if path.is_dir() else str(path)
-        for path in start.glob("[!.]*")
-        if path.is_dir() or path.suffix == ".yaml"
-    ]
-    return [*shipped_recipes(), *sorted(files)]
-
-
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     example = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine"
-    parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=example)
+    add: Any = parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=example)
+    add.completer = complete_override
 
 
 def add_import_code(parser: argparse.ArgumentParser, meaning: str = "") -> None:

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from proxima.cli.completion import complete_surrogate
 from proxima.data import UserError
 
 KIND = "one to eight: a name of `proxima list surrogate`, or package.module:Class; with fields: cppo,delta=0.2"
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return below.add_argument
 
     add = command("surrogate", "loss and gradient weight of surrogates, for both signs of the advantage")
-    add("kind", nargs="+", metavar="KIND", help=KIND)
+    named: Any = add("kind", nargs="+", metavar="KIND", help=KIND)
+    named.completer = complete_surrogate
     add("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; default: 1")
     mu = "probability of the token; one row for each; default: 0.3"
     add("--behavior-probability", type=float, nargs="+", default=[0.3], metavar="MU", help=mu)

@@ -1,0 +1,103 @@
+"""What may follow in a shell: recipes, files, and the fields and values of a recipe.
+
+Fields and values come from `recipes/schema.json`, so that a Tab loads no torch and no class of a config.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from proxima.data.recipe_files import shipped_folder, shipped_recipes
+
+Json = dict[str, Any]
+FILES = (".yaml", ".jsonl", ".json", ".parquet", ".csv", ".gguf", ".py")
+PLACES = ("path", "folder", "rollouts")  # fields that name a file or a folder
+
+
+def complete_recipe(prefix: str, **_: object) -> list[str]:
+    """Recipes that come with proxima, YAML files and folders."""
+    return [*shipped_recipes(), *files(prefix, (".yaml",))]
+
+
+def files(prefix: str, suffixes: tuple[str, ...] = FILES) -> list[str]:
+    """Folders and files of these kinds in the folder that the prefix names."""
+    start = Path(prefix if prefix.endswith("/") else Path(prefix).parent)
+    return sorted(
+        f"{path}/" if path.is_dir() else str(path)
+        for path in start.glob("[!.]*")
+        if path.is_dir() or path.suffix in suffixes
+    )
+
+
+def complete_override(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """`algorithm.surrogate.delta=` for a field, `algorithm=grpo` for a value."""
+    definitions = _definitions()
+    mine = f"recipes.{getattr(parsed_args, 'command', '')}"
+    recipes = [body for name, body in definitions.items() if name.startswith("recipes.")]
+    field: Json = {"anyOf": [definitions[mine]] if mine in definitions else recipes}
+    path, equals, value = prefix.partition("=")
+    *parents, last = path.split(".")
+    for name in [*parents, *([last] if equals else [])]:
+        field = fields_below(field, definitions).get(name, {})
+    if equals:
+        places = files(value) if last in PLACES else []
+        return [f"{path}={option}" for option in dict.fromkeys([*field_values(field, definitions), *places])]
+    below = {name: one for name, one in fields_below(field, definitions).items() if name.startswith(last)}
+    return list(fields("".join(f"{name}." for name in parents), below, definitions))
+
+
+def fields(start: str, below: Json, definitions: Json) -> Iterator[str]:
+    """`path=` of what takes a value and `path.` of a section; of the only section, its fields."""
+    for name, field in below.items():
+        inner = fields_below(field, definitions)
+        if inner and len(below) == 1:
+            yield from [f"{start}{name}="] if any(field_values(field, definitions)) else []
+            yield from fields(f"{start}{name}.", inner, definitions)
+        else:
+            yield f"{start}{name}." if inner else f"{start}{name}="
+
+
+def alternatives(field: Json, definitions: Json) -> Iterator[Json]:
+    """The schemas of which one holds."""
+    if "$ref" in field:
+        yield from alternatives(definitions[field["$ref"].rpartition("/")[2]], definitions)
+    elif several := field.get("oneOf") or field.get("anyOf"):
+        for one in several:
+            yield from alternatives(one, definitions)
+    else:
+        yield field
+
+
+def fields_below(field: Json, definitions: Json) -> Json:
+    """The fields below a field, of all its alternatives; those of a list below the index of its first entry."""
+    found: dict[str, list[Json]] = {}
+    for one in alternatives(field, definitions):
+        inner = {"0": one["items"]} if "items" in one and fields_below(one["items"], definitions) else {}
+        for name, child in {**one.get("properties", {}), **inner}.items():
+            found.setdefault(name, []).append(child)
+    return {name: {"anyOf": several} for name, several in found.items() if name != "extends"}
+
+
+def field_values(field: Json, definitions: Json) -> Iterator[str]:
+    """What a field may be: its kinds or presets, `true` and `false`, its default."""
+    for one in alternatives(field, definitions):
+        options: list[Any] = list(one.get("enum", ()))
+        if "items" in one:
+            yield from field_values(one["items"], definitions)
+        elif one.get("type") in ("boolean", "null"):
+            options = [True, False] if one["type"] == "boolean" else [None]
+        elif not options and isinstance(one.get("default"), str | int | float):
+            options = [one["default"]]
+        for option in options:
+            yield option if isinstance(option, str) else json.dumps(option)
+
+
+def complete_surrogate(prefix: str, **_: object) -> list[str]:
+    return [name.removeprefix("surrogates.") for name in _definitions() if name.startswith("surrogates.")]
+
+
+def _definitions() -> Json:
+    schema = json.loads((shipped_folder() / "schema.json").read_text(encoding="utf-8"))
+    return dict(schema["definitions"])
