@@ -83,7 +83,7 @@ class AlgorithmConfig:
     @property
     def reads_behavior(self) -> bool:
         """True when loss or guard need the engine's log-probs. Otherwise they are only measured."""
-        if self.mismatch.on_mismatch != "warn":
+        if self.mismatch.on_mismatch not in ("auto", "warn"):
             return True
         if self.preference is not None:
             return False

@@ -4,9 +4,10 @@
 process: a scheduler (`scheduler.py`: continuous batching, a group's prompt run once; `token_table.py`: the columns of
 what runs) over a decoder (`fast_decoder.py` for Llama, Qwen2 and Qwen3 shapes, `general_decoder.py` for any Hugging
 Face decoder), with `sampler.py` and `cache.py`. `local_process.py` is the same engine in a process of its own:
-`supervisor.py` keeps `served_engine.py` running (`process_start.py` starts it), `channel.py` has the messages between them, and `shared_weights.py`
-the weights. `http/` has the engines that are servers, and `serve/` starts these. `own_loop.py` is the event loop of
-an engine elsewhere, for callers in any other. `executor.py` calls hooks around the pauses of any engine.
+`supervisor.py` keeps `served_engine.py` running (started by `process_start.py`), `channel.py` has the messages between
+them, and `shared_weights.py` the weights. `http/` has the engines that are servers, and `serve/` starts these.
+`own_loop.py` is the event loop of an engine elsewhere, for callers in any other. `executor.py` calls hooks around the
+pauses of any engine.
 Imports: torch, `proxima.data`, `proxima.model`. Imported by `rollout`, `config`, `runtime`, `cli`.
 To add an engine: (1) a file with a frozen spec that derives from `EngineSpec` and has `build(setup)`; (2) a line in
 `ENGINES`; (3) the conformance tests in `tests/engine` find it in the dict: log-probs equal to the trainer's forward,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.core.correction import health
+from proxima.core.correction import MismatchError, health
 from proxima.data import UserError
 from proxima.engine.executor import HookError
 from proxima.engine.protocol import Health, WeightUpdate, close_engine
@@ -158,8 +158,13 @@ class Controller(TrainingLoop):
 
     async def update(self, batch: StepBatch, version: int) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
+        own = not isinstance(self.collector, StoredRollouts)
         with self.timed("train"):
-            return await self.computed("train", partial(self.learner.update, batch, version))
+            try:
+                return await self.computed("train", partial(self.learner.update, batch, version, own=own))
+            except MismatchError as error:  # the weights are those of the step before, but for a critic of its own
+                self.whole = self.learner.critic is None
+                raise RunEnded(f"step {self.journal.step + 1}, before its update: {error}") from error
 
     async def publish(self, version: int) -> None:
         """The engine, if there is one, gets the weights. Where it can't take them, or a hook raises, the run ends when

@@ -1,12 +1,14 @@
 """The trained policy and what changes it. Everything here is called in the compute thread."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from proxima.core.correction import MismatchGuard, mismatch_metrics
 from proxima.data import PreferencePair, Trajectory
+from proxima.data.columns import Floats
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
@@ -22,6 +24,8 @@ from proxima.train import (
     UpdateResult,
 )
 from proxima.train.objectives.policy_objective import first_forward
+
+Measured = tuple[Trajectory, Floats]  # with its log-probs under the weights before the update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Learner:
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # for when rollout engine and trainer differ too much
     compute: ComputeThread = field(default_factory=ComputeThread)  # the thread that all of this runs in
 
-    def update(self, batch: StepBatch, version: int, progress: Progress) -> UpdateResult:
+    def update(self, batch: StepBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
         """The critic's optimizer steps, then the forward stages that have not run yet and the policy's. The advantages
         are those of the critic before its update, whichever comes first.
 
@@ -48,22 +52,42 @@ class Learner:
             batch: what the step trains on.
             version: of the present weights.
             progress: called with (tokens done, tokens in all), for the critic and for the policy.
+            own: the completions are of this run's engine, so that their versions are those of these weights.
+
+        Raises:
+            MismatchError: see `MismatchGuard.check_fresh`. The policy is not updated.
         """
         of_critic = {} if self.critic is None else self.critic.update(batch, progress)
         if batch.policy_waits:
             return UpdateResult(metrics=of_critic)
         trajectories = self.stack.fill(self.stages, batch.trajectories)
+        judge = partial(self._check_fresh, version) if own and self.guard.judges_fresh else None
         if isinstance(self.objective, PreferenceObjective):
             return update_on_pairs(
-                self.stack, self.objective, trajectories, batch.updates, progress, planned=self.updates
+                self.stack, self.objective, trajectories, batch.updates, progress, self.updates, judge
             )
         objective = replace(self.objective, current_version=version)
         stop = None if self.max_epoch_kl is None else EarlyStop(self.max_epoch_kl, items=len(trajectories))
-        result = self.stack.update(objective, batch.updates, trajectories, progress, self.updates, go_on=stop)
+
+        def judged(first: Mapping[int, TokenStatistics]) -> None:
+            if judge is not None:
+                judge([(trajectories[i], one.log_prob) for i, one in first.items()])
+
+        result = self.stack.update(objective, batch.updates, trajectories, progress, self.updates, stop, judged)
         if stop is not None and result.updates:
             result.metrics |= stop.figures(self.epochs)
         result.metrics |= of_critic
         return result
+
+    def _check_fresh(self, version: int, measured: Sequence[Measured]) -> None:
+        """`MismatchGuard.check_fresh` of the loss tokens that weights `version` sampled."""
+        found = [np.empty(0, np.float32)]
+        for item, log_prob in measured:
+            if item.behavior_log_prob is not None and item.policy_version is not None:
+                fresh = item.policy_version == version
+                counted = fresh if item.loss_mask is None else fresh & item.loss_mask
+                found.append(np.abs(log_prob - item.behavior_log_prob)[counted])
+        self.guard.check_fresh(np.concatenate(found))
 
     def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
         """With `on_mismatch: reject`, the batch without what the guard rejects, and the `mismatch/` metrics.
@@ -109,21 +133,30 @@ def update_on_pairs(
     updates: Sequence[Sequence[int]],
     progress: Progress,
     planned: int,
+    judge: Callable[[Sequence[Measured]], None] | None = None,
 ) -> UpdateResult:
     """Online DPO: `TrainStack.update` over the pairs of `best_against_worst`; each side gets its part of the
-    statistics."""
+    statistics. `judge` gets both sides of the first update's pairs before its optimizer step."""
     pairs = best_against_worst(trajectories)
     places = list(pairs)
     number = {i: place for place, sides in enumerate(places) for i in sides}
     plan = [list(dict.fromkeys(number[i] for i in update)) for update in updates]
-    result = stack.update(objective, plan, list(pairs.values()), progress, planned=planned)
-    statistics: dict[int, TokenStatistics] = {}
-    for place, both in result.token_statistics.items():
-        first, second = places[place]
-        cut = len(trajectories[first].tokens)
-        statistics[first] = TokenStatistics(log_prob=both.log_prob[:cut], keep=both.keep[:cut])
-        statistics[second] = TokenStatistics(log_prob=both.log_prob[cut:], keep=both.keep[cut:])
-    result.token_statistics = statistics
+
+    def of_sides(found: Mapping[int, TokenStatistics]) -> dict[int, TokenStatistics]:
+        statistics: dict[int, TokenStatistics] = {}
+        for place, both in found.items():
+            first, second = places[place]
+            cut = len(trajectories[first].tokens)
+            statistics[first] = TokenStatistics(log_prob=both.log_prob[:cut], keep=both.keep[:cut])
+            statistics[second] = TokenStatistics(log_prob=both.log_prob[cut:], keep=both.keep[cut:])
+        return statistics
+
+    def judged(first: Mapping[int, TokenStatistics]) -> None:
+        if judge is not None:
+            judge([(trajectories[i], one.log_prob) for i, one in of_sides(first).items()])
+
+    result = stack.update(objective, plan, list(pairs.values()), progress, planned, before_first=judged)
+    result.token_statistics = of_sides(result.token_statistics)
     return result
 
 

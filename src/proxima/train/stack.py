@@ -1,7 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -111,6 +111,7 @@ class TrainStack:
         progress: Callable[[int, int], None] | None = None,
         planned: int = 0,
         go_on: Callable[[Sequence[int], Metrics], bool] | None = None,
+        before_first: Callable[[Mapping[int, TokenStatistics]], None] | None = None,
     ) -> UpdateResult:
         """Make one optimizer step for each entry of `plan`, in order.
 
@@ -121,6 +122,8 @@ class TrainStack:
             progress: called with (tokens done, tokens in total) after each micro-batch.
             planned: updates that the schedule counts for this call, where fewer are made: a batch that was not full
                 advances the schedule as a full one.
+            before_first: called with the statistics of the first update's items before its optimizer step, which is not
+                made if it raises.
             go_on: called after each update with its entry of `plan` and its metrics; False leaves out the rest.
 
         Raises:
@@ -145,6 +148,8 @@ class TrainStack:
         for number, indices in enumerate(plan):
             known = len(state.metrics)
             self._accumulate(objective, items, indices, run[number], number, state)
+            if number == 0 and before_first is not None:
+                before_first(result.token_statistics)
             norms.append(self._step())
             before = self._check_weights(before)
             result.updates += 1

@@ -17,7 +17,7 @@ Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by 
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """
 
-from proxima.core.correction.guard import MismatchGuard
+from proxima.core.correction.guard import MismatchError, MismatchGuard
 from proxima.core.correction.health import HealthVerdict, health
 from proxima.core.correction.importance import CapFloor, Icepop, Importance
 from proxima.core.correction.mismatch import mismatch_metrics
@@ -35,6 +35,6 @@ CORRECTIONS: dict[str, type] = {
 }
 
 __all__ = [
-    "CORRECTIONS", "CORRECTION_PRESETS", "CapFloor", "HealthVerdict", "Icepop", "Importance", "MismatchGuard",
-    "OffPolicySequence", "Rejection", "SecondMoment", "TopEntropy", "health", "mismatch_metrics",
+    "CORRECTIONS", "CORRECTION_PRESETS", "CapFloor", "HealthVerdict", "Icepop", "Importance", "MismatchError",
+    "MismatchGuard", "OffPolicySequence", "Rejection", "SecondMoment", "TopEntropy", "health", "mismatch_metrics",
 ]  # fmt: skip

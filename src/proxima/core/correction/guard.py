@@ -5,14 +5,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proxima.core.correction.weight_statistics import CATASTROPHIC, LossTokens
 from proxima.core.metrics import k3
-from proxima.data import PolicyBatch, check_choices, require
+from proxima.data import PolicyBatch, UserError, check_choices, require
+from proxima.data.columns import Floats
 
-OnMismatch = Literal["warn", "reject", "stop"]
+OnMismatch = Literal["auto", "warn", "reject", "stop"]
+FEWEST = 32  # fresh tokens: the mean of fewer may be far off for one rare token
+
+
+class MismatchError(UserError):
+    """The engine's log-probs of tokens that the present weights sampled are not those of the present weights."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +30,14 @@ class MismatchGuard:
 
     Args:
         measure: report the `mismatch/` metrics of the first forward; False also turns the guard off.
-        on_mismatch: `warn` writes a line; `reject` leaves the offending sequences of such a step out of its loss, at
-            the cost of one extra forward pass per step; `stop` ends the run after such a step, with a checkpoint.
+        on_mismatch: `auto` is `warn`, and ends the run before a step's first update if its fresh tokens are too far
+            apart (`max_fresh`), for then the engine reports something else; `warn` writes a line; `reject` leaves the
+            offending sequences of such a step out of its loss, at the cost of one extra forward pass per step; `stop`
+            ends the run after such a step, with a checkpoint.
         max_k3_kl: k3 of KL(mu || pi), nats a token, mean over the step's loss tokens; > 0.
         max_catastrophic: share of sequences that hold a token with pi / mu < 1e-4, in [0, 1].
+        max_fresh: mean of |log pi - log mu|, nats a token, over the step's loss tokens that the present weights
+            sampled, so that no age is in it; > 0. Sound engines are at 1e-5 (float32) to 0.05 (bfloat16).
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: `reject` drops nothing in a step that is not exceeded; in one that is, it drops each sequence whose own
         mean k3 is above max_k3_kl or that holds such a token, so that what is left is within both limits. Rejected
@@ -34,16 +45,39 @@ class MismatchGuard:
     """
 
     measure: bool = True
-    on_mismatch: OnMismatch = "warn"
+    on_mismatch: OnMismatch = "auto"
     max_k3_kl: float = 0.05
     max_catastrophic: float = 0.05
+    max_fresh: float = 0.2
 
     def __post_init__(self) -> None:
         check_choices(self)
-        bound = "must be warn while measure is false: what is not measured can't be acted on"
-        require(self.measure or self.on_mismatch == "warn", "on_mismatch", self.on_mismatch, bound)
+        bound = "must be auto or warn while measure is false: what is not measured can't be acted on"
+        require(self.measure or self.on_mismatch in ("auto", "warn"), "on_mismatch", self.on_mismatch, bound)
         require(self.max_k3_kl > 0, "max_k3_kl", self.max_k3_kl, "must be > 0 nats a token")
+        require(self.max_fresh > 0, "max_fresh", self.max_fresh, "must be > 0 nats a token")
         require(0 <= self.max_catastrophic <= 1, "max_catastrophic", self.max_catastrophic, "must be in [0, 1]")
+
+    @property
+    def judges_fresh(self) -> bool:
+        """Whether `check_fresh` is to be called."""
+        return self.measure and self.on_mismatch == "auto"
+
+    def check_fresh(self, distances: Floats) -> None:
+        """Raise `MismatchError` if the log-probs can't be those of the engine's own tokens.
+
+        Args:
+            distances: [n] |log pi - log mu| of the step's fresh tokens, nats. Fewer than `FEWEST`, and NaN, which an
+                engine gives that does not know a log-prob, prove nothing.
+        """
+        known = distances[~np.isnan(distances)]
+        if len(known) >= FEWEST and (mean := float(known.mean(dtype=np.float64))) > self.max_fresh:
+            raise MismatchError(
+                f"the engine's log-probs of {len(known)} tokens are {mean:.3g} nats from the trainer's on average, of "
+                f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g}, and sound engines are within 0.05",
+                remedy="the engine reports another distribution, or samples from other weights: see docs/mismatch.md; "
+                "resume (--resume) with algorithm.mismatch.on_mismatch=warn to train on them all the same",
+            )
 
     def exceeded(self, values: Mapping[str, object]) -> str | None:
         """The first metric of a step that is above its limit, with value and limit; None if the step is within."""

@@ -1,0 +1,127 @@
+"""Engines whose log-probs are not those of the weights end the run before it trains on them; noise does not."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxima.core.correction import MismatchError, MismatchGuard
+from proxima.data import FieldError
+from proxima.engine.local import Local
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.loop import RunEnded
+from tests.runtime.tiny_run import go, recipe
+
+KIND = "tests.runtime.test_wrong_log_probs:Wrong"
+QUICK = {"train__steps": 2, "eval__every": 0, "eval__before": False, "eval__after": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Local):
+    """Reports `factor` log p + `shift` + noise, as `noise` times a Laplace draw, from version `since` on."""
+
+    shift: float = 0.0
+    factor: float = 1.0
+    noise: float = 0.0
+    since: int = 0
+
+    def build(self, setup: Any) -> Any:
+        return _WrongEngine(super().build(setup), self)
+
+
+class _WrongEngine:
+    def __init__(self, inner: Any, spec: Wrong) -> None:
+        self._inner, self._spec = inner, spec
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def generate(self, requests: Any) -> AsyncIterator[Any]:
+        async with aclosing(self._inner.generate(requests)) as found:
+            async for one in found:
+                draws = np.random.default_rng([one.prompt_uid, one.sample]).laplace(size=len(one.tokens))
+                wrong = self._spec.factor * one.sampled_log_prob + self._spec.shift + self._spec.noise * draws
+                told = np.where(one.policy_version >= self._spec.since, wrong, one.sampled_log_prob).astype(np.float32)
+                yield replace(one, sampled_log_prob=told, untruncated_log_prob=told)
+
+
+def wrong(tiny_model, guard=None, **engine):
+    settings = {"kind": KIND, "dtype": "float32", "slots": 8} | engine
+    algorithm = {"preset": "cppo"} | ({} if guard is None else {"mismatch": guard})
+    return recipe(tiny_model("llama"), engine=settings, algorithm=algorithm, **QUICK)
+
+
+def trained(path):
+    return [r for r in RunFolder(path).read_metrics() if r["kind"] == "train"]
+
+
+@pytest.mark.parametrize("engine", [{"shift": 0.5}, {"shift": -0.5}, {"factor": 1.5}, {"factor": 0.5}])
+def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(engine, tiny_model, tmp_path):
+    with pytest.raises(RunEnded) as error:
+        go(tmp_path / "run", wrong(tiny_model, **engine))
+    said = str(error.value)
+    assert said.startswith("step 1, before its update: the engine's log-probs of ") and "\n" not in said
+    assert "max_fresh=0.2" in said and "on_mismatch=warn" in said
+    assert trained(tmp_path / "run") == []
+
+
+def test_noise_of_a_sound_engine_goes_on(tiny_model, tmp_path):
+    """Mean 0.1 nats: twice that of a server in bfloat16, with tails longer than its own."""
+    assert go(tmp_path / "run", wrong(tiny_model, noise=0.1)).status == "done"
+    assert all(0.05 < r["mismatch/log_prob_absdiff_mean"] < 0.2 for r in trained(tmp_path / "run"))
+
+
+def test_who_says_warn_goes_on(tiny_model, tmp_path):
+    assert go(tmp_path / "run", wrong(tiny_model, {"on_mismatch": "warn"}, shift=0.5)).status == "done"
+    assert len(trained(tmp_path / "run")) == 2
+
+
+def test_a_later_step_ends_the_run_with_the_weights_of_the_step_before(tiny_model, tmp_path):
+    tree = wrong(tiny_model, shift=0.5, since=1)
+    tree["checkpoint"] = {"every": 0}
+    with pytest.raises(RunEnded, match="step 2, before its update"):
+        go(tmp_path / "run", tree)
+    assert len(trained(tmp_path / "run")) == 1 and RunFolder(tmp_path / "run").checkpoint(1).is_dir()
+    tree["algorithm"]["mismatch"] = {"on_mismatch": "warn"}
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+
+
+def test_tokens_of_earlier_weights_are_not_judged(tiny_model, tmp_path):
+    """A large step moves the policy far from what sampled the completions that run meanwhile."""
+    tree = wrong(tiny_model)
+    tree["train"] |= {"optimizer": {"kind": "adamw", "lr": 0.3}, "warmup_steps": 0, "schedule": "constant", "steps": 4}
+    tree["runtime"] = {"threads": 1, "max_lag": 2, "max_concurrent_rollouts": 8}
+    try:
+        assert go(tmp_path / "run", tree).status == "done"
+    finally:
+        found = [r["mismatch/log_prob_absdiff_mean"] for r in trained(tmp_path / "run")]
+    assert max(found) > 0.2
+
+
+@pytest.mark.parametrize("preset", ["online_dpo"])
+def test_pairs_are_judged_too(preset, tiny_model, tmp_path):
+    tree = wrong(tiny_model, shift=0.5)
+    tree["algorithm"] = {"preset": preset}
+    tree["train"]["completions_per_prompt"] = 4
+    with pytest.raises(RunEnded, match="step 1, before its update"):
+        go(tmp_path / "run", tree)
+
+
+def test_the_bound_by_numbers():
+    guard = MismatchGuard()
+    guard.check_fresh(np.full(100, 0.199, np.float32))
+    guard.check_fresh(np.full(31, 5.0, np.float32))  # too few to tell
+    guard.check_fresh(np.full(100, np.nan, np.float32))
+    with pytest.raises(MismatchError, match=r"of 32 tokens are 0\.201 nats"):
+        guard.check_fresh(np.concatenate([np.full(32, 0.201), np.full(50, np.nan)]).astype(np.float32))
+    with pytest.raises(MismatchError, match="inf nats"):
+        guard.check_fresh(np.array([np.inf, *[0.0] * 99], np.float32))
+    with pytest.raises(FieldError, match="max_fresh"):
+        MismatchGuard(max_fresh=0.0)
+    assert MismatchGuard(measure=False).judges_fresh is False
+    assert [MismatchGuard(on_mismatch=one).judges_fresh for one in ("auto", "warn", "reject", "stop")] == [
+        True, False, False, False,
+    ]  # fmt: skip
