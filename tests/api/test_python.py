@@ -130,7 +130,8 @@ def test_errors_are_exceptions_and_name_the_overrides(tiny_model, tmp_path):
 
 
 def test_a_run_that_fails_raises(tiny_model, tmp_path):
-    broken = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), runtime__max_unscored_steps=1)
+    how = {"runtime__max_unscored_steps": 1, "runtime__reward_trial": "off"}
+    broken = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), **how)
     with pytest.raises(proxima.RunEnded, match="no completion of the last 1 steps has a score"):
         proxima.train(broken, {"reward": [Even(fail_on=1)]}, quiet=True)
     assert proxima.load_run(tmp_path / "run").status == "failed"

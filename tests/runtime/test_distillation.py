@@ -78,6 +78,7 @@ def test_a_teacher_alone_needs_no_score(tiny_model, tmp_path):
     assert [(r["loss"], r["grad_norm"]) for r in steps] == [(r["loss"], r["grad_norm"]) for r in scored]
     rows = read_rows(RunFolder(tmp_path / "unscored").rollout_file(1))
     assert {(row["outcome"], row["reward"]) for row in rows} == {("trained", None)}
+    fails["runtime__reward_trial"] = "off"
     with pytest.raises(RunEnded, match="no completion of the last 1 steps has a score"):
         go(tmp_path / "both", distilled(tiny_model, algorithm={"surrogate": "reinforce"}, **fails))
 

@@ -228,7 +228,13 @@ class RuntimeConfig:
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
-    max_unscored_steps: Annotated[int, "steps in a row without one valid score after which the run ends; 0: never"] = 3
+    reward_trial: Annotated[
+        Literal["refuse", "warn", "off"], "if the rewards score none of two made-up completions before the run"
+    ] = "refuse"
+    max_unscored_steps: Annotated[
+        int,
+        "steps, or generation batches of a step, in a row without one valid score after which the run ends; 0: never",
+    ] = 3
     stall_seconds: Annotated[float, STALL] = 600.0
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 

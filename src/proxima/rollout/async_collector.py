@@ -178,13 +178,16 @@ class AsyncCollector(Collector):
                 break
             if len(accepted) == self.admission.prompts:
                 return accepted, rejected
-        limit = self.refill.max_num_gen_batches if self.refill else 0
-        if self.refill is None or not 0 < limit * self.admission.prompts <= len(accepted) + len(rejected):
+        if self.refill is None:
             return None
-        if self.refill.exhausted == "stop":
-            groups = [one.scored for one in (*accepted, *rejected)]
+        groups = [one.scored for one in (*accepted, *rejected)]
+        batches = len(groups) // self.admission.prompts
+        given_up = 0 < self.max_unscored <= batches and without_score(groups) == len(groups)
+        if not given_up and not 0 < self.refill.max_num_gen_batches <= batches:
+            return None
+        if given_up or self.refill.exhausted == "stop":
             raise BatchNotFilled(
-                batches=limit,
+                batches=batches,
                 wanted=self.admission.prompts,
                 usable=len(accepted),
                 generated=groups,

@@ -30,6 +30,8 @@ class BatchNotFilled(Exception):
         wanted, usable: groups of a full batch, and those there are.
         generated: groups generated in the step.
         dropped: the groups that can't be used.
+
+    `unscored` holds the rewards' errors where no completion has a score, else nothing.
     """
 
     def __init__(self, *, batches: int, wanted: int, usable: int, generated: Sequence[Group], dropped: Dropped) -> None:
@@ -39,6 +41,7 @@ class BatchNotFilled(Exception):
             rewards = f"mean reward {sum(score.value for score in scores) / len(scores):.3g}"
         else:
             rewards = score_errors(generated) or "no score"
+        self.unscored = "" if scores else rewards
         super().__init__(
             f"{batches} generation batches (max_num_gen_batches) gave {usable} of {wanted} usable groups out of "
             f"{len(generated)} generated ({', '.join(f'{count} {reason}' for reason, count in reasons)}; {rewards})"
@@ -139,6 +142,7 @@ class Collector:
     """
 
     generator: GroupGenerator | None
+    max_unscored = 0  # generation batches without one valid score after which a step is given up; 0: never
 
     def state(self) -> dict[str, Any]:
         """The data cursor, as JSON values that its source can load."""
@@ -233,6 +237,14 @@ class BatchCollector(Collector):
             usable += [group for group in fresh if group.prompt.uid not in reasons]
             dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
             accepted += len(fresh) - len(reasons)
+            if self.refill and 0 < self.max_unscored <= batches and without_score(generated) == len(generated):
+                raise BatchNotFilled(
+                    batches=batches,
+                    wanted=self.prompts,
+                    usable=len(usable),
+                    generated=generated,
+                    dropped=tuple(dropped),
+                )
         if len(usable) < self.prompts and self.refill and self.refill.exhausted == "stop":
             raise BatchNotFilled(
                 batches=batches, wanted=self.prompts, usable=len(usable), generated=generated, dropped=tuple(dropped)

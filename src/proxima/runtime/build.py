@@ -321,9 +321,14 @@ def make_controller(
             log_prob = partial(compute.run, learner.stack.log_prob)
             cache = make_next_policy(config.algorithm, generator.engine, collector.unconsumed, log_prob, next_log_probs)
             learner = replace(learner, next_policy=cache)
-    metric, unscored = config.eval.metric, config.runtime.max_unscored_steps if trains_on_rewards(config) else 0
+    metric, unscored = config.eval.metric, max_unscored_steps(config)
     plan = make_plan(config, config.train.steps, metric=metric, max_unscored_steps=unscored)
     return Controller(plan, collector, algorithm, learner, store, evaluation, observer, clock)
+
+
+def max_unscored_steps(config: "RunConfig") -> int:
+    """Steps without a score after which the run ends; 0 where it does not train on scores."""
+    return config.runtime.max_unscored_steps if trains_on_rewards(config) else 0
 
 
 def make_collector(
@@ -340,9 +345,12 @@ def make_collector(
     runtime, factor = config.runtime, prompts_factor(config.algorithm.selection, generator.spec.completions)
     prompts, refill = config.train.prompts_per_step * factor, config.algorithm.dynamic_sampling
     common: dict[str, Any] = {"reject": reject, "refill": refill, "listener": listener}
+    collector: BatchCollector | AsyncCollector
     if not runtime.overlaps:
         common |= {"prompts": prompts, "max_lag": runtime.max_lag, "carried": pending.groups}
-        return BatchCollector(generator, source, **common)
+        collector = BatchCollector(generator, source, **common)
+        collector.max_unscored = max_unscored_steps(config)
+        return collector
     admission = Admission(
         prompts=prompts,
         concurrent=runtime.max_concurrent_rollouts or 1,
@@ -353,6 +361,7 @@ def make_collector(
     )
     common |= {"pending": pending, "finished": finished}
     collector = AsyncCollector(generator, source, admission, **common)
+    collector.max_unscored = max_unscored_steps(config)
     if isinstance(generator.engine, Executor):
         generator.engine.register_post_pause_hook(collector.engine_paused)
         generator.engine.register_post_resume_hook(collector.engine_resumed)

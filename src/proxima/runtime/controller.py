@@ -35,6 +35,8 @@ from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
 
+RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
+
 
 class Controller(TrainingLoop):
     """Everything that the loop touches, and the loop.
@@ -142,11 +144,14 @@ class Controller(TrainingLoop):
             except BatchNotFilled as shortfall:
                 file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
                 await self.disk.write(self.store.write_rollouts, step, nothing.groups, nothing.records({}))
-                raise RunEnded(
-                    f"step {step}: {shortfall}; see rollouts/{file.name}. Start another run with easier or harder "
-                    "questions or more completions per prompt, or resume this one (--resume) with a higher "
-                    "algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
-                ) from shortfall
+                remedy = (
+                    f"Fix the reward and {RESUME_CHANGED}"
+                    if shortfall.unscored
+                    else "Start another run with easier or harder questions or more completions per prompt, or resume "
+                    "this one (--resume) with a higher algorithm.dynamic_sampling.max_num_gen_batches or "
+                    "algorithm.dynamic_sampling.exhausted=partial"
+                )
+                raise RunEnded(f"step {step}: {shortfall}; see rollouts/{file.name}. {remedy}") from shortfall
         if not self._unjudged and (notice := self.algorithm.unjudged(collected.generated)):
             self._unjudged = notice
             self.observer.warning(notice)
@@ -283,9 +288,16 @@ class Controller(TrainingLoop):
         )
         if records and all(r.get("completions") and r["reward/invalid"] == r["completions"] for r in records):
             raise RunEnded(
-                f"no completion of the last {limit} steps has a score ({self._score_error}); fix the reward and resume "
-                "(--resume), or set runtime.max_unscored_steps=0 to train without scores"
+                f"no completion of the last {limit} steps has a score ({self._score_error}); fix the reward and "
+                f"{RESUME_CHANGED}, or set runtime.max_unscored_steps=0 to train without scores"
             )
+
+    def _unscored_note(self, record: Mapping[str, Any]) -> str:
+        """When a run without scores ends."""
+        limit = self.plan.max_unscored_steps
+        if not limit or record["reward/invalid"] < record["completions"]:
+            return ""
+        return f". The run ends after {limit} such steps in a row (runtime.max_unscored_steps)"
 
     def end_if_not_published(self) -> None:
         """The step is in the journal, so that its checkpoint fits its weights."""
@@ -343,9 +355,11 @@ class Controller(TrainingLoop):
             cache.missed = ""
         if invalid:
             self._score_error = score_errors(collected.generated)
+            few = f"{invalid} of {record['completions']} completions have no score"
+            lead = f"step {step}: no completion has a score" if invalid == record["completions"] else few
             self.observer.warning(
-                f"{invalid} of {record['completions']} completions have no score ({self._score_error}); they count in "
-                f"no mean; see `error` in rollouts/{self.folder.rollout_file(step).name}"
+                f"{lead} ({self._score_error}); they count in no mean; see `error` in "
+                f"rollouts/{self.folder.rollout_file(step).name}{self._unscored_note(record)}"
             )
         for verdict in health(record, self.learner.guard):
             if verdict.level == "act":

@@ -129,6 +129,8 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
     accepted = [name for name in found if accept and name.startswith("reward.")]
     if differing := [name for name in found if name not in accepted]:
         remedy = "restore it, or start another run with folder=PATH"
+        if all(name.startswith("reward.") for name in differing):
+            remedy += "; --accept-changes resumes with it, and says so in log, summary and report"
         place = f"since the run in {journal.path.parent} was started"
         raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
     return accepted

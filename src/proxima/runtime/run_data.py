@@ -10,6 +10,7 @@ from proxima.model.load import context_limit, load_config, load_tokenizer
 from proxima.runtime.engine_needs import check_engines
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts
+from proxima.runtime.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.teacher import check_teacher
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource, template_note
@@ -58,6 +59,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     check_teacher(config, tokenizer, context)
     notes = check_engines(config, tokenizer, context)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
+    trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
     source: PromptSource | StoredRollouts
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
     if config.replayed is None:
@@ -72,14 +74,18 @@ def load_run_data(config: "RunConfig") -> RunData:
         rows = rows_of["task"]
         source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
         checks.append((config.reward, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
+        trials[id(config.reward)] = config.reward, trial_prompts(source)
     for path, spec in config.eval.all_sets.items():
         rows = rows_of[f"{path}.task"]
         questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
         prompts, count = held_out_prompts(questions, spec.limit)
         held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts))
+        trials.setdefault(id(spec.reward or config.reward), (spec.reward or config.reward, prompts[:PROMPTS]))
         checks.append((spec.reward or config.reward, ReferenceAnswers(name=f"{path}.task", rows=rows, count=count)))
     for reward in {id(reward): reward for reward, _ in checks}.values():
         notes += validate_answers(replace(config, reward=reward), [answers for by, answers in checks if by is reward])
+    for reward, tried in trials.values():
+        notes += try_rewards(config, reward, tried, tokenizer)
     return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
 
 
@@ -117,6 +123,13 @@ def prompt_source(
             "and are skipped; shorten them or raise model.max_length"
         )
     return source
+
+
+def trial_prompts(source: PromptSource) -> list[Prompt]:
+    """Prompts from the whole of a task."""
+    count = len(source.rows)
+    draws = (Draw(uid=i, index=i, epoch=0) for i in range(0, count, max(1, count // PROMPTS)))
+    return [prompt for draw in list(draws)[:PROMPTS] if (prompt := source.prompt(draw)) is not None]
 
 
 def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], int]:

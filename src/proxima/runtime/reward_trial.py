@@ -1,0 +1,104 @@
+"""Before the weights are loaded: do the rewards score anything at all?
+
+A reward that raises on every completion would cost the weights' time to load, an evaluation and some steps before the
+run ends.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxima.data import Completion, FieldError, Group, Prompt, Score
+from proxima.data.jsonl import utf8
+from proxima.engine.own_loop import OwnLoop
+from proxima.reward.base import as_reward
+from proxima.reward.runner import RewardRunner
+from proxima.rollout.collector import score_errors
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+PROMPTS = 4  # that are tried: the first one, and the others only where it got no score
+PLAIN = "I think that the answer is 7."
+TRIAL_UID = 1 << 42  # the first uid of tried prompts, which no draw and no record of the run has
+
+
+def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Prompt], tokenizer: Any) -> list[str]:
+    """Score two made-up completions of a prompt, the row's answer and a plain sentence; if both fail, of more prompts.
+
+    Rewards that run a model are left out, because their weights are not loaded; their `check` has passed.
+
+    Returns: a warning if none has a score and the config says so.
+
+    Raises:
+        FieldError: none has a score; quotes the rewards' own errors.
+    """
+    from proxima.config.algorithm_checks import trains_on_rewards
+
+    tried = [spec for spec in specs if as_reward(spec).where != "compute"]
+    if len(tried) < len(specs):  # their scores are missing for those of the whole batch
+        tried = [spec for spec in tried if not as_reward(spec).whole_batch]
+    how = config.runtime.reward_trial
+    if how == "off" or not prompts or all(as_reward(spec).weight == 0 for spec in tried):
+        return []
+    runtime = config.runtime
+    limits: dict[str, Any] = {"timeout": runtime.reward_timeout, "memory_mb": runtime.reward_memory_mb}
+    rewards, loop = RewardRunner(tried, workers=runtime.reward_workers, **limits), OwnLoop("proxima-reward-trial")
+    try:
+        groups = loop.call(_scored(rewards, _groups(prompts[:1], tokenizer)))
+        if not _any_valid(groups):
+            groups += loop.call(_scored(rewards, _groups(prompts[1:PROMPTS], tokenizer)))
+    finally:
+        loop.close()
+        rewards.close()
+    if _any_valid(groups):
+        return []
+    count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
+    facts = f"none of {count} made-up completions such as {text!r:.60} has a score ({score_errors(groups)})"
+    if how == "warn" or not trains_on_rewards(config):
+        return [f"reward: {facts}"]
+    remedy = (
+        "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it refuses such texts rightly"
+    )
+    raise FieldError("reward", ", ".join(rewards.labels), f"fails: {facts}", remedy=remedy)
+
+
+async def _scored(rewards: RewardRunner, groups: Sequence[Group]) -> list[Group]:
+    scored = [replace(g, scores=tuple(await rewards.score(g.prompt, g.completions))) for g in groups]
+    return await rewards.score_batch(scored)
+
+
+def _any_valid(groups: Sequence[Group]) -> bool:
+    return any(score.valid for group in groups for score in group.scores)
+
+
+def _groups(prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
+    """Each prompt with its made-up completions, under a uid that the run does not use."""
+    groups = []
+    for number, prompt in enumerate(prompts):
+        known = prompt.answer
+        answer = "7" if known is None else known if isinstance(known, str) else json.dumps(known, default=repr)
+        tried = replace(prompt, uid=TRIAL_UID + number)
+        completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
+        groups.append(Group(prompt=tried, completions=completions, scores=(Score(value=0.0),) * len(completions)))
+    return groups
+
+
+def _completion(uid: int, sample: int, text: str, tokenizer: Any) -> Completion:
+    text = utf8(text)
+    tokens = np.array(tokenizer(text, add_special_tokens=False).input_ids or [tokenizer.eos_token_id], np.int32)
+    none = np.zeros(len(tokens), np.float32)
+    return Completion(
+        prompt_uid=uid,
+        sample=sample,
+        tokens=tokens,
+        text=text,
+        sampled_log_prob=none,
+        untruncated_log_prob=none,
+        policy_version=np.zeros(len(tokens), np.int32),
+        finish_reason="stop",
+        temperature=1.0,
+    )

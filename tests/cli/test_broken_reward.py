@@ -1,0 +1,95 @@
+"""A reward that fails on everything: before the run, during it, and once its file is repaired."""
+
+import json
+
+import pytest
+import yaml
+
+from proxima.cli.main import main
+from proxima.runtime.reward_trial import PLAIN
+from tests.runtime.tiny_run import recipe
+
+RAISES = "def mine(completion: str, answer):\n    return {'1': 1.0}[completion + 'x']\n"
+TRIAL_ALONE = f"""
+def mine(completion: str, answer):
+    if completion in (answer, {PLAIN!r}):
+        return 0.0
+    raise RuntimeError("no opinion")
+"""
+REPAIRED = "def mine(completion: str):\n    return float(len(set(completion)))\n"
+
+
+@pytest.fixture
+def command(tiny_model, tmp_path, capsys):
+    """`command(SOURCE, *words, **changes)` → exit code and standard error of `proxima train` with that reward file."""
+
+    def run(source, *words, **changes):
+        (tmp_path / "mine.py").write_text(source)
+        tree = recipe(tiny_model("llama"), **{"train__steps": 4, "folder": str(tmp_path / "run")} | changes)
+        tree["reward"] = {"kind": "function", "path": f"{tmp_path}/mine.py:mine"} | tree.pop("fields", {})
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+        code = main(["train", str(tmp_path / "recipe.yaml"), "--quiet", *words])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def steps(folder):
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [record["step"] for record in map(json.loads, lines) if record["kind"] == "train"]
+
+
+def test_a_reward_that_raises_on_everything_is_refused_before_the_weights_are_loaded(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("proxima.runtime.run.load_model", None)
+    code, error = command(RAISES)
+    assert code == 2 and error.count("\n") == 1 and not (tmp_path / "run").exists()
+    assert error.startswith("error: reward='mine' fails: none of 8 made-up completions such as '")
+    assert "has a score (mine: KeyError: '" in error and "(mine.py:2)" in error
+    assert error.endswith(
+        "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it refuses such texts rightly\n"
+    )
+
+
+def test_a_reward_that_hangs_is_refused_with_its_timeout(command):
+    code, error = command("import time\ndef mine(completion: str):\n    time.sleep(60)\n", runtime__reward_timeout=0.2)
+    assert code == 2 and "(mine: timed out after 0.2 s)" in error
+
+
+def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, tmp_path):
+    code, error = command(TRIAL_ALONE, runtime__max_unscored_steps=2)
+    assert code == 1 and steps(tmp_path) == [1, 2]
+    assert "no completion of the last 2 steps has a score (mine: RuntimeError: no opinion (mine.py:5))" in error
+    assert "--resume, with --accept-changes where its file or fields have changed" in error
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "step 1: no completion has a score (mine: RuntimeError: no opinion (mine.py:5))" in log
+    assert "The run ends after 2 such steps in a row (runtime.max_unscored_steps)" in log
+
+    code, error = command(REPAIRED, "--resume", runtime__max_unscored_steps=2)
+    assert code == 2 and "reward.0: mine.py: changed since the run" in error and "--accept-changes" in error
+
+    code, error = command(REPAIRED, "--resume", "--accept-changes", runtime__max_unscored_steps=2)
+    assert code == 0 and steps(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lag", [{}, {"runtime__max_concurrent_rollouts": 4}])
+def test_dynamic_sampling_without_scores_ends_early_and_blames_the_reward(command, tmp_path, lag):
+    refill = {"algorithm": {"preset": "dapo"}, "runtime__max_unscored_steps": 2, **lag}
+    code, error = command(TRIAL_ALONE, **refill)
+    assert code == 1 and "step 1: 2 generation batches" in error and "mine: RuntimeError: no opinion" in error
+    assert "Fix the reward and resume (--resume, with --accept-changes" in error and "easier" not in error
+    code, error = command(REPAIRED, "--resume", "--accept-changes", **refill)
+    assert code == 0 and steps(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp_path):
+    source = f"def mine(completion: str, answer):\n    assert completion not in (answer, {PLAIN!r})\n    return 1.0\n"
+    assert command(source)[0] == 2
+    code, _ = command(source, runtime__reward_trial="warn", train__steps=1)
+    assert code == 0 and "none of 8 made-up completions such as" in (tmp_path / "run" / "log.txt").read_text()
+    code, _ = command(source, "--overwrite", runtime__reward_trial="off", train__steps=1)
+    assert code == 0 and "made-up" not in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_reward_that_fails_on_one_of_the_texts_alone_is_fine(command):
+    source = "def mine(completion: str, answer):\n    assert completion != answer\n    return 1.0\n"
+    assert command(source, train__steps=1)[0] == 0
