@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -260,3 +261,18 @@ def test_proximal_interpolation() -> None:
     )
     with pytest.raises(ValueError, match="policy_version 5 is later than current_version 4"):
         interpolated_proximal(behavior, current, versions, 4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("kind", ["loglinear", "linear"])
+def test_the_share_of_a_proximal_policy_is_as_precise_as_the_log_probs(kind, dtype, tolerance) -> None:
+    now, versions = 12, np.arange(-1, 13)
+    draw = np.random.default_rng(9)
+    mu, pi = (-draw.gamma(1.5, 2.0, len(versions)) for _ in range(2))
+    age = now - versions
+    share = np.where((versions >= 0) & (age > 0), (age - 1) / np.maximum(age, 1), 0.0)  # 1/2, 2/3, 3/4 ...
+    between = np.log(np.exp(mu) + share * (np.exp(pi) - np.exp(mu)))
+    expected = mu + share * (pi - mu) if kind == "loglinear" else between
+    inputs = (torch.tensor(x, dtype=dtype) for x in (mu, pi))
+    ours = interpolated_proximal(*inputs, torch.tensor(versions), now, kind)
+    assert ours.dtype == dtype and np.abs(ours.numpy() / expected - 1).max() <= tolerance

@@ -281,6 +281,18 @@ def test_what_we_cannot_read_is_unsupported() -> None:
         verify_record({"name": "y", "source": "", "dtype": "", "inputs": {}})
 
 
+def test_a_clip_schedule_needs_the_progress_of_the_run() -> None:
+    """UniRL gives it beside the batch; a record may have it there or among the options."""
+    record = copy.deepcopy(next(r for r in RECORDS if r["name"] == "made/unirl/GRPO/linear_decay"))
+    record["inputs"]["training_progress"] = record["params"].pop("training_progress")
+    assert verify_record(record).status == "matched"
+    record["inputs"]["training_progress"] *= 0.5
+    assert verify_record(record).status == "failed"
+    del record["inputs"]["training_progress"]
+    verdict = verify_record(record)
+    assert verdict.status == "unsupported" and "without a training_progress" in str(verdict.reason)
+
+
 def test_reasons_in_use() -> None:
     used = {reason for reasons in DIFFERS.values() for reason in reasons.split("+")}
     assert {"P6", "P10", "P16", "P25", "P27", "P35", "T1", "A3", "A5", "A7"} <= used

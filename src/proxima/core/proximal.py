@@ -30,14 +30,16 @@ def interpolated_proximal(
     Raises: ValueError for an unknown kind, or a version later than the current one.
     Edge cases: a token of the current, the previous or an unknown version has a = 0: its proximal policy is its
         behavior policy.
-    Source: AReaL `prox_logp_method: loglinear`. Differs: AReaL computes a in float32.
+    Source: AReaL `prox_logp_method: loglinear`. Differs: AReaL computes a in float32, whatever the log-probs are in.
     """
     require(kind in ("loglinear", "linear"), "kind", kind, "must be loglinear or linear")
     age = current_version - policy_version
     if bool((age < 0).any()):
         latest = f"policy_version {int(policy_version.max())}"
         raise ValueError(f"interpolated_proximal: {latest} is later than current_version {current_version}.")
-    share = torch.where((age > 0) & (policy_version >= 0), (age - 1) / age.clamp(min=1), 0.0).to(log_prob.dtype)
+    precise = torch.promote_types(log_prob.dtype, torch.float32)  # a quotient of integers is float32
+    between = (age - 1).to(precise) / age.clamp(min=1)
+    share = torch.where((age > 0) & (policy_version >= 0), between, 0.0).to(log_prob.dtype)
     behavior, current = behavior_log_prob.detach(), log_prob.detach()
     if kind == "loglinear":
         return behavior + share * (current - behavior)

@@ -16,13 +16,12 @@ from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
 from proxima.data import Outcomes, PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, NoReading, Record
+from proxima.peers.verify.record import Attempt, Check, NoReading, Record, Tracked
 from proxima.peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, loss_of, masked, reasons
 
 ALGORITHMS = ("CPPO", "DPPO", "DRPO", "GSPO", "GRPO")
 CLIP_RANGES = {"GSPO": 3e-4, "GRPO": 1e-4}
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
+DECAYS: dict[str, Callable[[float], float]] = {
     "linear_decay": lambda progress: 1 - 0.5 * progress,
     "cosine_decay": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
 }
@@ -39,10 +38,19 @@ def unirl_surrogate(p: dict[str, Any], kind: str | None = None) -> Any:
         return (Drpo if p.get("penalty_mu_weighted", True) else Spo)(p.get("drpo_epsilon", 12.5))
     if kind not in CLIP_RANGES:
         return None
-    schedule = SCHEDULES[p.get("clip_schedule", "constant")](p.get("training_progress", 0.0))
+    low, high = clip_ranges(p, kind)
+    low = min(low, 1.0)  # a ratio is positive
+    return Gspo(low, high, "sequence") if kind == "GSPO" else PpoClip(low, high)
+
+
+def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
+    """Below and above, where the clip schedule has come to; a schedule of another name is a constant range there."""
     low, high = p.get("clip_range", CLIP_RANGES[kind]), p.get("clip_range_high")
-    low, high = low * schedule, (low if high is None else high) * schedule
-    return Gspo(min(low, 1.0), high, "sequence") if kind == "GSPO" else PpoClip(min(low, 1.0), high)
+    decay, progress = DECAYS.get(p.get("clip_schedule", "constant")), p.get("training_progress")
+    if decay is not None and progress is None:
+        raise NoReading(f"no reading of clip_schedule={p['clip_schedule']!r} without a training_progress")
+    share = 1.0 if decay is None else decay(float(progress or 0))
+    return low * share, (low if high is None else high) * share
 
 
 FIELDS = {"CPPO": "delta", "DPPO": "delta", "DRPO": "epsilon"}  # the field by which an algorithm is known
@@ -72,7 +80,11 @@ def losses(record: Record) -> Iterator[Attempt]:
     p = record.params
     kind = next(name for name in ALGORITHMS if f" {name}." in record.source)
     b, leaf = unirl_batch(record)
+    if record.has("training_progress"):  # an argument beside the batch, in some records
+        p = Tracked({**p, "training_progress": record.inputs["training_progress"]})
+        p.seen = record.params.seen
     spec = unirl_surrogate(p, kind)
+    clip_range = clip_ranges(p, kind)[0] if kind in CLIP_RANGES else None
     # Of the options of the other algorithms, and of what a stub stage does not do, none has an effect.
     p.mark_irrelevant("horizon", "sampling_temperature", "training_progress", "stage_attr", "conditions_cls")
     if p.get("old_logp_source", "rollout") != "rollout":
@@ -102,7 +114,8 @@ def losses(record: Record) -> Iterator[Attempt]:
                 if of_all:
                     denominator = torch.tensor(len(leaf) if mode == "token-mean" else rows)
                 value = loss.numerator / denominator
-                yield reasons(reason, U6=limit, U1=edge), _checks(record, b, spec, leaf, value, keep)
+                checks = _checks(record, b, spec, leaf, value, keep, clip_range)
+                yield reasons(reason, U6=limit, U1=edge), checks
 
 
 def _known(values: Tensor | None) -> Tensor:
@@ -135,15 +148,18 @@ def _with_single_mask(record: Record, spec: Any, every: PolicyBatch) -> tuple[An
     return Changed(masked, spec, keep), keep
 
 
-def _checks(record: Record, b: PolicyBatch, spec: Any, leaf: Tensor, value: Tensor, keep: Tensor) -> list[Check]:
+def _checks(
+    record: Record, b: PolicyBatch, spec: Any, leaf: Tensor, value: Tensor, keep: Tensor, clip_range: float | None
+) -> list[Check]:
+    """`clip_range`: of the algorithms that clip, as they report it."""
     theirs = replace(record, expected={**record.expected, "grad_logp": concatenated(record.expected["grad_logp"])})
     checks = theirs.loss_checks(value, leaf)
     if "keep" in record.expected:
         checks.append(Check("keep", keep.double(), concatenated(record.expected["keep"])))
     names: dict[type, str] = {Cppo: "cppo_delta", Dppo: "dppo_delta", Drpo: "drpo_epsilon", Spo: "drpo_epsilon"}
     name = names.get(type(spec), "clip_range")
-    field = "epsilon_low" if name == "clip_range" else name.partition("_")[2]
-    numbers = {"policy_loss": value.detach(), name: getattr(spec, field)}
+    bound = clip_range if name == "clip_range" else getattr(spec, name.partition("_")[2])
+    numbers = {"policy_loss": value.detach(), name: bound}
     numbers |= numbers_of(spec, b, keep)
     return [*checks, *record.checks(numbers, atol=1e-9)]
 
