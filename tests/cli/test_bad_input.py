@@ -33,6 +33,11 @@ CASES = [
         "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B",
     ),
     (
+        "model.path=/dev/zero",
+        "model.path=/dev/zero (command line): is no file and no folder but a device, a pipe or a socket; give a folder "
+        "or a .gguf file",
+    ),
+    (
         "train.updates_per_step=3",
         "train.updates_per_step=3 (command line): must divide prompts_per_step=2; a group is never split over two "
         "updates",

@@ -234,4 +234,5 @@ def test_a_place_that_takes_nothing_is_one_line(number, code, line, proxima, mon
 
 def test_a_run_name_that_is_too_long_is_one_line(proxima, recipe):
     code, _, err = proxima("train", recipe(), f"folder=runs/{'x' * 300}")
-    assert code == 2 and err.splitlines() == [f"error: runs/{'x' * 115}: File name too long; give another path"]
+    assert code == 2 and len(err) < 350
+    assert err.endswith("xxx (305 characters): File name too long; give another path\n")

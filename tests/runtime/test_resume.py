@@ -418,8 +418,35 @@ def test_a_folder_in_use_is_refused(tiny_model, tmp_path):
 
 def test_a_folder_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
     watcher = Watcher(lambda event, *facts: shutil.rmtree(tmp_path / "run") if event == "step" else None)
-    with pytest.raises(UserError, match="run or its files were deleted during the run; .* start the run again"):
+    with pytest.raises(
+        UserError, match="run was moved or deleted during the run; resume it where it is now .* or start it again"
+    ):
         go(tmp_path / "run", tree(tiny_model("llama")), observer=watcher)
+
+
+def test_a_folder_that_is_moved_under_a_run_is_said_and_resumes_where_it_is(unbroken, tiny_model, tmp_path):
+    def move(event, *facts):
+        if event == "step" and facts[0]["step"] == 2:
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    config = tree(tiny_model("llama"), checkpoint__every=1)
+    with pytest.raises(UserError, match="run was moved or deleted during the run; resume it where it is now"):
+        go(tmp_path / "run", config, observer=Watcher(move))
+    assert not (tmp_path / "run").exists()
+    assert go(tmp_path / "moved", config, resume=True).status == "done"
+    assert_same(traces(tmp_path / "moved"), unbroken)
+
+
+def test_rollouts_that_are_deleted_under_a_run_cost_nothing_else(tiny_model, tmp_path):
+    def delete(event, *facts):
+        if event == "step" and facts[0]["step"] == 2:
+            shutil.rmtree(tmp_path / "run" / "rollouts")
+
+    assert go(tmp_path / "run", tree(tiny_model("llama")), observer=Watcher(delete)).status == "done"
+    assert sorted(file.name for file in (tmp_path / "run" / "rollouts").iterdir()) == [
+        "000003.parquet",
+        "000004.parquet",
+    ]
 
 
 def test_a_journal_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):

@@ -2,17 +2,19 @@
 
 import argparse
 import difflib
-import errno
 import importlib
 import io
 import os
+import pathlib
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from proxima import __version__
 from proxima.cli.bug_report import report_bug
-from proxima.data.errors import UserError
+from proxima.data.errors import LONGEST_VALUE, UserError, shortened
 from proxima.data.full_disk import is_disk_full
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
     arguments = argparse.Namespace(run_folder=None)
     try:
+        if any("\0" in word for word in words):
+            raise UserError("an argument has a NUL character", remedy="leave it out")
         return _run(words, arguments)
     except UserError as error:
         return _refuse(str(error))
@@ -68,14 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `proxima list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        return _refuse(f"{error.filename}: {error.strerror}; give another path")
     except Exception as error:
         if is_disk_full(error):
             place = f"{error.filename}: " if error.filename else ""
             return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
-        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
-            return _refuse(f"{str(error.filename)[:120]}: {error.strerror}; give another path")
+        if reason := _of_a_path(error):
+            return _refuse(f"{reason}; give another path")
         return report_bug(error, arguments.run_folder)
 
 
@@ -107,6 +109,8 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         argcomplete.autocomplete(parser)  # answers, and ends the process
     _, rest = parser.parse_known_args(words, arguments)
     if arguments.command is None:
+        if rest:
+            raise UserError(f"unknown argument {rest[0]!r}; see proxima --help")
         parser.print_help()
         return 0
     _place_rest(arguments, rest)
@@ -131,6 +135,18 @@ def _is_recipe_field(path: str) -> bool:
     from proxima.config.families import FAMILIES
 
     return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family))
+
+
+def _of_a_path(error: Exception) -> str | None:
+    """What is wrong with a path that the user gave, whichever of its many uses has failed; None for another error."""
+    if isinstance(error, OSError) and error.filename is not None:
+        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        own = Path(path).is_relative_to(Path(__file__).parents[1])  # a file of proxima's is missing: no fault of his
+        return None if own else f"{shortened(path, LONGEST_VALUE)}: {error.strerror}"
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # links in a circle, `~nobody`
+        return shortened(str(error).rstrip("."), LONGEST_VALUE)
+    return None
 
 
 def _refuse(text: str, code: int = 2) -> int:

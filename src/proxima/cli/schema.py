@@ -13,11 +13,12 @@ def run(arguments: argparse.Namespace) -> int:
     import json
 
     from proxima.config.json_schema import json_schema
+    from proxima.data.atomic_files import write_atomic
 
     text = json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
     if arguments.out is None:
         sys.stdout.write(text)
     else:
-        Path(arguments.out).write_text(text, encoding="utf-8")
+        write_atomic(Path(arguments.out), text)
         print(f"wrote {arguments.out}")
     return 0

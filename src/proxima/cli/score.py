@@ -172,17 +172,15 @@ def read_texts(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Complet
 
 def columns_in(file: Path) -> list[str]:
     """The columns of a Parquet file, or the keys of the first row of any other; UserError if it has none."""
-    from proxima.task.local_files import json_object
+    from proxima.task.local_files import content_lines, json_object
 
     if file.suffix == ".parquet":
         from proxima.evaluate.suites import columns_of
 
         return sorted(columns_of(file))
-    with file.open("rb") as stream:
-        line = next(((number, line) for number, line in enumerate(stream, 1) if line.strip()), None)
-    if line is None:
+    if (line := next(content_lines(file), None)) is None:
         raise UserError(f"{file} is empty; a row is {{prompt, completion, …}}")
-    return list(json_object(line[1], f"{file}:{line[0]}"))
+    return list(json_object(line[2], f"{file}:{line[0]}"))
 
 
 def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence[str], file: Path) -> str:

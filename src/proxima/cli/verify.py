@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.cli.output import add_import_code, print_json
 from proxima.data import NoFieldError, UserError
+from proxima.data.text_files import read_text
 
 if TYPE_CHECKING:
     from proxima.peers.verify import RecordVerdict
@@ -72,7 +73,7 @@ def _records(name: str) -> list[dict[str, Any]]:
         return one_problem(name, f"{reason}; give a JSON list of records {RECORD}")
 
     try:
-        raw = json.loads(Path(name).read_text(encoding="utf-8"))
+        raw = json.loads(read_text(Path(name)))
     except OSError as error:
         raise refused(f"can't be read ({error.strerror})") from None
     except UnicodeDecodeError:

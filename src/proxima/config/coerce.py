@@ -99,6 +99,8 @@ def _text(node: Node) -> str:
     if isinstance(node.value, str):
         if any("\ud800" <= char <= "\udfff" for char in node.value):
             raise Mismatch("a text that UTF-8 can hold")
+        if "\0" in node.value:  # no path may have one, and no prompt needs it
+            raise Mismatch("a text without NUL characters")
         return node.value
     if node.source == COMMAND_LINE and node.text is not None and node.value is not None:
         return node.text

@@ -113,6 +113,8 @@ def model_problem(path: str) -> str | None:
     if place.is_file():
         remedy = "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
         return None if place.suffix == ".gguf" else remedy
+    if place.exists():
+        return "is no file and no folder but a device, a pipe or a socket; give a folder or a .gguf file"
     if _looks_like_hub_name(path):
         return None
     where = "" if place.is_absolute() or path.startswith("~") else ": a path is relative to the current folder"
@@ -121,7 +123,7 @@ def model_problem(path: str) -> str | None:
 
 def _looks_like_hub_name(path: str) -> bool:
     owner, slash, name = path.partition("/")
-    local = owner in LOCAL_FOLDERS or owner.startswith((".", "~")) or Path(owner).is_dir() or path.endswith(".gguf")
+    local = owner in LOCAL_FOLDERS or owner.startswith((".", "~")) or Path(owner).exists() or path.endswith(".gguf")
     return bool(slash and owner and name) and "/" not in name and " " not in path and not local
 
 

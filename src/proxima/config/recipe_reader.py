@@ -16,6 +16,7 @@ from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, merge
 from proxima.data.recipe_files import find_recipe, shipped_folder, shipped_recipes
+from proxima.data.text_files import read_text
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can stand for billions of values
 _TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
@@ -58,7 +59,7 @@ def read_yaml(path: Path) -> Node:
     """One YAML file whose top level is a mapping."""
     name = shown_path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         near = _near_recipe(path)
         remedy = f"did you mean {near}?" if near else "give a YAML file, or a name of `proxima list recipes`"

@@ -1,12 +1,11 @@
 """Atomic writes: a reader, or a resume after a kill, sees the former content of a file or the new one."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
-
-from proxima.data.full_disk import is_disk_full
 
 
 @contextmanager
@@ -15,8 +14,14 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 
     The data reach the disk (fsync) before the rename, and the rename before this returns. An error inside, such as a
     full disk, removes the temporary file, leaves `path` as it was and is raised; a kill leaves at most a stray
-    `.NAME.part`, which the next write of the same file replaces.
+    `.NAME.part`, which the next write of the same file replaces. A device or a pipe, `/dev/stdout`, is written to.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a rename would put a file in its place
+        with path.open("wb") as file:
+            yield file
+        return
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
@@ -25,7 +30,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException as error:
-        if is_disk_full(error) and error.filename is None:
+        if isinstance(error, OSError) and error.filename in (None, str(part)):
             error.filename = str(path)  # a failed write names no file
         with suppress(OSError):
             part.unlink()

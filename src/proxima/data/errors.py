@@ -14,9 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+LONGEST_VALUE, LONGEST_LINE = 300, 2_000  # characters
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, or its beginning and its end: a value may be a file that was passed by mistake."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]} … {text[-longest // 3 :]} ({len(text):,} characters)"
+
 
 class UserError(ValueError):
-    """Something the user can fix.
+    """Something the user can fix. Its lines and the values in them are shortened, whoever writes them.
 
     Args:
         message: what is wrong, with the offending value; one line.
@@ -33,7 +42,8 @@ class UserError(ValueError):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
+        text = f"{self.reason}; {self.remedy}" if self.remedy else self.reason
+        return text if len(text) <= LONGEST_LINE else "\n".join(shortened(s, LONGEST_LINE) for s in text.split("\n"))
 
 
 class NotFiniteError(UserError):
@@ -61,7 +71,7 @@ class FieldError(UserError):
 
     @property
     def reason(self) -> str:
-        return f"{self.field}={self.value!r} {self.bound}"
+        return f"{self.field}={shortened(repr(self.value), LONGEST_VALUE)} {self.bound}"
 
     @property
     def requirement(self) -> str:

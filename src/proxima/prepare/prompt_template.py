@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import FieldError, Message
+from proxima.data.text_files import read_text
 from proxima.task.column_mapping import fill, require_question_template
 from proxima.task.protocol import user_message
 
@@ -73,7 +74,7 @@ def resolve_template(text: str, system: str | None = None) -> Template:
 
 def _from_file(name: str) -> str:
     try:
-        return Path(name).expanduser().read_text(encoding="utf-8").removesuffix("\n")
+        return read_text(Path(name).expanduser()).removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         wrong = f"can't be read ({error.strerror if isinstance(error, OSError) else 'is not UTF-8 text'})"
         raise FieldError("template", f"@{name}", wrong, remedy="name a text file that holds {question}") from None

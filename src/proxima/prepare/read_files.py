@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
+from proxima.data.text_files import read_text
 from proxima.prepare.row_formats import RowReader, SourceQuestion, reader_for
 from proxima.task.local_files import json_object
 
@@ -158,7 +159,7 @@ def _json_values(path: Path) -> Iterator[dict[str, Any]]:
 
 def _json_document(path: Path) -> list[dict[str, Any]] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_text(path))
     except (ValueError, RecursionError):
         return None  # one object per line
     entries = document if isinstance(document, list) else [document]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from proxima.config.dump import dump
+from proxima.config.families import command_of
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
@@ -117,10 +118,11 @@ def execute(
             with signals_restored():
                 return compute.serve(_run(workload, resolved, folder, mode, compute, observer, clock))
         except Exception as error:
-            if not folder.is_deleted:
+            if not folder.is_gone:
                 raise
-            message = f"{folder.path} or its files were deleted during the run; they are lost"
-            raise UserError(message, remedy="start the run again") from error
+            message = f"{folder.path} was moved or deleted during the run"
+            remedy = f"resume it where it is now (proxima {command_of(config)} FOLDER --resume), or start it again"
+            raise UserError(message, remedy=remedy) from error
         finally:
             folder.release()
             workload.close()

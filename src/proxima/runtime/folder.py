@@ -119,9 +119,9 @@ class RunFolder:
             self._lock = FolderLock(self.path / ".lock", shared=True)
 
     @property
-    def is_deleted(self) -> bool:
-        """Whether the folder was deleted after `begin`."""
-        return self._lock is not None and self._lock.is_deleted
+    def is_gone(self) -> bool:
+        """Whether the folder was deleted or moved after `begin`."""
+        return self._lock is not None and self._lock.is_gone
 
     def release(self) -> None:
         """Unlock the folder; the end of the process, however it ends, unlocks it too."""

@@ -45,9 +45,12 @@ class FolderLock:
         self._note(datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
-    def is_deleted(self) -> bool:
-        """Whether somebody has deleted the file, and so perhaps all of the folder."""
-        return os.fstat(self._file.fileno()).st_nlink == 0
+    def is_gone(self) -> bool:
+        """Whether somebody has deleted or moved the file, and so perhaps all of the folder."""
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return True
 
     def release(self) -> None:
         """Unlock."""

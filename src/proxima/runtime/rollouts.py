@@ -244,5 +244,6 @@ def _training(group: Group, completion: Completion, score: Score, record: Comple
 
 
 def _write(path: Path, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)  # somebody may have deleted what he needs no more, during the run
     with atomic_writer(path) as file:
         write_rows(file, schema, rows)

@@ -50,7 +50,7 @@ class Jsonl(ColumnMapping):
     def _scan(self, file: Path, unusable: list[EmptyPromptError]) -> "array[int]":
         """The offset of each row, after every row was validated; `unusable` gets what rows without a prompt raise."""
         offsets = array("q")
-        for number, offset, line in _lines(file):
+        for number, offset, line in content_lines(file):
             place = f"{file}:{number}"
             values = _parsed(line, place)
             if not offsets:
@@ -70,14 +70,18 @@ class Jsonl(ColumnMapping):
             return self.row(_parsed(stream.readline(), place), place)
 
 
-def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
+def content_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
     """Number, offset and content of each line that is not blank."""
     offset = 0
-    with file.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                yield number, offset, line
-            offset += len(line)
+    try:
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield number, offset, line
+                offset += len(line)
+    except OSError as error:
+        error.filename = str(file)  # a failed read names no file
+        raise
 
 
 def json_object(line: str | bytes, place: str) -> dict[str, Any]:

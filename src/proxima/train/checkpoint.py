@@ -64,7 +64,8 @@ def write_checkpoint(
     final = folder / f"{step:06d}"
     temporary = folder / f".{step:06d}.part"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    folder.mkdir(exist_ok=True)  # not the run folder above it, which may have been moved during the run
+    temporary.mkdir()
     try:
         save_trained(loaded, temporary / "model")
         tensors, trainer_facts = stack.state()

@@ -13,6 +13,7 @@ import yaml
 
 from proxima.config.problems import one_problem
 from proxima.config.scalars import Loader
+from proxima.data.text_files import read_text
 from proxima.peers.convert.read_python import from_python
 from proxima.peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script
 
@@ -74,7 +75,7 @@ def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST:
             raise one_problem(str(path), f"is larger than {LARGEST // 10**6} MB, as no configuration is; {wanted}")
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, "utf-8-sig")
     except OSError as error:
         raise one_problem(str(path), f"can't be read ({error.strerror}); {wanted}") from None
     except UnicodeDecodeError:

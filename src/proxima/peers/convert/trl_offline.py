@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.tree import FILL_IN
+from proxima.data.text_files import read_text
 from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.known import Rules, option_rules
@@ -39,7 +40,7 @@ def command_of_trl(o: Options) -> str | None:
     options alone tells by one, or a loss, that only that training has. None: another training, or in doubt."""
     file = Path(o.file)
     if file.suffix in (".py", ".sh", ".bash"):
-        text = re.sub(r"\\\n", " ", file.read_text(encoding="utf-8-sig"))
+        text = re.sub(r"\\\n", " ", read_text(file, "utf-8-sig"))
         found = {next(filter(None, match.groups())).lower() for match in _NAMED.finditer(text)}
         if found or "GRPO" in text or "grpo" in text:
             return found.pop() if len(found) == 1 and "GRPO" not in text and "grpo" not in text else None

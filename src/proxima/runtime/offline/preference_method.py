@@ -48,13 +48,21 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         self.section = config.preference
         self.begins = True  # the weights are those that the run begins with
         self.policy: Policy | None = None
-        cache = self.section.cache
-        if self.section.reference == "start" and cache is not None:
-            try:  # before the log-probs are computed
-                Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
+        if (cache := self.cache) is not None:  # refused before anything is written; made when the run begins
+            missing = [place for place in (cache, *cache.parents) if not place.exists()]
+            try:
+                cache.mkdir(parents=True, exist_ok=True)
+                for place in missing:
+                    place.rmdir()
             except OSError as error:
-                remedy = "name another folder, or null for none"
-                raise FieldError("preference.cache", cache, f"can't be made: {error.strerror}", remedy=remedy) from None
+                remedy, reason = "name another folder, or null for none", f"can't be made: {error.strerror}"
+                raise FieldError("preference.cache", self.section.cache, reason, remedy=remedy) from None
+
+    @property
+    def cache(self) -> Path | None:
+        """The folder of the reference's log-probs, where they are kept."""
+        cache = self.section.cache if self.section.reference == "start" else None
+        return None if cache is None else Path(cache).expanduser()
 
     def item(self, row: Row, number: int) -> Item:
         return self.config.item(number, row, self.tokenizer, self.context)
@@ -66,6 +74,8 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
 
     def load(self, path: str | None) -> LoadedModel:
         self.begins = path is None
+        if self.cache is not None:
+            self.cache.mkdir(parents=True, exist_ok=True)
         return super().load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
