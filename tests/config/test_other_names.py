@@ -4,7 +4,7 @@ import pytest
 
 from proxima.config.describe import fields_of, kinds_of
 from proxima.config.families import FAMILIES
-from proxima.config.other_names import _NAMES
+from proxima.config.other_names import _NAMES, NOT_BUILT
 from proxima.config.preference_schema import PreferenceConfig
 from proxima.config.problems import ConfigError
 from proxima.config.resolve import resolve
@@ -14,7 +14,7 @@ def fields_below(cls, path=""):
     for info in fields_of(cls):
         yield f"{path}{info.name}"
         below = kinds_of(info.slot).values() if info.slot else filter(None, [info.section])
-        for inner in below:
+        for inner in below if path.count("tasks.") < 2 else ():  # a mix of tasks may hold another
             yield from fields_below(inner, f"{path}{info.name}.")
 
 
@@ -48,3 +48,11 @@ def test_a_mistyped_loss_is_called_a_loss():
     recipe = {"model": {"path": "m"}, "task": {"kind": "arithmetic"}, "preference": {"loss": ["sigmod"]}}
     with pytest.raises(ConfigError, match="no loss 'sigmod'; did you mean 'sigmoid'"):
         resolve(recipe, root=PreferenceConfig)
+
+
+@pytest.mark.parametrize("kind", sorted(NOT_BUILT))
+def test_a_kind_that_is_not_built_is_refused_with_the_reason(kind):
+    with pytest.raises(
+        ConfigError, match=f"no optimizer '{kind}'; 8-bit moments are not built, docs/limits.md says why"
+    ):
+        resolve("quickstart", [f"train.optimizer={kind}"])

@@ -319,7 +319,8 @@ def every_field(cls=RunConfig, path=""):
         yield f"{path}{info.name}", info
         if info.slot:
             for kind, spec in kinds_of(info.slot).items():
-                yield from every_field(spec, f"{path}{info.name}({kind}).")
+                if f"({kind})." not in path:  # a mix of tasks may hold another
+                    yield from every_field(spec, f"{path}{info.name}({kind}).")
         elif info.section is not None:
             yield from every_field(info.section, f"{path}{info.name}.")
 

@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from proxima.config.other_names import NOT_BUILT
 from proxima.config.problems import one_problem, suggestion
 from proxima.config.schema import RunConfig
 from proxima.config.slots import Presets, Slot
@@ -170,7 +171,7 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     what = name if name.endswith("ss") else name.removesuffix("s")
     if ":" not in entry:
         known = {**table, **(table_of(slot.presets) if slot.presets else {})}
-        message = f"no {what} {kind!r}; {suggestion(kind, known, 'package.module:Class')}"
+        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, known, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
         fields_of(found := class_at(entry))
