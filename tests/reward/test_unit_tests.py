@@ -211,6 +211,12 @@ def test_programs_are_compared_by_their_output(judged):
     assert [score.value for score in judged(tests, *codes)] == [1, 1, 1, 0.5, 0, 0, 0]
 
 
+def test_inputs_and_outputs_may_be_lists_of_lines(judged):
+    tests = {"inputs": [["2", "1 2"]], "outputs": [["1", "2"]]}
+    right, wrong = judged(tests, "input()\nfor x in input().split(): print(x)", "print(input())")
+    assert (right.value, wrong.value) == (1, 0)
+
+
 def test_calls_with_arguments_and_results(judged):
     tests = {"fn_name": "pair", "inputs": [[1, 2], [3, 4]], "outputs": [[1, 2], [[3, 4]]]}
     codes = [

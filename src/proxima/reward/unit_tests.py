@@ -137,6 +137,13 @@ def _pairs(tests: Mapping[str, Any]) -> dict[str, Any]:
         if not all(isinstance(arguments, list) for arguments in inputs):
             raise ValueError("has inputs that are no lists of arguments")
         return {"calls": {"name": str(name), "inputs": inputs, "outputs": outputs}}
-    if not all(isinstance(text, str) for text in (*inputs, *outputs)):
+    programs = [[_lines(one) for one in pair] for pair in zip(inputs, outputs, strict=True)]
+    if not all(isinstance(text, str) for pair in programs for text in pair):
         raise ValueError("has inputs or outputs that are no texts")
-    return {"programs": list(zip(inputs, outputs, strict=True))}
+    return {"programs": programs}
+
+
+def _lines(value: Any) -> Any:
+    """A list of lines as one text; anything else as it is."""
+    lines = isinstance(value, list) and all(isinstance(line, str) for line in value)
+    return "\n".join(line.removesuffix("\n") for line in value) if lines else value
