@@ -1,7 +1,7 @@
 """Our CPPO in somebody else's loop: plain PyTorch, a network of their own, padded [B, T] tensors. No transformers, no
 recipe, no trainer.
 
-python examples/core_in_plain_pytorch.py [--steps 50] [--surrogate cppo]
+python examples/core_in_plain_pytorch.py --steps 50 --surrogate cppo
 
 The policy is a small recurrent network over ten digits. It is given a digit and shall count on from it, 3 → 4 5 6 7 …,
 until it chooses to stop; a completion's reward is the share of six places with the right digit. Each batch is used for

@@ -1,8 +1,8 @@
 """Pairs for reward models and DPO from GSM8K's published model solutions: a correct against a wrong one of the same
 question.
 
-    python examples/gsm8k_pairs.py runs/classic/pairs                                  downloads the solutions, 2.6 MB
-    python examples/gsm8k_pairs.py runs/classic/pairs example_model_solutions.jsonl    a file that is already here
+    python examples/gsm8k_pairs.py runs/classic/pairs                                  # downloads the solutions, 2.6 MB
+    python examples/gsm8k_pairs.py runs/classic/pairs example_model_solutions.jsonl    # a file that is already here
 
 The file is from https://github.com/openai/grade-school-math (MIT licence): 1,319 questions with solutions of four
 models. Questions, not pairs, are split: a fifth of them is test.jsonl. A question has at most `PER_QUESTION` pairs.

@@ -3,6 +3,7 @@
     docs/reference.md, recipes/schema.json       from the schema and the tables
     docs/algorithms/, docs/peers.md              from the specs and docs/algorithms/notes.yaml, see method_pages.py
     docs/learning_curve.svg                      from the demo's run
+    docs/first_screen.svg                        from the learning curve, see first_screen.py
 
 python scripts/make_docs.py [--check]        --check: write nothing; exit 1 if a page is out of date
 """
@@ -130,6 +131,7 @@ def main() -> int:
         for path in stale:
             print(f"error: {path.relative_to(REPOSITORY)} is out of date; run make docs", file=sys.stderr)
         return int(bool(stale))
+    import first_screen
     import method_pages
 
     for path, text in (pages() | method_pages.figures()).items():
@@ -145,6 +147,7 @@ def main() -> int:
         print(CURVE.relative_to(REPOSITORY))
     else:
         print(f"{CURVE.relative_to(REPOSITORY)} left as it is: no run in runs/quickstart; make demo makes one")
+    first_screen.main()
     return 0
 
 

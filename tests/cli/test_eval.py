@@ -43,6 +43,16 @@ def amc23(here):
 SMALL = ("engine.slots=8", "engine.dtype=float32", "runtime.threads=1", "--max-tokens", "6")
 
 
+def test_several_samples_of_a_run_on_a_named_set(proxima, recipe, gsm8k):
+    """Its own evaluation is greedy, and says nothing about a named set."""
+    assert proxima("train", recipe(), "folder=run", "eval.sampling={temperature: 0}")[0] == 0
+    code, out, err = proxima("eval", "run", "--task", "gsm8k", "--samples", "2", "--out", "found", *SMALL)
+    assert code == 0, err
+    assert "temperature 1" in out.splitlines()[1]
+    code, _, err = proxima("eval", "run", "--task", "gsm8k", "--samples", "2", "--temperature", "0", *SMALL)
+    assert code == 2 and "greedy answers are all the same" in err
+
+
 def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
     code, out, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k", "--out", "found", *SMALL)
     assert code == 0, err

@@ -12,16 +12,23 @@ import yaml
 
 from proxima.config import resolve
 from proxima.rollout.dynamic_sampling import DynamicSampling
+from tests.docs.printed import STARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "scripts"))
 try:
+    import first_screen
     import method_pages
 finally:
     sys.path.pop(0)
 
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted(
+    [
+        *DOCS.rglob("*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md")),
+    ]
+)
 
 
 def test_every_made_page_is_what_the_code_says():
@@ -42,6 +49,13 @@ def test_every_figure_is_what_the_surrogate_says():
         assert number.sub("0", current) == number.sub("0", text), f"{path.name}: run make docs"
         pairs = zip(number.findall(current), number.findall(text), strict=True)
         assert all(abs(float(a) - float(b)) <= 0.11 for a, b in pairs), f"{path.name}: run make docs"
+
+
+def test_the_first_picture_shows_the_run_of_the_learning_curve():
+    curve = (DOCS / "learning_curve.svg").read_text(encoding="utf-8")
+    assert (DOCS / "first_screen.svg").read_text(encoding="utf-8") == first_screen.picture(curve), "run make docs"
+    with pytest.raises(ValueError, match="has no title with its figures"):
+        first_screen.picture("<svg><title>a run</title></svg>")
 
 
 def test_the_code_of_the_page_on_core_runs(capsys):
@@ -113,6 +127,24 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"(?<!\\)\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "algorithms"], ids=lambda p: p.name)
+def test_code_and_commands_fit_a_hundred_columns(page):
+    """What is fenced, and every command; formulas and quoted output may be longer."""
+    fenced, wide = False, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            fenced = not fenced
+        elif (fenced or (line.startswith("    ") and STARTS.fullmatch(line.strip()))) and len(line) > 100:
+            wide.append(number)
+    assert not wide and not fenced
+
+
+def test_the_index_lists_every_page():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\]\(([^)#]+\.md)", index))
+    assert {page.name for page in DOCS.glob("*.md")} - {"index.md"} <= listed
 
 
 def test_the_tables_lead_to_every_method():

@@ -170,6 +170,9 @@ def _resolve_evaluation(
                 key = word.partition("=")[0]
                 reason = f"{key}: --task has its own questions, prompt and rewards"
                 raise UserError(reason, remedy="leave it out, or --task, and give a recipe")
+        said = dict(word.partition("=")[::2] for word in overrides)
+        if f"{SAMPLING}temperature" not in said and said.get("eval.samples", "1") != "1":
+            overrides = [*overrides, f"{SAMPLING}temperature=1"]  # a run's own questions may be asked greedily
     path = f"model.path={json.dumps(model, ensure_ascii=False)}"
     # the model is what is evaluated: the adapter that a recipe trains is merged in a run's checkpoint, or not there
     return load_recipe(recipe or {}, [path, "model.lora=null", *overrides], root=EvaluateConfig)

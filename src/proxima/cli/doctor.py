@@ -1,6 +1,6 @@
 """Show this machine: versions, threads, devices, free memory and disk, and the speed of matrix products.
 
-proxima doctor --engine http://127.0.0.1:8000              what a server can do, as `proxima engine probe`"""
+proxima doctor --engine http://127.0.0.1:8000  # what a server can do, as `proxima engine probe`"""
 
 import argparse
 import os

@@ -1,11 +1,11 @@
 """Evaluate a model on named sets (--task gsm8k,aime24), on a recipe's held-out questions, or a run on its own; or
 compare two results.
 
-proxima eval MODEL --task gsm8k                       greedy, one answer per question
-proxima eval MODEL --task aime24,math500 --samples 8  mean@8, pass@8, maj@8
-proxima eval MODEL quickstart                         the recipe's held-out questions
-proxima eval runs/mine --checkpoint best              a run on its own held-out questions
-proxima eval --compare evals/a evals/b                is the difference significant?
+proxima eval MODEL --task gsm8k                       # greedy, one answer per question
+proxima eval MODEL --task aime24,math500 --samples 8  # mean@8, pass@8, maj@8
+proxima eval MODEL quickstart                         # the recipe's held-out questions
+proxima eval runs/mine --checkpoint best              # a run on its own held-out questions
+proxima eval --compare evals/a evals/b                # is the difference significant?
 
 Figures with intervals, every answer and the settings are written to a folder."""
 

@@ -164,10 +164,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 _EPILOG = """\
-proxima train quickstart                   train; the folder is printed
+proxima train quickstart    # train; the folder is printed
 proxima train quickstart algorithm=grpo train.steps=20
-proxima explain quickstart                 before you train
-proxima init mine                          recipe, reward and questions of your own
+proxima explain quickstart  # before you train
+proxima init mine           # recipe, reward and questions of your own
 proxima COMMAND --help"""
 
 

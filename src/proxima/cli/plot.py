@@ -1,10 +1,10 @@
 """Plot surrogates, or what happened in a run.
 
-proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2    loss and gradient weight over the ratio and the probability
-proxima plot threshold runs/mine                         cppo along a completion: Z = w |pi - mu|, threshold, masked
-proxima plot divergence runs/mine                        ratio and difference of pi and mu by probability
-proxima plot run runs/mine --out curve.svg               reward and held-out accuracy by step, for a README
-proxima plot timeline runs/mine --steps 3:8              who works and who waits: trainer, engine, rewards, prompts"""
+proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2  # loss and gradient weight over the ratio and the probability
+proxima plot threshold runs/mine                       # cppo along a completion: Z = w |pi - mu|, threshold, masked
+proxima plot divergence runs/mine                      # ratio and difference of pi and mu by probability
+proxima plot run runs/mine --out curve.svg             # reward and held-out accuracy by step, for a README
+proxima plot timeline runs/mine --steps 3:8            # who works and who waits: trainer, engine, rewards, prompts"""
 
 import argparse
 import sys

@@ -1,9 +1,9 @@
 """Score texts with rewards, without a model: try a reward before training with it.
 
-proxima score answers.jsonl --reward ./my_reward.py:near             a function of yours
+proxima score answers.jsonl --reward ./my_reward.py:near  # a function of yours
 proxima score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
-proxima score answers.jsonl --reward recipe.yaml                     the rewards of a recipe or a run
-proxima score answers.jsonl --reward quickstart                      those of a recipe that comes with proxima
+proxima score answers.jsonl --reward recipe.yaml          # the rewards of a recipe or a run
+proxima score answers.jsonl --reward quickstart           # those of a recipe that comes with proxima
 
 A row has a prompt, a completion or a list of them (a group), and any other columns, which the rewards get as in a
 run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.

@@ -1,9 +1,9 @@
 """Make data sets to train on and to evaluate on: prepare, show, check, list.
 
-proxima data prepare gsm8k                               from the hub or its cache into data/gsm8k
+proxima data prepare gsm8k     # from the hub or its cache into data/gsm8k
 proxima data prepare dapo-math --from dapo.parquet --against data/aime24 data/math500
-proxima data show data/gsm8k                             the card and a few rows
-proxima data check data/gsm8k                            do the files match the card?"""
+proxima data show data/gsm8k   # the card and a few rows
+proxima data check data/gsm8k  # do the files match the card?"""
 
 import argparse
 import importlib

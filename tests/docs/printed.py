@@ -1,0 +1,122 @@
+"""The commands that README, the docs, the examples and `--help` print, as a shell would read them."""
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxima.cli.main import _EPILOG, COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = "proxima|python|make|pip|git|cat|cd|source|tar|eval|register-python-argcomplete"
+STARTS = re.compile(rf"(?:\$ )?((?:[A-Z0-9_]+=\S+ )*(?:{PROGRAMS}) \S.*)")
+INLINE = re.compile(r"`((?:proxima|python -m|python examples/|python scripts/|make) [^`]+)`")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A command of a page: its line there, its text, whether it is a mention inside a sentence, and what it reads up to
+    `END`."""
+
+    page: str
+    line: int
+    text: str
+    mention: bool = False
+    body: str = ""
+
+    @property
+    def steps(self) -> list[list[str]]:
+        """The words of each command between `&&`; comments are left out."""
+        words, steps = shlex.split(self.text, comments=True), [[]]
+        for word in words:
+            if word == "&&":
+                steps.append([])
+            else:
+                steps[-1].append(word)
+        return steps
+
+
+def of_markdown(page: str) -> Iterator[Printed]:
+    """Those of indented and fenced blocks, and then those in backticks that are more than a name."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    fence, number, prose = None, 0, []
+    while number < len(lines):
+        line, at = lines[number], number + 1
+        number += 1
+        if line.startswith("```"):
+            fence = None if fence is not None else line[3:].strip()
+        elif fence is not None or line.startswith("    "):
+            if fence in (None, "", "bash", "console") and (found := STARTS.fullmatch(line.strip())):
+                text = found[1]
+                while text.endswith("\\"):
+                    text = text[:-1] + lines[number].strip()
+                    number += 1
+                body = []
+                while text.endswith("<<'END'") and lines[number] != "END":
+                    body.append(lines[number] + "\n")
+                    number += 1
+                yield Printed(page, at, text, body="".join(body))
+        else:
+            prose.append((at, line))
+    joined = "\n".join(text for _, text in prose)
+    for found in INLINE.finditer(joined):
+        text = " ".join(found[1].split())
+        words = text.split()
+        if len(words) == 3 and (
+            (words[1] in ("data", "engine", "eval") and not words[2].isupper()) or words[2][0] == "-"
+        ):
+            continue  # the name of a subcommand or an option
+        if "…" in words:
+            continue  # a shape
+        if len(words) > 2 or (text.startswith("proxima ") and words[1] not in COMMANDS):
+            yield Printed(page, prose[joined[: found.start()].count("\n")][0], text, mention=True)
+
+
+def fence(page: str, start: str) -> str:
+    """The first fenced block of a page that has these words."""
+    blocks = re.findall(r"```\w*\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    return next(block for block in blocks if start in block)
+
+
+def of_comments(page: str) -> Iterator[Printed]:
+    """Those of the comments at the top of a recipe, and of the docstring of an example."""
+    text = re.sub(r" \\\n# +", " ", (ROOT / page).read_text(encoding="utf-8"))
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.fullmatch(r"#? {0,4}((?:proxima|python) \S.*)", line):
+            yield Printed(page, number, found[1])
+
+
+def of_help() -> Iterator[Printed]:
+    """Those of `proxima --help` and of the help of each command."""
+    texts = {"proxima --help": _EPILOG}
+    texts |= {
+        f"proxima {name} --help": importlib.import_module(place).__doc__ or "" for name, (place, _) in COMMANDS.items()
+    }
+    for page, text in texts.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.startswith("proxima "):
+                yield Printed(page, number, line)
+
+
+def pages() -> dict[str, list[Printed]]:
+    """Page → its commands in printed order."""
+    names = ["README.md", "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md"]
+    names += sorted(
+        str(file.relative_to(ROOT))
+        for folder in ("docs", "benchmarks/results")
+        for file in (ROOT / folder).rglob("*.md")
+    )
+    found = {name: list(of_markdown(name)) for name in names}
+    for folder, pattern in (
+        ("recipes", "*.yaml"),
+        ("examples", "*.yaml"),
+        ("examples", "*.py"),
+        ("src/proxima/cli/starter", "*"),
+    ):
+        for file in sorted((ROOT / folder).rglob(pattern)):
+            name = str(file.relative_to(ROOT))
+            found[name] = list(of_comments(name)) if file.is_file() else []
+    found["proxima --help"] = list(of_help())
+    return {name: commands for name, commands in found.items() if commands}

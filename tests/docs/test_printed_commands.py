@@ -1,0 +1,315 @@
+"""Every command that README, the docs and the examples print runs as printed, page by page in a new checkout.
+
+The checkout is real but small: a model of a few thousand weights where the recipes expect theirs, recipes of two steps,
+data sets of a few rows. Mentions inside a sentence, headers of recipes and `--help` are parsed, and a recipe with its
+overrides is resolved; so is what `NOT_RUN` lists, with the reason.
+"""
+
+import importlib
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers.utils import logging
+
+from proxima.cli.main import COMMANDS, main
+from proxima.config import recipe_reader, resolve
+from proxima.data import recipe_files
+from tests.docs.printed import ROOT, Printed, fence, pages
+from tests.tiny import tiny, tiny_tokenizer
+
+pytestmark = pytest.mark.usefixtures("shared_math_workers")
+PAGES = pages()
+TRAINING = ("train", "sft", "reward", "dpo")
+NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
+    (r"proxima engine |proxima doctor --engine", "needs another program or a server that runs"),
+    (r"proxima train .*(vllm|sglang)", "needs a server; tests/engine has fakes of their protocols"),
+    (r"proxima (train .*localhost|serve-reward)", "serves until Ctrl-C; tests/reward runs both sides"),
+    (r"proxima train .*monitor=\[wandb\]", "needs an account"),
+    (r"proxima .*model.device=cuda", "needs a GPU"),
+    (r"proxima generate Qwen", "downloads a thinking model"),
+    (
+        r"proxima data prepare|proxima data .* data/dapo|proxima data check",
+        "downloads; tests/prepare makes every set from files",
+    ),
+    (r"proxima (sweep|compare) .*(results|dapo_parts|pruning|trust_regions --baseline grpo )", "takes hours"),
+    (r"proxima train .*local_process", "starts a process of its own, which the README's cpu/async does here too"),
+)
+CAPITALS = {  # what a reader fills in
+    "MODEL": "models/smollm2-135m-instruct",
+    "RUN": "runs/mine",
+    "RECIPE": "quickstart",
+    "NEWPLACE": "runs/mine",
+    "ADAPTER": "adapter",
+    "URL": "http://127.0.0.1:8000",
+    "SLOT": "surrogate",
+    "NAME": "gsm8k",
+    "FILE": "tests/golden/made_here.json",
+    "FOLDER": "data/gsm8k",
+    "OUT": "exported/out",
+}
+FENCES = {  # page → what its reader has saved under a name, and words of that block
+    "CONTRIBUTING.md": {
+        "my_lab/losses.py": "class SoftClip",
+        "my_lab/rewards.py": "class Short",
+        "my_lab/engines.py": "class Scripted",
+    },
+    "docs/laboratory.md": {"trust_regions.yaml": "grid:"},
+    "docs/own_reward.md": {"my_reward.py": "def near"},
+    "docs/rewards.md": {"my_reward.py": "def brevity"},
+}
+FILES = {  # page → what else its reader has: a run of the quickstart, or a copy of one of our files
+    "docs/evaluation.md": {"runs/mine": "run", "runs/a": "run", "runs/b": "run"},
+    "docs/laboratory.md": {"runs/first": "run", "runs/second": "run", "runs/add-1": "run"},
+    "docs/migration.md": {"run.yaml": "tests/peers/examples/verl_dapo.yaml"},
+    "docs/sharing.md": {"runs/mine": "run", "config.yaml": "run/config.yaml"},
+    "examples/rollout_pairs.py": {"runs/quickstart": "run", "runs/one": "run", "runs/other": "run"},
+    "docs/simulate.md": {"runs/mine": "run"},
+}
+TINY = {  # field of a recipe → its value where the recipe sets it; every answer is 0, which the model often says
+    "second_low": 0, "second_high": 0,
+    "size": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1, "steps": 2,
+    "examples_per_step": 2, "warmup_steps": 0, "every": 1, "seeds": [1], "max_concurrent_rollouts": 4,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A small checkout, which each page copies."""
+    top = tmp_path_factory.mktemp("printed") / "proxima"
+    for name in ("recipes", "examples", "benchmarks/results"):
+        shutil.copytree(ROOT / name, top / name)
+    for name in ("tests", "scripts", "docs", "src", "constraints.txt", "pyproject.toml"):
+        (top / name).symlink_to(ROOT / name)
+    for file in (*top.rglob("recipes/**/*.yaml"), *top.rglob("examples/**/*.yaml")):
+        shrink(file)
+    model(top / "models/smollm2-135m-instruct")
+    data(top / "data")
+    return top
+
+
+def model(folder):
+    """A qwen2 of a few thousand weights with room for a long prompt, which says 0s and 1s and stops after a few."""
+    logging.disable_progress_bar()
+    made, tokenizer = tiny("qwen2"), tiny_tokenizer()
+    made.config.max_position_embeddings = 2048
+    with torch.no_grad():
+        made.get_input_embeddings().weight[:, 0] = 8.0  # the same for each token, so it is there in every state
+        made.lm_head.weight[:, 0] = -1.0
+        made.lm_head.weight[[0, *tokenizer("01").input_ids]] = torch.eye(1, 32)
+        made.model.norm.weight[0] = 1.5
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def data(folder):
+    """GSM8K, its published solutions, and two sets of problems, three rows each."""
+    rows = [{"question": f"{i} + {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"} for i in range(1, 13)]
+    for name in ("gsm8k", "math500", "aime24"):
+        (folder / name).mkdir(parents=True)
+        for side, part in (("train", rows[:9]), ("test", rows[9:])):
+            short = [row if name == "gsm8k" else row | {"answer": row["answer"].split()[-1]} for row in part]
+            write_rows(folder / name / f"{side}.jsonl", short)
+    solved = [
+        {
+            "question": f"{i} + {i} = ?",
+            "ground_truth": f"A: {2 * i}",
+            "a": {"is_correct": True, "solution": f"{2 * i}"},
+            "b": {"is_correct": False, "solution": f"{2 * i + 1}"},
+        }
+        for i in range(40)
+    ]
+    for place in (".", "runs/classic/pairs"):
+        write_rows(folder.parent / place / "example_model_solutions.jsonl", solved)
+
+
+def write_rows(file, rows):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def shrink(file):
+    """The recipe with the values of `TINY`; GSM8K from files; pruning keeps its 16 completions."""
+    recipe = yaml.safe_load(file.read_text())
+    kept = {"completions_per_prompt"} if "prune" in file.name else set()
+
+    def smaller(node, name=""):
+        if isinstance(node, list):
+            return [smaller(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        last = {key: key.rpartition(".")[2] for key in node}
+        small = TINY.keys() - kept
+        node = {key: TINY[last[key]] if last[key] in small else smaller(value, key) for key, value in node.items()}
+        if node.get("kind") == "arithmetic":
+            node["operators"] = ["*"]
+        if name == "grid":
+            node = {axis: values[::2] for axis, values in node.items()}
+        if name == "task" and node.get("kind") == "gsm8k":
+            node = {"path": "data/gsm8k", **node}
+        return node
+
+    file.write_text(yaml.safe_dump(smaller(recipe), sort_keys=False))
+
+
+@pytest.fixture(scope="module")
+def given(checkout, tmp_path_factory):
+    """`run`: a run of the quickstart with a second reward, called style."""
+    folder, current = tmp_path_factory.mktemp("given"), Path.cwd()
+    os.chdir(checkout)
+    try:
+        rewards = "reward=[number, {kind: length, name: style, weight: 0}]"
+        assert main(["train", "recipes/quickstart.yaml", rewards, f"folder={folder}/run", "--quiet"]) == 0
+    finally:
+        os.chdir(current)
+    return folder
+
+
+@pytest.fixture
+def here(checkout, tmp_path, monkeypatch):
+    """A copy of the checkout as the current folder; proxima finds its recipes there."""
+    top = tmp_path / "proxima"
+    shutil.copytree(checkout, top, symlinks=True)
+    monkeypatch.chdir(top)
+    for module in (recipe_files, recipe_reader):
+        monkeypatch.setattr(module, "shipped_folder", lambda: top / "recipes")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+    from proxima import conformance
+
+    full = conformance.check_law  # of each law the first cases: tests/conformance has them all
+    few = lambda law, spec: full(replace(law, cases=lambda: islice(law.cases(), 2)), spec)  # noqa: E731
+    monkeypatch.setattr(conformance, "check_law", few)
+    yield top
+    for name in set(sys.modules) - modules:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+class Shell:
+    """Runs commands as a shell in the checkout would, in this process."""
+
+    def __init__(self, top, monkeypatch):
+        self.top, self.patch = top, monkeypatch
+
+    def run(self, command, look):
+        for words in command.steps:
+            words = [CAPITALS.get(word, word) for word in words]
+            while re.fullmatch(r"[A-Z0-9_]+=.*", words[0]):
+                words.pop(0)
+            program, rest = words[0], words[1:]
+            if program == "proxima":
+                reason = next((why for pattern, why in NOT_RUN if re.match(pattern, " ".join(words))), None)
+                self.look(rest) if look or reason else self.proxima(rest)
+            elif program == "cat":
+                Path(rest[1]).write_text(command.body)
+            elif program == "cd":
+                self.patch.chdir(rest[0] if Path(rest[0]).is_dir() else self.top)  # a clone, a temporary folder
+            elif program == "make":
+                self.make(rest)
+            elif program == "python":
+                self.python(rest, look)
+            elif program == "pip":
+                self.pip(rest)
+            elif program == "tar":
+                assert Path(rest[-1]).is_dir(), rest
+            else:  # git clone, source, eval: the shell's own
+                assert program in ("git", "source", "eval", "register-python-argcomplete"), words
+
+    def proxima(self, words):
+        code = main(words)
+        assert code == 0, f"exit code {code}"
+        for folder in self.top.glob("*/*-2???????-*"):  # two within a second would have the same name
+            shutil.rmtree(folder)
+        if words[0] == "init":
+            recipe = Path(words[1] if len(words) > 1 else ".") / "recipe.yaml"
+            shrink(recipe)
+            (recipe.parent / "models").symlink_to(self.top / "models")  # which it would download
+
+    def look(self, words):
+        """The command's arguments, and the recipe that a training reads."""
+        if "--help" in words:
+            return
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(importlib.import_module(COMMANDS[words[0]][0]), "run", lambda arguments: 0)
+            code = main([word for word in words if "…" not in word])
+        assert code == 0, f"exit code {code}"
+        if words[0] in (*TRAINING, "explain", "calibrate", "simulate") and words[1] in recipe_files.shipped_recipes():
+            resolve(words[1], [word for word in words[2:] if "=" in word and "…" not in word], root=None)
+
+    def make(self, words):
+        targets = [word for word in words if "=" not in word]
+        assert set(targets) <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)), targets
+
+    def pip(self, words):
+        for extra in re.findall(r"\[([\w,]+)\]", " ".join(words)):
+            assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text(), extra
+
+    def python(self, words, look):
+        """A script runs; of a benchmark, which takes minutes, the arguments are parsed."""
+        if words[0] == "-m":
+            if words[1].startswith("benchmarks"):
+                assert importlib.util.find_spec(words[1]) is not None, words[1]
+            return
+        assert (self.top / words[0]).is_file(), words[0]
+        if not look and words[0].endswith("_pairs.py"):  # tests/examples runs the others
+            self.patch.setattr(sys, "argv", words)
+            try:
+                runpy.run_path(words[0], run_name="__main__")
+            except SystemExit as end:
+                assert not end.code, end.code
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_runs(page, here, given, monkeypatch, capsys):
+    shell = Shell(here, monkeypatch)
+    for name, words in FENCES.get(page, {}).items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(fence(page, words))
+        shrink(here / name) if name.endswith(".yaml") else None
+    for name, source in FILES.get(page, {}).items():
+        place = (given if source.startswith("run") else ROOT) / source
+        shutil.copytree(place, here / name) if place.is_dir() else shutil.copyfile(place, here / name)
+    header = not page.endswith(".md") and not page.startswith("examples")
+    for command in PAGES[page]:
+        monkeypatch.chdir(here) if command.mention else None
+        try:
+            shell.run(command, look=header or command.mention)
+        except BaseException as error:
+            out, err = capsys.readouterr()
+            pytest.fail(
+                f"{page}:{command.line}: {command.text}\n{type(error).__name__}: {error}\n{out[-500:]}\n{err[-800:]}"
+            )
+        capsys.readouterr()
+
+
+def test_what_is_not_run_is_printed_somewhere():
+    texts = [shlex.join(words) for commands in PAGES.values() for command in commands for words in command.steps]
+    for pattern, reason in NOT_RUN:
+        assert reason and any(re.match(pattern, text.replace("'", "")) for text in texts), pattern
+
+
+@pytest.mark.parametrize(
+    ("text", "look"),
+    [
+        ("proxima list engins", False),
+        ("proxima train quickstart train.step=2", True),
+        ("proxima eval", False),
+        ("proxima eval RUN --tasks gsm8k", True),
+        ("make demos", True),
+    ],
+)
+def test_a_command_that_fails_is_noticed(text, look, here, monkeypatch):
+    with pytest.raises((AssertionError, ValueError)):
+        Shell(here, monkeypatch).run(Printed("page", 1, text), look)
