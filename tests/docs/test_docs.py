@@ -124,9 +124,17 @@ def test_a_method_is_one_screen():
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"(?<!\\)\]\(([^)#\s]+)[^)]*\)", text):
+    for target, place in re.findall(r"(?<!\\)\]\(([^)#\s]*)(?:#([^)\s]+))?[^)]*\)", text):
         if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), target
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not place or place in anchors(file), f"{target}#{place}"
+
+
+def anchors(page):
+    """What GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "algorithms"], ids=lambda p: p.name)
