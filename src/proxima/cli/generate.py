@@ -13,45 +13,59 @@ from proxima.data import FieldError, UserError
 if TYPE_CHECKING:
     from proxima.config.schema import DataConfig
     from proxima.data import Completion
+    from proxima.engine.protocol import Sampling
+
+MODEL = "hub name, folder, .gguf file, or a run folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", help="hub name, folder, .gguf file, or a run folder")
+    add("model", help=MODEL)
     add("prompt", nargs="+", help="user message; - reads one prompt per line from standard input")
+    add("--samples", type=int, default=1, help="completions per prompt")
+    add("--json", action="store_true", help="print tokens with their log-probs, for programs")
+    add_generation(parser, max_tokens=256)
+
+
+def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """The arguments of every command whose answers a person reads."""
+    add = parser.add_argument
     add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     add("--system", help="system prompt; default: the run's own (data.system)")
     words = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
     add("--template-argument", action="append", default=[], metavar="NAME=VALUE", help=words)
-    add("--samples", type=int, default=1, help="completions per prompt")
     add("--seed", type=int, default=0, help="seed of the samples")
     dtype = "dtype of the engine's matrix products and cache"
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help=dtype)
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1")
-    add("--json", action="store_true", help="print tokens with their log-probs, for programs")
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     add("--top-k", type=int, default=0, help="keep the k most probable tokens; 0: all")
     add("--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass")
     add("--min-p", type=float, default=0.0, help="keep tokens with at least this share of the largest probability")
-    add("--max-tokens", type=int, default=256, help="maximum number of new tokens")
+    add("--max-tokens", type=int, default=max_tokens, help=f"maximum number of new tokens (default: {max_tokens})")
     stop = "text that ends a completion; repeatable"
     add("--stop", action="append", default=[], metavar="TEXT", help=stop)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def sampling_of(arguments: argparse.Namespace) -> "Sampling":
+    """The sampling that the arguments ask for; a FieldError names the option as the user wrote it."""
     from proxima.engine.protocol import Sampling
 
     names = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
     try:
-        sampling = Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
+        return Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
     except FieldError as error:
-        error.field = f"--{error.field.replace('_', '-')}"  # as the user wrote it
+        error.field = f"--{error.field.replace('_', '-')}"
         raise
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sampling = sampling_of(arguments)
     if arguments.samples < 1:
         raise UserError(f"--samples={arguments.samples} must be >= 1")
     prompts = _prompts(arguments.prompt)
-    model, data = _model_and_data(arguments)
+    model, data = model_and_data(arguments)
 
     from proxima.runtime.inference import generate
 
@@ -79,7 +93,7 @@ def _prompts(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
+def model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
     """The model's path; of a run, its checkpoint's. The system prompt and the template arguments are those given, and
     else the run's own."""
     from proxima.config import resolve

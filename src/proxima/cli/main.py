@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve-reward": ("proxima.cli.serve_reward", "serve a reward model over HTTP"),
     "engine": ("proxima.cli.engine", "install, start, probe and check engines that are servers"),
     "generate": ("proxima.cli.generate", "complete prompts"),
+    "chat": ("proxima.cli.chat_session", "chat with a model or a run's checkpoint"),
     "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
     "explain": ("proxima.cli.explain", "show every value, its origin, and the batch, memory and time that follow"),
     "list": ("proxima.cli.list", "list every kind of every slot"),

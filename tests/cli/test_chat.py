@@ -1,0 +1,102 @@
+"""`proxima chat`: turns, pieces of an answer, stop strings, an interrupted answer, and what is refused."""
+
+import io
+
+import pytest
+
+from proxima.data import UserError
+from proxima.engine.protocol import Sampling
+from proxima.model.chat import prompt_tokens
+from proxima.runtime import inference
+from proxima.runtime.inference import Conversation, generate, local_engine
+from tests.recipes.talker import talker
+
+LONG = 14  # the seed of a first answer of more than 24 tokens
+
+
+@pytest.fixture
+def model(tmp_path):
+    """It speaks in words, so that no token ends within a character."""
+    return str(talker("smollm2", tmp_path))
+
+
+@pytest.fixture
+def conversation(model):
+    def make(**sampling):
+        place = local_engine(model, "float32", "cpu", print)
+        return Conversation(*place, Sampling(**{"max_tokens": 24} | sampling), system="Be brief.", seed=LONG)
+
+    return make
+
+
+def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeypatch):
+    monkeypatch.setattr(inference, "PIECE_SECONDS", 0.0)
+    pieces, chat = [], conversation()
+    assert not chat.answer("hello", pieces.append)  # cut off
+    (whole,), _ = generate(
+        model, ["hello"], sampling=chat.sampling, system="Be brief.", seed=LONG, dtype="float32", device="cpu"
+    )
+    assert "".join(pieces) == whole.text and len(pieces) > 1
+    assert chat.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": whole.text}]
+
+
+def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
+    seen, chat = [], conversation(max_tokens=4)
+    monkeypatch.setattr(
+        inference, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
+    )
+    for text in ("one", "two"):
+        chat.answer(text, print)
+    assert [message["role"] for message in seen[1]] == ["system", "user", "assistant", "user"]
+    assert seen[1][2] == chat.messages[1] and seen[1][3]["content"] == "two"
+
+
+def test_a_stop_string_is_never_shown(conversation, monkeypatch):
+    monkeypatch.setattr(inference, "PIECE_SECONDS", 0.0)
+    plain, stopped = [], []
+    conversation(max_tokens=40).answer("hello", plain.append)
+    text = "".join(plain)
+    stop = text[10:13]
+    chat = conversation(max_tokens=40, stop=(stop,))
+    assert chat.answer("hello", stopped.append) and "".join(stopped) == text[: text.index(stop)]
+
+
+def test_an_interrupted_answer_is_the_models_turn(conversation):
+    def stop(piece):
+        raise KeyboardInterrupt
+
+    chat = conversation()
+    with pytest.raises(KeyboardInterrupt):
+        chat.answer("hello", stop)
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"]
+    assert chat.answer("again", lambda piece: None) is not None and len(chat.messages) == 4
+
+
+def test_a_chat_that_is_too_long_keeps_its_turns(conversation):
+    chat = conversation(max_tokens=4)
+    chat.answer("hello", print)
+    with pytest.raises(UserError, match="tokens"):
+        chat.answer("x" * 600, print)
+    assert len(chat.messages) == 2
+
+
+def test_the_command(proxima, tiny_model, monkeypatch):
+    model = tiny_model("llama")
+    turns = []
+    monkeypatch.setattr(
+        Conversation,
+        "answer",
+        lambda self, text, show: (
+            turns.append((text, len(self.messages))) or show("hm\x1b[2J") or self.messages.append(0) or text != "long"
+        ),
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\n  two \n/new\nlong\n"))
+    code, out, err = proxima("chat", model, "--max-tokens", "3")
+    assert (code, out) == (0, "hm␛[2J\n" * 3) and turns == [("one", 0), ("two", 1), ("long", 0)]
+    assert err == "(cut off at --max-tokens 3)\n"
+    code, _, err = proxima("chat", "nowhere")
+    assert code == 2 and err.startswith("error: model=nowhere") and err.count("\n") == 1
+    assert proxima("chat", model, "--temperature", "-1")[::2] == (
+        2,
+        "error: --temperature=-1.0 must be >= 0 and finite; 0 is greedy\n",
+    )
