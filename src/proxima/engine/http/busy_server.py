@@ -34,13 +34,17 @@ class BusyServer:
 
         Returns: seconds to leave it alone from now on; None: it is left alone already.
         """
-        self.since = started_at if self.since is None else self.since
-        self.reason = reason
+        self.begins(started_at, reason)
         if self.waiting:
             return None
         self.waiting = True
         self.times += 1
         return busy_seconds(self.times, retry_after, key)
+
+    def begins(self, now: float, reason: str) -> None:
+        """Note that it was too busy, from then on if it had done something before."""
+        self.since = now if self.since is None else self.since
+        self.reason = reason
 
     def served(self) -> None:
         """It has done something."""

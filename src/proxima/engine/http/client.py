@@ -4,9 +4,11 @@ import asyncio
 import ipaddress
 import os
 import re
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -159,7 +161,9 @@ class ServerClient:
         headers = address.headers
         self._key = headers.get("Authorization", "").removeprefix("Bearer ")
         # Proxies of the environment are not for an engine: they would see every prompt, and buffer the streams.
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, trust_env=False, verify=_certificates()
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -264,6 +268,12 @@ class ServerClient:
         """What the server says, in one line, without the key that it was sent."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
         return error_message(text.replace(self._key, "…") if self._key else text)
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """httpx's own, loaded once: that takes longer than a call."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:

@@ -182,8 +182,9 @@ class ReplicaKeeper:
             async with asyncio.timeout(pool.spec.call_seconds):
                 health = await replica.dialect.health(replica.client, replica.facts)
         except (ServerError, TimeoutError, UserError) as error:
-            busy = isinstance(error, ServerError) and error.busy
-            if replica.received == received and not busy:  # else it is only slow
+            if isinstance(error, ServerError) and error.busy:
+                replica.busy.begins(asyncio.get_running_loop().time(), error.reason)
+            elif replica.received == received:  # else it is only slow
                 reason = error.reason if isinstance(error, ServerError | UserError) else "no answer to a health check"
                 pool.eject(replica, reason, refuses=isinstance(error, RefusedError))
             return

@@ -153,7 +153,7 @@ class TimedLearner(Learner):
         nothing = cast(Any, SimpleNamespace(model=nn.Identity(), loaded=None, value_head=None))
         return cls(policy=nothing, stack=nothing, objective=nothing, compute=thread, times=times, thread=thread)
 
-    def update(self, batch: StepBatch, version: int, progress: Progress) -> UpdateResult:
+    def update(self, batch: StepBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
         assert isinstance(batch, TimedBatch)
         if not batch.kept:
             return UpdateResult()

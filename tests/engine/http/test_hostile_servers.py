@@ -1,0 +1,517 @@
+"""What a hostile server can do: each time the run goes on with right completions, or ends with one line."""
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from proxima.data import Completion, Prompt, UserError
+from proxima.engine.http.engine import HttpEngine
+from proxima.engine.http.generation_job import CompletionRules
+from proxima.engine.http.vllm import Vllm
+from proxima.engine.local import collect
+from proxima.engine.own_loop import OwnLoop
+from proxima.engine.protocol import Request, Sampling, ScoreRequest
+from tests.engine.http.fake_vllm import VOCABULARY, log_softmax, logits_after
+from tests.engine.http.raw_server import PAUSE, RawServer
+
+LONG = 60.0  # seconds after which an engine waits for ever
+OFFERED = 64 << 20  # bytes of an answer that should be small
+TAKEN = 16 << 20  # bytes that may have left the server, with all buffers between
+Script = Callable[[httpx.Response], AsyncIterator[bytes | None]]
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+TO_END = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+class Words:
+    """The tokenizer of the fake."""
+
+    def decode(self, tokens: Any, skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, tokens))
+
+    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split()]}
+
+
+class NoSync:
+    async def close(self) -> None: ...
+
+
+# ---- scripts ---------------------------------------------------------------------------------------------------------
+
+
+def raw(*parts: bytes | None) -> Script:
+    """These bytes, whatever was asked."""
+
+    async def script(good: httpx.Response) -> AsyncIterator[bytes | None]:
+        for part in parts:
+            yield part
+
+    return script
+
+
+def status(code: int, body: bytes = b'{"error": {"message": "on purpose"}}', head: bytes = b"") -> Script:
+    return raw(b"HTTP/1.1 %d X\r\n%sContent-Length: %d\r\n\r\n%s" % (code, head, len(body), body))
+
+
+def endless(head: bytes, part: bytes, size: int = OFFERED) -> Script:
+    async def script(good: httpx.Response) -> AsyncIterator[bytes | None]:
+        yield head
+        for _ in range(size // len(part)):
+            yield part
+
+    return script
+
+
+def drip(part: bytes, seconds: float) -> Script:
+    async def script(good: httpx.Response) -> AsyncIterator[bytes | None]:
+        while True:
+            yield part
+            await asyncio.sleep(seconds)
+
+    return script
+
+
+def encoded(name: bytes, content: bytes) -> Script:
+    return raw(TO_END[:-2] + b"Content-Encoding: " + name + b"\r\n\r\n", content)
+
+
+def text(change: Callable[[str], str | bytes], head: bytes = TO_END) -> Script:
+    """The good body, changed as text."""
+
+    async def script(good: httpx.Response) -> AsyncIterator[bytes | None]:
+        found = change(good.text)
+        yield head + (found.encode(errors="surrogatepass") if isinstance(found, str) else found)
+
+    return script
+
+
+def event(change: Callable[[dict[str, Any]], Any]) -> Script:
+    """The good event, changed."""
+
+    def changed(whole: str) -> str:
+        told = json.loads(next(line for line in whole.splitlines() if line.startswith("data: {"))[6:])
+        found = change(told)
+        return f"data: {json.dumps(told if found is None else found)}\n\ndata: [DONE]\n\n"
+
+    return text(changed)
+
+
+def answer(change: Callable[[dict[str, Any]], Any]) -> Script:
+    """The good answer that is no stream, changed."""
+
+    def changed(whole: str) -> str:
+        told = json.loads(whole)
+        found = change(told)
+        return json.dumps(told if found is None else found)
+
+    return text(changed)
+
+
+def choice(**fields: Any) -> Script:
+    return event(lambda told: told["choices"][0].update(fields))
+
+
+def first_token(token: Any) -> Script:
+    """Another first token, in both places."""
+
+    def change(told: dict[str, Any]) -> None:
+        one = told["choices"][0]
+        one["token_ids"][0] = one["logprobs"]["content"][0]["token_id"] = token
+
+    return event(change)
+
+
+def first_log_prob(value: Any) -> Script:
+    return event(lambda told: told["choices"][0]["logprobs"]["content"][0].update(logprob=value))
+
+
+def deep(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def bomb(size: int = OFFERED) -> bytes:
+    return gzip.compress(b"x" * size, 9)
+
+
+STREAM: dict[str, Script] = {
+    # status lines
+    **{f"status {code}": status(code) for code in (204, 206, 304, 400, 404, 405, 413, 422, 500, 501, 502, 504, 599)},
+    "refuses with 401": status(401),
+    "refuses with 403 and the key": status(403, b"your key is sk-something\x1b[2J"),
+    "busy": status(429),
+    "busy for ever": status(429, head=b"Retry-After: 999999999\r\n"),
+    "busy until a date": status(429, head=b"Retry-After: Wed, 21 Oct 2099 07:28:00 GMT\r\n"),
+    "busy for minus one": status(429, head=b"Retry-After: -1\r\n"),
+    "busy and unavailable": status(503, head=b"Retry-After: 0\r\n"),
+    "redirects": status(307, head=b"Location: http://127.0.0.1:1/there\r\n"),
+    "redirects to nonsense": status(302, head=b"Location: http://[::\r\n"),
+    "redirects nowhere": status(301),
+    "an error of 64 MB": endless(b"HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n" % OFFERED, b"x" * 65536),
+    "an error that is a gzip bomb": raw(b"HTTP/1.1 500 X\r\nContent-Encoding: gzip\r\n\r\n", bomb()),
+    "status 42": raw(b"HTTP/1.1 42 X\r\n\r\n"),
+    "status of four digits": raw(b"HTTP/1.1 2000 OK\r\n\r\n"),
+    # headers
+    "closes at once": raw(),
+    "closes in the headers": raw(b"HTTP/1.1 200 OK\r\nContent-Ty"),
+    "hangs before the headers": raw(PAUSE),
+    "drips its headers": drip(b"H", 0.02),
+    "a header of 200 KB": raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000 + b"\r\n\r\n"),
+    "endless headers": endless(b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n" * 1000),
+    "endless 1xx": drip(b"HTTP/1.1 102 Processing\r\n\r\n", 0.001),
+    "header bytes that are none": raw(b"HTTP/1.1 200 OK\r\n\x00\xff: \xfe\r\n\r\n"),
+    "no HTTP": raw(b"SSH-2.0-OpenSSH_9.6\r\n"),
+    "HTTP/0.9": raw(b"data: hello\n\n"),
+    "HTTP/2": raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    "cookies": status(200, head=b"Set-Cookie: a=%s\r\n" % (b"x" * 50_000)),
+    "switches protocols": raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"),
+    # framing
+    "headers and then nothing": raw(CHUNKED, PAUSE),
+    "headers and the end": raw(CHUNKED),
+    "a chunk size that is none": raw(CHUNKED, b"zz\r\nhello\r\n"),
+    "a chunk of 2^64": raw(CHUNKED, b"FFFFFFFFFFFFFFFF\r\n", PAUSE),
+    "a chunk header without end": endless(CHUNKED, b"1;" + b"x" * 4096),
+    "trailers without end": endless(CHUNKED + b"0\r\n", b"X-A: b\r\n" * 1000),
+    "a negative length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello"),
+    "two lengths": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello"),
+    "less than its length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\ndata: {}\n"),
+    "more than its length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\ndata: {}\n\ndata: [DONE]\n\n"),
+    "a gigabyte announced": endless(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n", b"x" * 65536),
+    "HTTP/1.0, whole": text(lambda whole: whole, b"HTTP/1.0 200 OK\r\n\r\n"),
+    "another content type, whole": text(lambda whole: whole, TO_END.replace(b"text/event-stream", b"image/png")),
+    # size
+    "a line without end": endless(TO_END, b"x" * 65536),
+    "an event without end": endless(TO_END + b'data: {"choices": "', b"x" * 65536),
+    "comments without end": endless(TO_END, b": still here\n" * 5000),
+    "blank lines without end": endless(TO_END, b"\n" * 65536),
+    "empty events without end": endless(TO_END, b'data: {"choices": []}\n\n' * 3000),
+    "a gzip bomb": encoded(b"gzip", bomb()),
+    "a deflate bomb": encoded(b"deflate", zlib.compress(b"x" * OFFERED, 9)),
+    "says gzip, is none": encoded(b"gzip", b"data: [DONE]\n\n"),
+    "says br": encoded(b"br", b"\x00" * 100),
+    # lines
+    "no DONE": text(lambda whole: whole.replace("data: [DONE]\n\n", "")),
+    "DONE alone": text(lambda whole: "data: [DONE]\n\n"),
+    "DONE twice, and more after it": text(lambda whole: whole + "data: [DONE]\n\ndata: {\n\n"),
+    "cut in the middle": text(lambda whole: whole[: len(whole) // 2]),
+    "CRLF": text(lambda whole: whole.replace("\n", "\r\n")),
+    "CR": text(lambda whole: whole.replace("\n", "\r")),
+    "a byte order mark": text(lambda whole: b"\xef\xbb\xbf" + whole.encode()),
+    "UTF-16": text(lambda whole: whole.encode("utf-16")),
+    "bytes that are no text": text(lambda whole: whole.encode().replace(b"choices", b"\xff\xfe")),
+    "the event twice": text(lambda whole: whole.split("data: [DONE]")[0] * 2 + "data: [DONE]\n\n"),
+    # JSON
+    "no JSON": text(lambda whole: "data: hello\n\ndata: [DONE]\n\n"),
+    "HTML": text(lambda whole: "<!DOCTYPE html><title>Sign in</title>"),
+    "a list": text(lambda whole: "data: []\n\ndata: [DONE]\n\n"),
+    "100,000 levels": text(lambda whole: f"data: {deep(100_000)}\n\ndata: [DONE]\n\n"),
+    "100,000 levels within": text(lambda whole: f'data: {{"choices": {deep(100_000)}}}\n\ndata: [DONE]\n\n'),
+    "800 levels within": text(lambda whole: f'data: {{"choices": [{{"token_ids": {deep(800)}}}]}}\n\ndata: [DONE]\n\n'),
+    "an error of 800 levels": text(lambda whole: f'data: {{"error": {deep(800)}}}\n\ndata: [DONE]\n\n'),
+    "a number of 5,000 digits": text(lambda whole: whole.replace('"logprob": -', '"logprob": -' + "9" * 5000, 1)),
+    "an error": event(lambda told: {"error": {"message": "out of memory"}}),
+    "an error of escapes": event(lambda told: {"error": "\x1b[2J\x00\ud800\n\nTraceback"}),
+    "an error of 200 KB": event(lambda told: {"error": {"message": "x" * 200_000}}),
+    # fields
+    "no choices": event(lambda told: {"detail": "quota exceeded"}),
+    "choices null": event(lambda told: told.update(choices=None)),
+    "choices a text": event(lambda told: told.update(choices="none")),
+    "choices a number": event(lambda told: told.update(choices=7)),
+    "no token_ids": event(lambda told: told["choices"][0].pop("token_ids")),
+    "token_ids a text": choice(token_ids="1234"),
+    "token_ids a mapping": choice(token_ids={"0": 1}),
+    "two choices": event(lambda told: told["choices"].append(told["choices"][0])),
+    "token true": first_token(True),
+    "token 1.0": first_token(1.0),
+    'token "1"': first_token("1"),
+    "token null": first_token(None),
+    "token -1": first_token(-1),
+    "token 2^40": first_token(2**40),
+    "token 10^30": first_token(10**30),
+    "a token beyond the vocabulary": first_token(VOCABULARY),
+    "log-prob true": first_log_prob(True),
+    "log-prob false": first_log_prob(False),
+    'log-prob "-1"': first_log_prob("-1"),
+    "log-prob null": first_log_prob(None),
+    "log-prob NaN": first_log_prob(float("nan")),
+    "log-prob infinity": first_log_prob(float("inf")),
+    "log-prob minus infinity": first_log_prob(float("-inf")),
+    "log-prob 10^400": first_log_prob(-(10**400)),
+    "log-prob 0.5": first_log_prob(0.5),
+    "log-prob -9999": first_log_prob(-9999.0),
+    "too few log-probs": event(lambda told: told["choices"][0]["logprobs"]["content"].pop()),
+    "log-probs of other tokens": event(lambda told: told["choices"][0]["logprobs"]["content"].reverse()),
+    "no log-probs": choice(logprobs=None),
+    "log-probs a text": choice(logprobs="none"),
+    "another prompt's answer": event(lambda told: told.update(prompt_token_ids=[1, 2, 3])),
+    "no prompt": event(lambda told: told.pop("prompt_token_ids")),
+    "an empty prompt": event(lambda told: told.update(prompt_token_ids=[])),
+    "a prompt of booleans": event(lambda told: told.update(prompt_token_ids=[True, True])),
+    "a prompt in quotes": event(lambda told: told.update(prompt_token_ids="5, 6")),
+    "too many tokens": event(lambda told: _repeat(told, 3)),
+    "too few tokens for its length": event(lambda told: _cut(told, 2)),
+    "a stop without a stop token": choice(finish_reason="stop"),
+    "no end": choice(finish_reason=None),
+    "an end that is none": choice(finish_reason="tired"),
+    "an end that is a list": choice(finish_reason=["length"]),
+    "an abort": choice(finish_reason="abort"),
+    "versions of other weights": choice(weight_versions=[{"version": "other", "start": 0, "end": 4}]),
+    "versions of some tokens": choice(weight_versions=[{"version": "default", "start": 0, "end": 2}]),
+    "versions that overlap": choice(weight_versions=[{"version": "default", "start": 0, "end": 4}] * 2),
+    "versions of booleans": choice(weight_versions=[{"version": "default", "start": False, "end": 4}]),
+    "versions that are none": choice(weight_versions="default"),
+    "masks that nobody asked for": choice(sampling_mask=[[True]]),
+}
+
+MODELS: dict[str, Script] = {
+    "another model": answer(lambda told: told["data"][0].update(id="other")),
+    "no model": answer(lambda told: told.update(data=[])),
+    "models a mapping": answer(lambda told: told.update(data={})),
+    "no data": answer(lambda told: {"detail": "no"}),
+    "an id of 1 MB": answer(lambda told: told["data"][0].update(id="x" * 1_000_000)),
+    "an id that is a number": answer(lambda told: told["data"][0].update(id=7)),
+    "an id of escapes": answer(lambda told: told["data"][0].update(id="\x1b[2J\n")),
+    "a length of true": answer(lambda told: told["data"][0].update(max_model_len=True)),
+    "a length of -5": answer(lambda told: told["data"][0].update(max_model_len=-5)),
+    "a length in quotes": answer(lambda told: told["data"][0].update(max_model_len="64")),
+    "64 MB": endless(TO_END, b" " * 65536),
+    "deep": text(lambda whole: deep(100_000)),
+    "empty": text(lambda whole: ""),
+    "HTML": text(lambda whole: "<html>"),
+    "null": text(lambda whole: "null"),
+    "hangs": raw(PAUSE),
+    "busy": status(429),
+    "refused": status(401),
+    "a gzip bomb": encoded(b"gzip", bomb()),
+}
+
+WEIGHTS: dict[str, Script] = {
+    "another version": answer(lambda told: told.update(weight_version="other")),
+    "version true": answer(lambda told: told.update(weight_version=True)),
+    "version null": answer(lambda told: told.update(weight_version=None)),
+    "no version": answer(lambda told: {}),
+    "a version of 1 MB": answer(lambda told: told.update(weight_version="x" * 1_000_000)),
+    "64 MB": endless(TO_END, b" " * 65536),
+    "deep": text(lambda whole: deep(100_000)),
+    "a list": text(lambda whole: "[]"),
+    "refused": status(403),
+}
+
+SCORES: dict[str, Script] = {
+    "no log-probs": answer(lambda told: told.pop("prompt_logprobs")),
+    "log-probs a mapping": answer(lambda told: told.update(prompt_logprobs={})),
+    "too few": answer(lambda told: told["prompt_logprobs"].pop()),
+    "of other tokens": answer(lambda told: _rows(told, lambda row: {"999": {"logprob": -1.0}})),
+    "in quotes": answer(lambda told: _rows(told, lambda row: {key: {"logprob": "-1"} for key in row})),
+    "true": answer(lambda told: _rows(told, lambda row: {key: {"logprob": False} for key in row})),
+    "NaN": answer(lambda told: _rows(told, lambda row: {key: {"logprob": float("nan")} for key in row})),
+    "above 0": answer(lambda told: _rows(told, lambda row: {key: {"logprob": 0.5} for key in row})),
+    "64 MB": endless(TO_END, b" " * 65536),
+    "deep": text(lambda whole: deep(100_000)),
+    "a gzip bomb": encoded(b"gzip", bomb()),
+    "busy": status(429),
+    "hangs": raw(PAUSE),
+}
+
+PROBE: dict[str, Script] = {
+    "no choices": answer(lambda told: {"error": {"message": "quota exceeded"}}),
+    "choices null": answer(lambda told: told.update(choices=None)),
+    "no choice": answer(lambda told: told.update(choices=[])),
+    "a choice that is a text": answer(lambda told: told.update(choices=["x"])),
+    "top log-probs of booleans": answer(lambda told: _top(told, True)),
+    "top log-probs of 10^6": answer(lambda told: _top(told, 1e6)),
+    "deep": text(lambda whole: deep(100_000)),
+    "64 MB": endless(TO_END, b" " * 65536),
+    "refused": status(403),
+    "status 500": status(500),
+}
+
+
+def _repeat(told: dict[str, Any], times: int) -> None:
+    one = told["choices"][0]
+    one["token_ids"] *= times
+    one["logprobs"]["content"] *= times
+
+
+def _cut(told: dict[str, Any], length: int) -> None:
+    one = told["choices"][0]
+    del one["token_ids"][length:], one["logprobs"]["content"][length:]
+
+
+def _rows(told: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> None:
+    told["prompt_logprobs"] = [None if row is None else change(row) for row in told["prompt_logprobs"]]
+
+
+def _top(told: dict[str, Any], value: Any) -> None:
+    for entry in told["choices"][0]["logprobs"]["content"]:
+        for other in entry["top_logprobs"]:
+            other["logprob"] = value
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[OwnLoop]:
+    found = OwnLoop("hostile")
+    yield found
+    found.close(_nothing)
+
+
+async def _nothing() -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxima.engine.http.busy_server.FIRST", 0.005)
+    monkeypatch.setattr("proxima.engine.http.busy_server.LONGEST", 0.02)
+    monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("proxima.engine.http.replica.READ_OUT_SECONDS", 0.1)
+
+
+@contextmanager
+def hostile(loop: OwnLoop, script: Script, is_target: Callable[[str, Any], bool]) -> Iterator[RawServer]:
+    server = RawServer(loop)
+    server.script, server.is_target = script, is_target
+    try:
+        yield server
+    finally:
+        loop.call(server.close())
+
+
+@contextmanager
+def engine_of(server: RawServer) -> Iterator[HttpEngine]:
+    seconds = {"idle_seconds": 0.3, "call_seconds": 0.3, "health_seconds": 0.01, "away_seconds": 0.3}
+    rules = CompletionRules(tokenizer=Words(), stop_tokens=(), vocabulary=VOCABULARY, max_length=64)
+    engine = HttpEngine(Vllm(url=server.url, retries=2, **seconds), rules, NoSync())  # type: ignore[arg-type]
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def requests(first: int) -> list[Request]:
+    sampling = Sampling(max_tokens=4)
+    prompts = [Prompt(uid=first + i, messages=(), tokens=[5 + i, 6 + i]) for i in range(2)]
+    return [Request(prompt=prompt, sample=0, sampling=sampling, seed=1) for prompt in prompts]
+
+
+def check(asked: list[Request], given: list[Completion]) -> None:
+    """Each completion is what the fake's model samples, with its log-probs."""
+    for request, one in zip(asked, given, strict=True):
+        assert len(one.tokens) == 4
+        before = [int(request.prompt.tokens[-1]), *map(int, one.tokens[:-1])]
+        right = [log_softmax(logits_after(b, "default"))[t] for b, t in zip(before, one.tokens, strict=True)]
+        np.testing.assert_allclose(one.sampled_log_prob, right, atol=1e-5)
+
+
+def is_one_line(error: UserError) -> bool:
+    said = str(error)
+    return said.isprintable() and len(said) < 1500
+
+
+def outcome(work: Callable[[], Any]) -> Any:
+    """What it gives, or the user's line; anything else is a bug."""
+    try:
+        return asyncio.run(asyncio.wait_for(work(), LONG))
+    except UserError as error:
+        assert is_one_line(error), error
+        return error
+
+
+def twice_then_always(server: RawServer, ask: Callable[[HttpEngine, int], Any]) -> list[Any]:
+    """What comes of it when the script answers two calls, and when it answers all."""
+    found = []
+    with engine_of(server) as engine:
+        for number, left in enumerate((2, float("inf"))):
+            server.left = left
+            found.append(outcome(lambda number=number: ask(engine, 10 * number)))
+    assert server.hit > 0 and server.sent <= TAKEN
+    return found
+
+
+#: behaviours with which a completion is right all the same
+HARMLESS = {"HTTP/1.0, whole", "another content type, whole", "CRLF", "DONE twice, and more after it"}
+HARMLESS |= {"masks that nobody asked for", "a byte order mark", "the event twice", "two choices"}
+HARMLESS |= {"no DONE", "no end", "an abort"}  # all tokens had come
+
+
+@pytest.mark.parametrize("name", STREAM)
+def test_completions(name: str, loop: OwnLoop) -> None:
+    async def ask(engine: HttpEngine, number: int) -> list[Completion]:
+        return list(await collect(engine, requests(number)))
+
+    with hostile(loop, STREAM[name], lambda path, body: bool(body) and body.get("stream")) as server:
+        for number, found in enumerate(twice_then_always(server, ask)):
+            if not isinstance(found, UserError):
+                check(requests(10 * number), found)
+            assert (name in HARMLESS) or number == 0 or isinstance(found, UserError)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name: str, loop: OwnLoop) -> None:
+    right = [log_softmax(logits_after(b, "default"))[t] for b, t in ((6, 7), (7, 8))]
+
+    async def ask(engine: HttpEngine, number: int) -> Any:
+        return await engine.score([ScoreRequest(prompt_tokens=[5, 6], tokens=[7, 8])])
+
+    def is_target(path: str, body: Any) -> bool:
+        return bool(body) and body.get("sampling_params", {}).get("prompt_logprobs") is not None
+
+    with hostile(loop, SCORES[name], is_target) as server:
+        first, second = twice_then_always(server, ask)
+        assert isinstance(second, UserError)
+        if not isinstance(first, UserError):
+            np.testing.assert_allclose(first[0], right, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [(path, name) for path, rows in (("/v1/models", MODELS), ("/weight_info", WEIGHTS)) for name in rows],
+)
+def test_health_checks(path: str, name: str, loop: OwnLoop) -> None:
+    script = (MODELS if path == "/v1/models" else WEIGHTS)[name]
+
+    async def ask(engine: HttpEngine, number: int) -> list[Completion]:
+        given = list(await collect(engine, requests(number)))
+        while server.hit == 0 or (server.left == float("inf") and server.hit < 3):
+            await asyncio.sleep(0.001)
+        return given
+
+    with hostile(loop, script, lambda asked, body: asked == path) as server:
+        for number, found in enumerate(twice_then_always(server, ask)):
+            if not isinstance(found, UserError):
+                check(requests(10 * number), found)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (path, name)
+        for path, rows in (("/v1/models", MODELS), ("/weight_info", WEIGHTS), ("/inference/v1/generate", PROBE))
+        for name in rows
+    ],
+)
+def test_what_a_server_says_at_the_start(path: str, name: str, loop: OwnLoop) -> None:
+    rows = {"/v1/models": MODELS, "/weight_info": WEIGHTS, "/inference/v1/generate": PROBE}[path]
+    with hostile(loop, rows[name], lambda asked, body: asked == path) as server:
+        server.left = float("inf")
+        try:
+            with engine_of(server) as engine:
+                found = outcome(lambda: collect(engine, requests(0)))
+        except UserError as error:
+            assert is_one_line(error)
+        else:
+            assert isinstance(found, UserError) or check(requests(0), found) is None
+        assert server.hit > 0 and server.sent <= TAKEN
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(STREAM) + len(SCORES) + 2 * (len(MODELS) + len(WEIGHTS)) + len(PROBE) >= 60
