@@ -49,7 +49,7 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["algorithm=online_dpo", "algorithm.mismatch.on_mismatch=reject"],
-            "algorithm.mismatch.on_mismatch=reject (command line): would break pairs; set it to warn or stop",
+            "algorithm.mismatch.on_mismatch=reject (command line): would break pairs; set it to auto, warn or stop",
         ),
         (
             ["algorithm=online_dpo", "algorithm.selection=[drop_uniform_groups]"],

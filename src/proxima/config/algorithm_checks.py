@@ -103,7 +103,7 @@ def preference_is_the_whole_loss(r: Resolved[Any]) -> Iterator[Problem]:
             message = f"has no effect in online DPO; set algorithm.{slot}={off}, or algorithm.preference=null"
             yield r.problem(f"algorithm.{slot}", message)
     if algorithm.mismatch.on_mismatch == "reject":
-        yield r.problem("algorithm.mismatch.on_mismatch", "would break pairs; set it to warn or stop")
+        yield r.problem("algorithm.mismatch.on_mismatch", "would break pairs; set it to auto, warn or stop")
     if algorithm.advantage.per_token:
         message = "compares completions by one advantage each; use one of groups, as {kind: grpo, scale: none}"
         yield r.problem("algorithm.preference.kind", message)

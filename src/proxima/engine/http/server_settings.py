@@ -29,7 +29,7 @@ class ServerSettings(EngineSpec):
         idle_seconds: without a token after which a completion counts as hung and is asked for again.
         call_seconds: that any other call may take.
         weight_seconds: that loading new weights may take.
-        away_seconds: that the run waits for a server to come back when none is left.
+        away_seconds: that the run waits for a server to come back when none is left, or while all are too busy.
         health_seconds: between two health checks of a server.
         retries: how often a completion that failed is asked for again, at another replica if there is one.
         max_running: completions that run at once at a replica; 0: as many as it takes without a queue of its own.
