@@ -1,10 +1,20 @@
 """Answers of other processes are read up to a limit, counted in bytes taken from the network."""
 
 import asyncio
+import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from proxima.data.bounded_reading import TooLongError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.data.bounded_reading import (
+    TooLargeError,
+    UnreadableError,
+    parse_json,
+    read_at_most,
+    read_body,
+    stream_lines,
+)
 
 LIMIT = 1000
 
@@ -44,7 +54,7 @@ def test_a_body_within_the_limit_is_whole():
 
 def test_a_body_beyond_the_limit_is_not_read_on():
     response = Response(endless(b"x" * 300))
-    with pytest.raises(TooLongError, match="more than 1000 bytes"):
+    with pytest.raises(TooLargeError, match="more than 1,000 bytes"):
         body(response)
     assert response.taken == 1200
     assert body(Response(endless(b"x" * 300)), cut=True) == b"x" * 1000
@@ -52,7 +62,7 @@ def test_a_body_beyond_the_limit_is_not_read_on():
 
 def test_an_announced_length_beyond_the_limit_is_not_read_at_all():
     response = Response(endless(b"x"), {"Content-Length": "67108864"})
-    with pytest.raises(TooLongError, match="67108864 bytes, where at most 1000"):
+    with pytest.raises(TooLargeError, match="67108864 bytes, where at most 1000"):
         body(response)
     assert response.taken == 0
 
@@ -74,23 +84,84 @@ def test_lines_are_those_of_any_split():
 
 def test_a_line_that_does_not_end_is_not_read_on():
     response = Response(endless(b"x" * 300))
-    with pytest.raises(TooLongError, match="a line of more than 1000 bytes"):
+    with pytest.raises(TooLargeError, match="a line of more than 1000 bytes"):
         lines(response)
     assert response.taken == 1200
-    with pytest.raises(TooLongError, match="a line of more than 5 bytes"):
+    with pytest.raises(TooLargeError, match="a line of more than 5 bytes"):
         lines(Response([b"123456\n"]), line=5)
 
 
 def test_a_stream_of_short_lines_has_an_end():
     response = Response(endless(b": still here\n"))
-    with pytest.raises(TooLongError, match="a stream of more than 10000 bytes"):
+    with pytest.raises(TooLargeError, match="a stream of more than 10000 bytes"):
         lines(response)
     assert response.taken <= 10 * LIMIT + 13
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [("[" * 100_000, "too deeply"), ("{", "no JSON"), ("9" * 5000, "no JSON"), (b"\xff", "no JSON")]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='"\\[]{},:a\n') | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='"\\[{a', max_size=3), inner, max_size=3)
+    ),
+    max_leaves=12,
 )
-def test_json_that_cannot_be_read_is_a_value_error(text, reason):
-    with pytest.raises(UnreadableError, match=reason):
-        parse_json(text)
+
+
+def measure(value):
+    """Levels, containers and texts of a value."""
+    if not isinstance(value, (list, dict)):
+        return 0, 0, int(isinstance(value, str))
+    inner = [measure(item) for item in (value.values() if isinstance(value, dict) else value)]
+    keys = len(value) if isinstance(value, dict) else 0
+    return 1 + max((m[0] for m in inner), default=0), 1 + sum(m[1] for m in inner), keys + sum(m[2] for m in inner)
+
+
+@settings(max_examples=60, deadline=None)
+@given(JSON, st.booleans())
+def test_the_bounds_are_exact_whatever_the_texts_hold(value, ascii_only):
+    data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    if b"\xed" in data:  # half of a surrogate pair is no UTF-8
+        return
+    levels, containers, strings = measure(value)
+    assert parse_json(data, depth=levels, containers=containers, strings=strings) == json.loads(data)
+    for bound, size in {"depth": levels, "containers": containers, "strings": strings}.items():
+        if size:
+            with pytest.raises(TooLargeError):
+                parse_json(data, **{bound: size - 1})
+
+
+@pytest.mark.parametrize(
+    ("data", "bound"),
+    [
+        (b"[" * 100_000, "more than 64 levels"),
+        (b"[" * 100_000 + b"]" * 100_000, "more than 64 levels"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "more than 64 levels"),
+        (b"[" + b"[]," * 200_000 + b"[]]", "more than 200,000 objects and lists"),
+        (b"[" + b'"",' * 1_000_000 + b'""]', "more than 1,000,000 texts and keys"),
+    ],
+)
+def test_what_is_over_a_bound_is_refused_before_it_is_parsed(data, bound, monkeypatch):
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(TooLargeError, match=bound):
+        parse_json(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'["a', b'[\\"]', b"\xff", b"[1] 2", "[]".encode("utf-16"), b"9" * 5000])
+def test_what_is_not_json_is_unreadable(data):
+    with pytest.raises(UnreadableError, match="not JSON"):
+        parse_json(data)
+
+
+def test_a_body_is_read_up_to_its_bound_and_no_further():
+    read = []
+
+    async def parts():
+        for part in (b"ab", b"cd", b"ef"):
+            read.append(part)
+            yield part
+
+    assert asyncio.run(read_at_most(parts(), 6)) == b"abcdef"
+    read.clear()
+    with pytest.raises(TooLargeError, match="more than 3 bytes"):
+        asyncio.run(read_at_most(parts(), 3))
+    assert read == [b"ab", b"cd"]

@@ -11,7 +11,6 @@
     jsonl          JSON lines that survive a kill                atomic_files   atomic writes
     full_disk      recognises one                         recipe_files   recipes by name
     bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
-    bounded_json   bodies and JSON of another process, within limits
     user_code      imports what a recipe names                     text_files     reads what a user names
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at

@@ -1,20 +1,27 @@
-"""Reads what another process sends, up to a limit: bodies and streamed lines of HTTP responses, and their JSON.
+"""Reads what another process sends, up to a limit: HTTP bodies, streamed lines, and their JSON.
 
-Duck-typed over `httpx.Response`, of which it reads `headers` and `aiter_raw()`. A client that reads by it asks for
-`Accept-Encoding: identity`: a body that is compressed all the same is refused, because a small one can hold gigabytes.
+Responses are duck-typed over `httpx.Response`: `headers` and `aiter_raw()`. Requests ask for
+`Accept-Encoding: identity`; a compressed body is refused, because a small one can hold gigabytes. JSON is counted
+before it is parsed: a few megabytes of `[[],[],…` become gigabytes of Python objects, and a few hundred kilobytes of
+`[[[[…` exhaust the stack.
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
+MAX_DEPTH = 64  # objects and lists inside one another
+MAX_CONTAINERS = 200_000  # objects and lists in all
+MAX_STRINGS = 1_000_000
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
-class TooLongError(ValueError):
-    """More bytes came, or were announced, than such an answer may have."""
+
+class TooLargeError(ValueError):
+    """More bytes came, or were announced, than the response may have, or its JSON is over a bound."""
 
 
 class UnreadableError(ValueError):
-    """What came can't be read: it is compressed, no JSON, or nested too deeply."""
+    """The response is compressed, or not JSON."""
 
 
 IDENTITY = {"Accept-Encoding": "identity"}  # what a request must say whose answer is read here
@@ -28,19 +35,28 @@ async def read_body(response: Any, limit: int, *, cut: bool = False) -> bytes:
         cut: return the first `limit` bytes of a longer one, in place of an error.
 
     Raises:
-        TooLongError: it is longer, or is announced to be; no more than `limit` and one network read were taken.
+        TooLargeError: it is longer, or is announced to be; no more than `limit` and one network read were taken.
         UnreadableError: it is compressed.
     """
     announced = response.headers.get("Content-Length", "")
     if not cut and announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
-        raise TooLongError(f"an answer of {announced[:20]} bytes, where at most {limit} are expected")
+        raise TooLargeError(f"an answer of {announced[:20]} bytes, where at most {limit} are expected")
+    return await read_at_most(_parts(response), limit, cut=cut)
+
+
+async def read_at_most(parts: AsyncIterable[bytes], limit: int, *, cut: bool = False) -> bytes:
+    """The parts of a body, joined.
+
+    Raises:
+        TooLargeError: more than `limit` bytes, unless `cut`; the rest is not read.
+    """
     body = bytearray()
-    async for part in _parts(response):
+    async for part in parts:
         body += part
         if len(body) > limit:
             if cut:
                 break
-            raise TooLongError(f"an answer of more than {limit} bytes")
+            raise TooLargeError(f"more than {limit:,} bytes")
     return bytes(body[:limit])
 
 
@@ -51,25 +67,25 @@ async def stream_lines(response: Any, *, line: int, total: int) -> AsyncIterator
         line, total: most bytes of one line, and of all.
 
     Raises:
-        TooLongError: a line, ended or not, or the whole is longer.
+        TooLargeError: a line, ended or not, or the whole is longer.
         UnreadableError: it is compressed.
     """
     rest, taken = bytearray(), 0
     async for part in _parts(response):
         taken += len(part)
         if taken > total:
-            raise TooLongError(f"a stream of more than {total} bytes")
+            raise TooLargeError(f"a stream of more than {total} bytes")
         searched = len(rest)
         rest += part
         start = 0
         while (end := rest.find(b"\n", max(start, searched))) >= 0:
             if end - start > line:
-                raise TooLongError(f"a line of more than {line} bytes")
+                raise TooLargeError(f"a line of more than {line} bytes")
             yield bytes(rest[start:end]).removesuffix(b"\r")
             start = end + 1
         del rest[:start]
         if len(rest) > line:
-            raise TooLongError(f"a line of more than {line} bytes")
+            raise TooLargeError(f"a line of more than {line} bytes")
     if rest:
         yield bytes(rest)
 
@@ -82,15 +98,39 @@ async def _parts(response: Any) -> AsyncIterator[bytes]:
         yield part
 
 
-def parse_json(text: bytes | str) -> Any:
-    """Decoded JSON of a stranger.
+def parse_json(
+    data: bytes | str,
+    *,
+    depth: int = MAX_DEPTH,
+    containers: int = MAX_CONTAINERS,
+    strings: int = MAX_STRINGS,
+    parse_int: Callable[[str], Any] | None = None,
+) -> Any:
+    """The value of a JSON text, in UTF-8 if bytes; time and memory are linear in its length, which the caller bounds.
+
+    Args:
+        depth: most levels of objects and lists.
+        containers: most objects and lists in all.
+        strings: most texts and keys in all.
+        parse_int: as in `json.loads`.
 
     Raises:
-        UnreadableError: it is no JSON, or nested too deeply, or holds a number of thousands of digits.
+        TooLargeError: it is over a bound.
+        UnreadableError: it is not JSON, or not UTF-8; or it holds a number of thousands of digits.
     """
+    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # the remaining quotes begin and end strings
+    if plain.count(b'"') > 2 * strings:
+        raise TooLargeError(f"more than {strings:,} texts and keys")
+    brackets = b"".join(plain.split(b'"')[::2]).translate(None, _NOT_BRACKETS)
+    if brackets.count(b"[") + brackets.count(b"{") > containers:
+        raise TooLargeError(f"more than {containers:,} objects and lists")
+    level = 0
+    for bracket in brackets[: 2 * containers]:
+        level += 1 if bracket in b"[{" else -1
+        if level > depth:
+            raise TooLargeError(f"more than {depth} levels of objects and lists")
     try:
-        return json.loads(text)
-    except RecursionError:
-        raise UnreadableError("JSON nested too deeply") from None
+        return json.loads(data.decode(), parse_int=parse_int)
     except ValueError as error:
-        raise UnreadableError(f"no JSON: {error}") from None
+        raise UnreadableError(f"not JSON: {error}") from None

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from proxima.data import Completion, Prompt, Score, UserError, require
-from proxima.data.bounded_json import TooLargeError, parse_json, read_at_most
+from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
 from proxima.reward.base import WeightedReward, validated
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # may be over by the next attempt
@@ -126,8 +126,8 @@ class Http(WeightedReward):
             response = parse_json(data, parse_int=_finite_int)
         except TooLargeError as error:
             raise ValueError(f"the answer has {error}") from None
-        except ValueError as error:
-            raise ValueError(f"the answer is not JSON: {error}") from None
+        except UnreadableError as error:
+            raise ValueError(f"the answer is {error}") from None
         scores = response.get("scores") if isinstance(response, dict) else None
         if not isinstance(scores, list):
             raise ValueError(f"the answer has no list 'scores': {data[:80].decode(errors='replace')}")

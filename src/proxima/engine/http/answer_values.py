@@ -4,7 +4,7 @@ number in quotes is none either."""
 from typing import Any
 
 from proxima.data import SamplingMask
-from proxima.data.bounded_reading import UnreadableError, parse_json
+from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json
 
 SHOWN, NAMED = 200, 1000  # characters of what a server says in a message, and of a name that is worked with
 LARGEST_ID = 2**31 - 1
@@ -26,7 +26,7 @@ def error_message(text: str) -> str:
     """The message of an error's body, in one line."""
     try:
         return one_line(_explained(parse_json(text)))
-    except UnreadableError:
+    except (TooLargeError, UnreadableError):
         return "an HTML page" if text.lstrip()[:1] == "<" else one_line(text)
 
 

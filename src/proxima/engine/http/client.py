@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from proxima.data import FieldError, UserError, require
-from proxima.data.bounded_reading import IDENTITY, TooLongError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
 from proxima.data.secret_values import HIDDEN, is_secret_value
 from proxima.engine.http.answer_values import error_message, missing, one_line
 
@@ -214,7 +214,7 @@ class ServerClient:
             return None
         try:
             return parse_json(body)
-        except UnreadableError as error:
+        except (TooLargeError, UnreadableError) as error:
             raise NotJsonError(self.url, path, self.told(body)) from error
 
     @asynccontextmanager
@@ -236,7 +236,7 @@ class ServerClient:
         """A transfer inside that fails is a `ServerError`."""
         try:
             yield
-        except (TooLongError, UnreadableError) as error:
+        except (TooLargeError, UnreadableError) as error:
             raise ServerError(self.url, path, str(error)) from error
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ServerError(self.url, path, "can't be reached") from error
@@ -303,7 +303,7 @@ async def stream_events(
                 continue
             try:
                 event = parse_json(data)
-            except UnreadableError as error:
+            except (TooLargeError, UnreadableError) as error:
                 raise ServerError(client.url, path, f"streams something else than JSON: {client.told(data)}") from error
             if not isinstance(event, dict):
                 raise ServerError(client.url, path, f"streams something else than a JSON object: {client.told(data)}")

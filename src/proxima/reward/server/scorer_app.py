@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxima.data.bounded_json import TooLargeError, parse_json, read_at_most
+from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
 from proxima.reward.server.fair_queue import FairQueue, Scores
 from proxima.reward.server.score_requests import RefusedRequest, SubmittedGroup, score_request, score_requests
 from proxima.reward.server.scorer_limits import ScorerLimits
@@ -131,8 +131,8 @@ class ScorerApp:
             return parse_json(data)
         except TooLargeError as error:
             raise RefusedRequest(413, f"the body has {error}") from None
-        except ValueError as error:
-            raise RefusedRequest(400, " ".join(f"the body is not JSON: {error}".split())[:200]) from None
+        except UnreadableError as error:
+            raise RefusedRequest(400, " ".join(f"the body is {error}".split())[:200]) from None
 
     async def _discard(self, request: Request) -> None:
         """Read what a refused client still sends, up to a bound: it would not read why while it sends."""
