@@ -180,8 +180,8 @@ class AsyncCollector(Collector):
                 return accepted, rejected
         if self.refill is None:
             return None
-        groups = [one.scored for one in (*accepted, *rejected)]
-        batches = len(groups) // self.admission.prompts
+        batches = (len(accepted) + len(rejected)) // self.admission.prompts
+        groups = [one.scored for one in (*accepted, *rejected)] if batches else []
         given_up = 0 < self.max_unscored <= batches and without_score(groups) == len(groups)
         if not given_up and not 0 < self.refill.max_num_gen_batches <= batches:
             return None
