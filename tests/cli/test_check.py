@@ -215,7 +215,7 @@ ENGINE = """
 def test_a_strangers_engine(stranger, capsys):
     stranger("echo_lab", ENGINE)
     assert main(["check", "echo_lab:Echo"]) == 0
-    assert "engine echo_lab:Echo: 5 passed, 0 FAILED, 11 skipped" in capsys.readouterr().out
+    assert "engine echo_lab:Echo: 6 passed, 0 FAILED, 11 skipped" in capsys.readouterr().out
     stranger(
         "stale_lab",
         ENGINE.replace("policy_version=self.version", "policy_version=0").replace(
@@ -230,7 +230,7 @@ def test_a_strangers_engine(stranger, capsys):
 
 def test_our_engine(capsys):
     assert main(["check", "local", "dtype=float32"]) == 0
-    assert "engine local: 15 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
+    assert "engine local: 16 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
 
 
 def test_the_slot_may_stand_before_the_kind(capsys):

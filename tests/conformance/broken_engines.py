@@ -46,6 +46,11 @@ class BrokenEngine:
             yield dataclasses.replace(completion, temperature=request.sampling.temperature)
 
 
+class AnswersNothing:
+    async def completion(self, engine, request, completion):
+        raise RuntimeError("no answer")
+
+
 def with_sampling(request, **fields):
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, **fields))
 

@@ -25,6 +25,7 @@ def checked(law, spec, loaded, **fields):
 
 
 DEFECTS = [
+    (broken.AnswersNothing, "runs", "raised RuntimeError: no answer"),
     (broken.OffByATwentieth, "trainer_log_probs", "untruncated_log_prob is 0.05 nats off the trainer's"),
     (broken.RawLogProbs, "temperature", "nats off"),
     (broken.WrongTemperature, "frequencies", "tokens are not drawn as their log-probs say"),

@@ -1,7 +1,8 @@
 """Check a kind against the laws of its slot: `proxima check cppo`, `proxima check my_lab.losses:Topr slope=0.3`.
 
-Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found and what it means for a
-run. The laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed.
+Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found, what it means for a run,
+and the cure. Where a first law fails (the call raises, or returns another type or NaN), the others are not tried. The
+laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed.
 Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selection, reward, engine."""
 
 import argparse
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         facts = {"slot": slot, "kind": arguments.kind, "fields": asdict(spec), "failed": failed}
         rows = [(r, {"variant": r.variant, "law": r.law.name, "status": r.status, "detail": r.detail}) for r in results]
-        print_json({**facts, "results": [row | {"so": r.law.consequence} for r, row in rows]})
+        print_json({**facts, "results": [row | {"so": r.law.consequence, "cure": r.law.cure} for r, row in rows]})
     else:
         passed = sum(result.status == "passed" for result in results)
         print(f"{slot} {arguments.kind}: {passed} passed, {failed} FAILED, {len(results) - passed - failed} skipped")
@@ -78,7 +79,8 @@ def show(result: "LawResult") -> None:
     """`passed   masked_nan`; `FAILED   scale (kl): …`. Of variants only failures."""
     name = f"{result.law.name} ({result.variant})" if result.variant else result.law.name
     if result.status == "FAILED":
-        print(f"FAILED   {name}: {result.detail}\n         so {result.law.consequence}", flush=True)
+        cure = f"\n         cure: {result.law.cure}" if result.law.cure and not result.detail.startswith("as ") else ""
+        print(f"FAILED   {name}: {result.detail}\n         so {result.law.consequence}{cure}", flush=True)
     elif not result.variant:
         print(f"{result.status:<8} {name}" + (f": {result.detail}" if result.detail else ""), flush=True)
 

@@ -2,6 +2,7 @@
 
     laws          what a law is, and the search for the smallest counterexample
     batches       random batches with holes and garbage          needs_law    what a spec declares and what it reads
+    first_laws    a call returns what its slot takes: where that fails, no other law is tried
     by_hand, by_hand_steps   examples with numbers worked out by hand: the parts of a loss, and the steps before it
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
@@ -28,7 +29,17 @@ from proxima.conformance.distillation_laws import DISTILLATION_LAWS
 from proxima.conformance.engine_case import EngineUnderTest, tiny_model
 from proxima.conformance.engine_laws import ENGINE_LAWS
 from proxima.conformance.enumerable_world import EnumerableWorld, ImprovementBound
-from proxima.conformance.laws import Law, LawResult, Violation, check_exemption, check_law, require_that
+from proxima.conformance.laws import (
+    Law,
+    LawResult,
+    Violation,
+    check_exemption,
+    check_law,
+    check_laws,
+    described,
+    not_tried,
+    require_that,
+)
 from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.conformance.reward_laws import REWARD_LAWS
 from proxima.conformance.sampling_laws import SAMPLING_LAWS
@@ -77,15 +88,21 @@ def variants_of(spec: Any) -> dict[str, Any]:
 def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
     """Check every law of the slot on a spec of `core` and its `test_fields`, and the examples that it holds."""
     yield (declaration := check_law(DECLARATION, (slot, spec)))
-    if declaration.status == "FAILED":
+    if declaration.fails_all:
+        yield not_tried((), DECLARATION)
         return
     exempt: dict[str, tuple[Law, list[Any]]] = {}
     for name, variant in variants_of(spec).items():
-        for law in laws_of(slot, variant):
+        laws = [law for law in laws_of(slot, variant) if not (name and law.defaults_only)]
+        for law in laws:
             if law.name in variant.exempt_laws:
                 exempt.setdefault(law.name, (law, []))[1].append(variant)
-            elif not (name and law.defaults_only):
-                yield dataclasses.replace(check_law(law, variant), variant=name)
+        results = []
+        for result in check_laws([law for law in laws if law.name not in variant.exempt_laws], variant):
+            results.append(result)
+            yield dataclasses.replace(result, variant=name)
+        if any(result.fails_all for result in results):
+            return
     for law, variants in exempt.values():
         yield check_exemption(law, variants)
     if spec.examples:
@@ -96,13 +113,16 @@ def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
 
 def check_reward(spec: Any) -> Iterator[LawResult]:
     """Check the laws of rewards; all are skipped where something that the reward needs is missing."""
-    reason = None
     try:
         as_reward(spec).check()
     except ValueError as error:
-        reason = str(error)
-    for law in REWARD_LAWS:
-        yield check_law(law, spec) if reason is None else LawResult(law, "skipped", reason)
+        yield from (LawResult(law, "skipped", str(error)) for law in REWARD_LAWS)
+        return
+    except Exception as error:  # a stranger's code may raise anything
+        yield LawResult(CHECKED, "FAILED", described(error))
+        yield not_tried(REWARD_LAWS, CHECKED)
+        return
+    yield from check_laws(REWARD_LAWS, spec)
 
 
 def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
@@ -115,8 +135,7 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
         setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=loaded)
     # An engine that holds no weights here and was given no model may answer anything: it is compared with nothing.
     compared = loaded if holds or model is not None else None
-    for law in ENGINE_LAWS:
-        yield check_law(law, EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None)))
+    yield from check_laws(ENGINE_LAWS, EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None)))
 
 
 OF_BARE_SERVERS = {"columns", "log_probs", "determinism", *(law.name for law in SAMPLING_LAWS)}
@@ -154,6 +173,9 @@ def check_live_server(
 
 def _declared(slotted: tuple[str, Any], _: None) -> None:
     slot, spec = slotted
+    if slot == "advantage":
+        kinds = "subclass proxima.core.advantage.GroupAdvantage (a number a completion) or TokenAdvantage (one a token)"
+        require_that(hasattr(spec, "per_token"), f"per_token is missing: {kinds}")
     parameters = getattr(type(spec), "__dataclass_params__", None)
     require_that(parameters is not None and parameters.frozen, "decorate the class with @dataclass(frozen=True)")
     for name, fields in spec.test_fields.items():
@@ -168,7 +190,13 @@ def _declared(slotted: tuple[str, Any], _: None) -> None:
         require_that(not unknown, f"{name}exempt_laws: {', '.join(unknown)}: a {slot} can be exempt from {names}")
 
 
-DECLARATION = Law("declared", "recipes can't name its fields", _declared)
+DECLARATION = Law(
+    *("declared", "recipes can't name its fields", _declared),
+    cure="write the class like the example in CONTRIBUTING.md: a frozen dataclass that subclasses the slot's protocol",
+    root=True,
+)
+CHECKED = Law("check", "a run ends before it begins", lambda spec, case: None, root=True)
+CHECKED = dataclasses.replace(CHECKED, cure="raise from check() a UserError alone, with a line for the user")
 __all__ = [
     "PROTOCOLS", "EnumerableWorld", "ImprovementBound", "Law", "LawResult", "Violation", "check_engine", "check_law",
     "check_reward", "check_spec", "laws_of", "variants_of",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.conformance.batches import BatchCase
+from proxima.conformance.first_laws import FINITE, MASKED, runs_law, tensor_runs
 from proxima.conformance.laws import Law, require_close, require_that
 from proxima.conformance.needs_law import needs_law, require_needs
 from proxima.conformance.surrogate_laws import STEP, batch_law, extreme_law
@@ -128,13 +129,21 @@ def of_samples(spec: Any) -> str | None:
 
 # fmt: off
 DISTILLATION_LAWS = (
-    batch_law("value", "the divergence leaks out of the loss, or turns the weights into NaN", value_law),
-    batch_law("zero_where_equal", "a student that has learned everything is still moved", zero_where_equal),
-    batch_law("derivative", "the optimizer minimises something else", bucket_derivative, applies=of_buckets),
-    batch_law("coarser_is_less", "it is no lower bound", coarser_is_less, applies=of_buckets),
-    batch_law("micro_batches", "the loss depends on the memory of the machine", distillation_split),
-    Law("unbiased", "the student is drawn elsewhere", unbiased, lambda: range(6), applies=of_samples),
-    batch_law("needs", "a run fails late", distillation_needs, least=1),
+    runs_law(tensor_runs),
+    batch_law("value", "the divergence leaks out of the loss, or turns the weights into NaN", value_law, root=True,
+              cure=f"{MASKED}; {FINITE}"),
+    batch_law("zero_where_equal", "a student that has learned everything is still moved", zero_where_equal,
+              cure="a divergence of a distribution from itself is 0, and so is its gradient"),
+    batch_law("derivative", "the optimizer minimises something else", bucket_derivative, applies=of_buckets,
+              cure="detach nothing that the value depends on through the student's log-probs"),
+    batch_law("coarser_is_less", "it is no lower bound", coarser_is_less, applies=of_buckets,
+              cure="sum a convex function over the buckets, the rest of the vocabulary included"),
+    batch_law("micro_batches", "the loss depends on the memory of the machine", distillation_split,
+              cure="compute each token's value from that token"),
+    Law("unbiased", "the student is drawn elsewhere", unbiased, lambda: range(6), applies=of_samples,
+        cure="weigh the estimate by the ratio of the student to the policy that sampled"),
+    batch_law("needs", "a run fails late", distillation_needs, least=1,
+              cure="declare in `needs` what the call reads, and nothing else"),
     needs_law(distillation_outcome),
     extreme_law(finite_distillation),
 )

@@ -98,7 +98,10 @@ async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Complet
     """All completions, in the order of the requests."""
     found = {completion.key: completion async for completion in engine.generate(wanted)}
     keys = [request.key for request in wanted]
-    require_that(set(found) == set(keys), f"completions {sorted(found)}, requested {sorted(keys)}")
+    missing, other = sorted(set(keys) - set(found)), sorted(set(found) - set(keys))
+    counts = f"{len(found)} completions for {len(keys)} requests"
+    which = f"missing {missing[:1]}, not requested {other[:1]} (prompt, sample, turn)"
+    require_that(not missing and not other, f"{counts}: {which}")
     return [found[key] for key in keys]
 
 

@@ -10,9 +10,21 @@ from proxima.conformance.engine_case import EngineUnderTest, completions, engine
 from proxima.conformance.laws import Violation, require_that
 from proxima.conformance.sampling_laws import SAMPLING_LAWS
 from proxima.data import Completion
-from proxima.engine.protocol import Engine, InFlight, ScoreRequest, WeightUpdate
+from proxima.engine.protocol import Capabilities, Engine, InFlight, ScoreRequest, WeightUpdate
 
 LOG_PROB_TOLERANCE = 0.05  # nats, between two forwards in bfloat16
+
+
+METHODS = ("generate", "publish", "pause", "resume", "abort", "health")
+
+
+async def answers(_: EngineUnderTest, engine: Engine) -> None:
+    """It has the methods of an engine, and completes one request."""
+    missing = [name for name in METHODS if not callable(getattr(engine, name, None))]
+    kind = type(engine).__name__
+    require_that(not missing, f"build() returned a {kind}, which has no {', '.join(missing)}")
+    require_that(isinstance(getattr(engine, "capabilities", None), Capabilities), f"{kind} has no capabilities")
+    await completions(engine, requests(1, 1))
 
 
 async def columns(_: EngineUnderTest, engine: Engine) -> None:
@@ -162,14 +174,27 @@ def _takes_modules(case: EngineUnderTest) -> str | None:
     return None if "module" in known_capabilities(case).weight_updates else "it takes no weights from this process"
 
 
+# fmt: off
 ENGINE_LAWS = (
-    engine_law("columns", "the trainer reads wrong tokens", columns),
-    engine_law("log_probs", "the ratio of the first update is not 1", log_probs, applies=_needs("score")),
-    engine_law("sampling_masks", "the first ratio is not 1", sampling_masks, applies=_needs("sampling_mask")),
-    engine_law("determinism", "a resumed run differs", queue_independence, applies=_needs("deterministic")),
-    engine_law("versions", "the age of the data is unknown", versions, applies=_takes_modules),
-    engine_law("pause", "a weight update hangs the run", pausing),
-    engine_law("in_flight", "the next-policy cache misses tokens", in_flight, applies=_needs("in_flight")),
-    engine_law("abort", "a run can't be stopped", aborting),
+    engine_law("runs", "no run can use it", answers, root=True,
+               cure="let build() return an engine with every method of proxima.engine.Engine; CONTRIBUTING.md has one"),
+    engine_law("columns", "the trainer reads wrong tokens", columns, root=True,
+               cure="yield one Completion for each request, with a log-prob and a version for each token; NaN in "
+                    "columns that `provides` leaves out"),
+    engine_law("log_probs", "the ratio of the first update is not 1", log_probs, applies=_needs("score"),
+               cure="let score() and generate() compute log-probs of the same weights at the same temperature"),
+    engine_law("sampling_masks", "the first ratio is not 1", sampling_masks, applies=_needs("sampling_mask"),
+               cure="fill sampling_mask where top_k or top_p truncate, or set capabilities.sampling_mask = False"),
+    engine_law("determinism", "a resumed run differs", queue_independence, applies=_needs("deterministic"),
+               cure="seed a draw by request.seed, prompt, sample and turn, or set capabilities.deterministic = False"),
+    engine_law("versions", "the age of the data is unknown", versions, applies=_takes_modules,
+               cure="load update.module in publish, and write update.version on the tokens and in health()"),
+    engine_law("pause", "a weight update hangs the run", pausing,
+               cure="let resume() end every mode of pause(); name in capabilities.pause_modes those that work"),
+    engine_law("in_flight", "the next-policy cache misses tokens", in_flight, applies=_needs("in_flight"),
+               cure="list running completions with their tokens so far, or set capabilities.in_flight = False"),
+    engine_law("abort", "a run can't be stopped", aborting,
+               cure="end the completions of that prompt with finish_reason abort, and no others"),
     *SAMPLING_LAWS,
 )
+# fmt: on

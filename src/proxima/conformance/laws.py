@@ -1,7 +1,9 @@
 """What a law is, how it is checked on many cases, and the smallest case that breaks it."""
 
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,6 +28,8 @@ class Law:
         exemptible: a spec may declare itself exempt, because the mathematics of some methods break this law.
         applies: `applies(spec)` is None, or why there is nothing to check.
         defaults_only: it does not hold under every `test_fields`.
+        cure: what to change in a class that breaks it.
+        root: where it does not hold, the laws after it are not tried, for they would fail by the same defect.
     """
 
     name: str
@@ -37,6 +41,11 @@ class Law:
     exemptible: bool = False
     applies: Callable[[Any], str | None] = lambda spec: None
     defaults_only: bool = False
+    cure: str = ""
+    root: bool = False
+
+
+_NOT_TRIED = Law("not_tried", "", lambda spec, case: None)
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,39 @@ class LawResult:
     detail: str = ""
     variant: str = ""
 
+    @property
+    def fails_all(self) -> bool:
+        """Whether the laws after it would fail by the same defect."""
+        return self.status == "FAILED" and self.law.root
+
+
+def check_laws(laws: Sequence[Law], spec: Any) -> Iterator[LawResult]:
+    """Check laws in order, up to the first root that fails; one that raises what an earlier one raised names that."""
+    raised: dict[str, str] = {}
+    for index, law in enumerate(laws):
+        result = check_law(law, spec)
+        text = result.detail.partition("; counterexample: ")[0]
+        earlier = raised.setdefault(text, law.name) if text.startswith("raised ") else law.name
+        yield result if earlier == law.name else LawResult(law, result.status, f"as {earlier}")
+        if result.fails_all:
+            if rest := laws[index + 1 :]:
+                yield not_tried(rest, law)
+            return
+
+
+def not_tried(laws: Sequence[Law], root: Law) -> LawResult:
+    """What is said of the laws after a root that failed."""
+    names = ", ".join(law.name for law in laws) or "every law of the slot"
+    return LawResult(_NOT_TRIED, "skipped", f"{names}: none can hold before `{root.name}` does")
+
 
 def check_law(law: Law, spec: Any) -> LawResult:
     """Check one law on all its cases; stops at the first violation and shrinks it."""
-    if (reason := law.applies(spec)) is not None:
+    try:
+        reason = law.applies(spec)
+    except Exception as error:
+        return LawResult(law, "FAILED", described(error))
+    if reason is not None:
         return LawResult(law, "skipped", reason)
     for case in law.cases():
         if (text := violation(law, spec, case)) is not None:
@@ -79,8 +117,24 @@ def violation(law: Law, spec: Any, case: Any) -> str | None:
     except Violation as error:
         return str(error)
     except Exception as error:  # a stranger's code may raise anything
-        return f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+        return described(error)
     return None
+
+
+def described(error: Exception) -> str:
+    """`raised KeyError: 'x' (lab.py:12)`, with the innermost line of a file that is neither ours nor a package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"raised {type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def _is_ours(file: str) -> bool:
+    place = Path(file)
+    return _PACKAGE in place.parents or place.parent.name == "asyncio"
+
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def smallest(law: Law, spec: Any, case: Any, text: str) -> tuple[Any, str]:
@@ -100,12 +154,19 @@ def require_that(condition: bool, text: str) -> None:
         raise Violation(text)
 
 
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN where the other is NaN."""
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
 def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
-    """Raise `Violation` naming the element that is farthest off, unless both tensors agree."""
+    """Raise `Violation` naming the element that is farthest off, unless both tensors agree; NaN agrees with NaN, which
+    other laws look for."""
     require_that(actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}")
     actual, expected = actual.detach().double(), expected.detach().double()
     off = (actual - expected).abs() - (atol + rtol * expected.abs())
-    off = torch.where(actual == expected, -torch.inf, off.nan_to_num(nan=torch.inf))
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    off = torch.where(same, -torch.inf, off.nan_to_num(nan=torch.inf))
     if off.numel() and float(off.max()) > 0:
         at = int(off.flatten().argmax())
         where = f" at {at}" if off.dim() else ""

@@ -73,4 +73,5 @@ def _without(b: PolicyBatch, names: set[str]) -> PolicyBatch:
 def needs_law(outcome: Outcome) -> Law:
     """The law of `needs_are_read`."""
     consequence = "a run computes a tensor that nobody reads"
-    return Law("needs_are_read", consequence, lambda spec, _: needs_are_read(spec, outcome))
+    cure = "remove from `needs` what the call does not use"
+    return Law("needs_are_read", consequence, lambda spec, _: needs_are_read(spec, outcome), cure=cure)

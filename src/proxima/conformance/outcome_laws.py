@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.conformance.first_laws import require_kind, runs_on
 from proxima.conformance.laws import Law, require_close, require_that
 from proxima.core import select
 from proxima.core.advantage import TokenRewards
@@ -105,18 +106,42 @@ def _outcomes_law(name: str, consequence: str, check: Any, **more: Any) -> Law:
     return Law(name, consequence, check, outcomes_cases, smaller_outcomes, show_outcomes, **more)
 
 
+def advantage_runs(spec: Any, case: Any) -> None:
+    """A tensor [S] or [N] of finite numbers, of outcomes that are all valid."""
+    value = spec(case)
+    right = case.reward.shape
+    require_kind(value, Tensor, f"a tensor {list(right)}")
+    require_that(value.shape == right, f"shape {list(value.shape)}, expected {list(right)}")
+    require_that(bool(value.isfinite().all()), f"an advantage is not finite: {value.tolist()}")
+
+
+def ordinary_outcomes() -> Iterator[Outcomes]:
+    """Two groups of valid completions."""
+    yield make_outcomes([0.0, 1.0, 0.5, -1.0], [0, 0, 1, 1], [1, 1, 1, 1])
+
+
+def _rewards_and_groups(o: Outcomes) -> str:
+    return f"reward {o.reward.tolist()}, group {o.group.tolist()}"
+
+
+# fmt: off
 GROUP_ADVANTAGE_LAWS = (
-    _outcomes_law("values", "the result depends on the order of the completions", advantage_values),
-    _outcomes_law("invalid_is_absent", "a failed reward moves its group's mean", invalid_is_absent, exemptible=True),
-    _outcomes_law("uniform_group", "a group that says nothing teaches", uniform_group, exemptible=True),
+    runs_on(advantage_runs, ordinary_outcomes, _rewards_and_groups),
+    _outcomes_law("values", "the result depends on the order of the completions", advantage_values, root=True,
+                  cure="set 0 where `valid` is False and where a group's spread is 0, and use no completion's place"),
+    _outcomes_law("invalid_is_absent", "a failed reward moves its group's mean", invalid_is_absent, exemptible=True,
+                  cure="take means over `valid` completions alone, or declare `exempt_laws`"),
+    _outcomes_law("uniform_group", "a group that says nothing teaches", uniform_group, exemptible=True,
+                  cure="return exactly 0 where all of a group's rewards are equal, or declare `exempt_laws`"),
 )
+# fmt: on
 
 
-def token_rewards(lengths: list[int], key: int) -> TokenRewards:
+def token_rewards(lengths: list[int], key: int, out_of_loss: float = 0.2) -> TokenRewards:
     """Token rewards with every optional field and NaN outside the loss."""
     draw = torch.Generator().manual_seed(key % 2**31)
     size = sum(lengths)
-    mask = torch.rand(size, generator=draw) > 0.2
+    mask = torch.rand(size, generator=draw) > out_of_loss
     edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
     normal = torch.randn(3, size, generator=draw, dtype=torch.float64)
     reward, value, variance = (torch.where(mask, x, torch.nan) for x in (normal[0], normal[1], normal[2].abs()))
@@ -157,10 +182,13 @@ def token_advantage_order(spec: Any, case: tuple[list[int], int]) -> None:
 TOKEN_CASES = [(lengths, key) for lengths in ([], [1], [3], [2, 4], [0, 5, 1, 3]) for key in range(4)]
 # fmt: off
 TOKEN_ADVANTAGE_LAWS = (
-    Law("values", "tokens outside the loss teach", token_advantage_values, lambda: TOKEN_CASES,
-        show=lambda case: f"lengths {case[0]}"),
+    runs_on(advantage_runs, lambda: [token_rewards([3, 2], 1, out_of_loss=0.0)],
+            lambda case: f"token rewards {case.reward.tolist()}"),
+    Law("values", "tokens outside the loss teach", token_advantage_values, lambda: TOKEN_CASES, root=True,
+        show=lambda case: f"lengths {case[0]}",
+        cure="read reward and value with torch.where(rewards.loss_mask, x, 0.0), and return 0 outside it"),
     Law("order", "the result depends on the order of the completions", token_advantage_order, lambda: TOKEN_CASES,
-        show=lambda case: f"lengths {case[0]}"),
+        show=lambda case: f"lengths {case[0]}", cure="let no sequence read another, but for means over all tokens"),
 )
 # fmt: on
 
@@ -205,12 +233,20 @@ def factor_of_prompts(spec: Any, case: tuple[int, int]) -> None:
     require_that(kept <= most, f"{factor} times {groups} groups of {size} leave {kept} completions, more than {most}")
 
 
+def selection_runs(spec: Any, o: Outcomes) -> None:
+    """It keeps or drops each completion."""
+    select([spec], o, o.reward - 0.3)
+
+
 # fmt: off
 SELECTION_LAWS = (
-    _outcomes_law("values", "completions disappear without a reason", selection_values),
+    runs_on(selection_runs, ordinary_outcomes, _rewards_and_groups),
+    _outcomes_law("values", "completions disappear without a reason", selection_values, root=True,
+                  cure="return a bool for each completion, keep no invalid one, and draw nothing at random"),
     _outcomes_law("local", "dynamic sampling discards groups that would have been kept", selection_local,
-                  applies=lambda spec: None if spec.local else "local is False"),
+                  applies=lambda spec: None if spec.local else "local is False", cure="set local = False"),
     Law("prompts_factor", "an update needs more memory than was planned for", factor_of_prompts,
-        lambda: [(1, 4), (2, 3), (3, 8), (4, 6)], show=lambda case: "{} groups of {}".format(*case)),
+        lambda: [(1, 4), (2, 3), (3, 8), (4, 6)], show=lambda case: "{} groups of {}".format(*case),
+        cure="return 1 from prompts_factor, or as many as leave a step's completions"),
 )
 # fmt: on

@@ -150,12 +150,18 @@ def _show(case: RewardCase) -> str:
 
 # fmt: off
 REWARD_LAWS = (
-    _law("one_score_each", "a completion has no score, or another's", one_score_each, ORDINARY),
-    _law("hostile_text", "a model learns to break the scorer", one_score_each, HOSTILE, each=True),
-    _law("order", "scores reach the wrong completions", order, ORDINARY),
-    _law("determinism", "a resumed run differs", determinism, ORDINARY),
-    _law("independence", "the score depends on the group", independence, ORDINARY, applies=_alone),
+    _law("one_score_each", "a completion has no score, or another's", one_score_each, ORDINARY, root=True,
+         cure="return one finite Score for every text, an empty one and one without an answer too"),
+    _law("determinism", "a resumed run differs", determinism, ORDINARY, root=True,
+         cure="draw nothing from `random` or `numpy.random`; seed what is random by the completion's text"),
+    _law("hostile_text", "a model learns to break the scorer", one_score_each, HOSTILE, each=True,
+         cure="catch what such text raises and give it the score of a wrong answer; bound regular expressions"),
+    _law("order", "scores reach the wrong completions", order, ORDINARY,
+         cure="return the scores in the order of the completions, and keep no state between calls"),
+    _law("independence", "the score depends on the group", independence, ORDINARY, applies=_alone,
+         cure="set whole_group = True if it compares completions, or keep no state between calls"),
     Law("unreadable", "a bad row is found in the middle of the run", unreadable_answers, lambda: ODD_ANSWERS,
-        show=lambda answer: f"answer {answer!r:.40}", applies=_comparing),
+        show=lambda answer: f"answer {answer!r:.40}", applies=_comparing,
+        cure="return from unreadable(answer) a text for what can't be compared with, None among it, and raise nothing"),
 )
 # fmt: on

@@ -259,15 +259,23 @@ def _of_temperature(case: EngineUnderTest) -> str | None:
     return f"{raw}; recipes at temperature 1 alone can use it"
 
 
+# fmt: off
 SAMPLING_LAWS = (
-    engine_law("trainer_log_probs", "the ratio of the first update is not 1", trainer_log_probs, applies=needs_model),
-    engine_law("temperature", "the ratio is that of another policy", temperature, applies=_of_temperature),
-    engine_law("truncation", "the ratio is that of another distribution", truncation, applies=needs_model),
-    engine_law("greedy", "evaluations are of another policy", most_probable, applies=needs_model),
-    engine_law(
-        "frequencies", "the gradient is of another distribution than it says", frequencies, applies=_tells_sampled
-    ),
-    engine_law("defaults", "the data comes from another policy than the recipe says", defaults, applies=needs_model),
-    engine_law("stop_strings", "completions run on, or lack their end", stop_strings, applies=needs_model),
-    engine_law("lengths", "completions are cut where nobody can tell", lengths, applies=needs_model),
+    engine_law("trainer_log_probs", "the ratio of the first update is not 1", trainer_log_probs, applies=needs_model,
+               cure="report natural logs of softmax(logits / temperature), of this model in this dtype"),
+    engine_law("temperature", "the ratio is that of another policy", temperature, applies=_of_temperature,
+               cure="divide the logits by the temperature first, or say capabilities.log_probs = \"raw\""),
+    engine_law("truncation", "the ratio is that of another distribution", truncation, applies=needs_model,
+               cure="apply top_k, then top_p, then min_p, and renormalise in sampled_log_prob alone"),
+    engine_law("greedy", "evaluations are of another policy", most_probable, applies=needs_model,
+               cure="take the most probable token at temperature 0"),
+    engine_law("frequencies", "the gradient is of another distribution than it says", frequencies,
+               applies=_tells_sampled, cure="draw from the probabilities that sampled_log_prob reports"),
+    engine_law("defaults", "the data comes from another policy than the recipe says", defaults, applies=needs_model,
+               cure="take every sampling parameter from the request, none from generation_config.json"),
+    engine_law("stop_strings", "completions run on, or lack their end", stop_strings, applies=needs_model,
+               cure="end at the token that completes a stop string: finish_reason stop, the text cut before it"),
+    engine_law("lengths", "completions are cut where nobody can tell", lengths, applies=needs_model,
+               cure="generate up to max_tokens or the context, and say finish_reason length there"),
 )
+# fmt: on

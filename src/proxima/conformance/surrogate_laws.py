@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, batch_cases, make_batch, show_batch, smaller_batches, with_new_leaf
-from proxima.conformance.laws import Law, require_close, require_that
+from proxima.conformance.first_laws import (
+    FINITE,
+    MASKED,
+    require_column,
+    require_finite,
+    runs_law,
+    surrogate_runs,
+    values_at,
+)
+from proxima.conformance.laws import Law, Violation, require_close, require_that, same
 from proxima.conformance.needs_law import needs_law, require_needs
 from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, gradient_weight, merge_metrics, policy_loss, precompute
 from proxima.core.metrics import Metrics
@@ -29,7 +38,7 @@ def surrogate_shape(spec: Any, case: BatchCase) -> None:
     """Shapes, dtypes, silence outside the loss."""
     b = case.batch
     token = spec(b)
-    require_that(token.loss.shape == b.log_prob.shape, f"loss has shape {list(token.loss.shape)}, expected [{len(b)}]")
+    require_column(token.loss, b, "loss")
     require_that(token.loss.dtype == b.log_prob.dtype, f"loss is {token.loss.dtype}, expected {b.log_prob.dtype}")
     require_that(token.keep.dtype == torch.bool, f"keep is {token.keep.dtype}, expected torch.bool")
     require_that(not bool((token.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
@@ -42,7 +51,11 @@ def surrogate_shape(spec: Any, case: BatchCase) -> None:
 def masked_nan(spec: Any, case: BatchCase) -> None:
     """NaN and other garbage outside the loss reach neither value nor gradient."""
     b = case.batch
-    require_that(bool((spec(b).loss[~b.loss_mask] == 0).all()), "loss is not 0 outside the loss mask")
+    token = spec(b).loss
+    if leaking := (~b.loss_mask & (token != 0)).nonzero().flatten().tolist():
+        value, shown = float(token.detach()[leaking[0]]), values_at(b, spec, leaking[0])
+        raise Violation(f"loss is not 0 outside the loss mask: {value:g} at token {leaking[0]}, with {shown}")
+    require_finite(token, b, spec, "the loss")
     for kind in case.aggregates:
         loss, gradient = loss_and_gradient(with_new_leaf(b), spec, AGGREGATES[kind]())
         require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
@@ -253,7 +266,8 @@ def extreme_law(check: Any) -> Law:
     cases = [(extreme_batch(*kind), kind) for kind in kinds]
     shown = "one drifting token turns the weights into NaN"
     show = lambda case: "ratios of e^{:g}, {}, {}".format(*case[1])  # noqa: E731
-    return Law("extreme_ratios", shown, lambda spec, case: check(spec, case[0]), lambda: cases, show=show)
+    run = lambda spec, case: check(spec, case[0])  # noqa: E731
+    return Law("extreme_ratios", shown, run, lambda: cases, show=show, cure="bound the log-ratio before exp")
 
 
 def finite_surrogate(spec: Any, b: PolicyBatch) -> None:
@@ -276,10 +290,9 @@ def pure(spec: Any, case: BatchCase) -> None:
     torch.manual_seed(1)
     first = spec(case.batch)
     torch.manual_seed(2)
-    require_that(torch.equal(spec(case.batch).loss, first.loss), "two calls give different losses")
+    require_that(same(spec(case.batch).loss, first.loss), "two calls give different losses")
     for name, value in case.batch.token_fields().items():
-        same = torch.equal(value.detach().nan_to_num(nan=0.5), before[name].nan_to_num(nan=0.5))
-        require_that(same, f"the call changed the batch's {name} in place")
+        require_that(same(value.detach(), before[name]), f"the call changed the batch's {name} in place")
 
 
 def declared(name: str) -> Callable[[Any], str | None]:
@@ -297,29 +310,43 @@ def batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more
     return Law(name, consequence, check, cases, shrink, show_batch, **more)
 
 
+EACH = (
+    "compute each token's loss from that token, or from its sequence by `cu_seqlens`; declare `whole_batch` and "
+    "`select_tokens` where that can't be"
+)
 # fmt: off
 SURROGATE_LAWS = (
-    batch_law("shape", "aggregation and correction read the wrong tokens", surrogate_shape),
-    batch_law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan),
-    batch_law("permutation", "the result depends on the order of the completions", surrogate_permutation),
-    batch_law("packing", "padded and packed training differ", packing),
-    batch_law("micro_batches", "the loss depends on the memory of the machine", micro_batch_split),
-    batch_law("derivative", "the optimizer minimises something else", derivative, exemptible=True),
+    runs_law(surrogate_runs),
+    batch_law("shape", "aggregation and correction read the wrong tokens", surrogate_shape, root=True,
+              cure="return TokenLoss(loss, keep, metrics): loss and keep [N] as b.log_prob, keep within b.loss_mask"),
+    batch_law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan, root=True,
+              cure=f"{MASKED}; {FINITE}"),
+    batch_law("pure", "a resumed run differs", pure, root=True,
+              cure="draw nothing at random, change no tensor of the batch, keep no state between calls"),
+    batch_law("permutation", "the result depends on the order of the completions", surrogate_permutation, cure=EACH),
+    batch_law("packing", "padded and packed training differ", packing, cure=EACH),
+    batch_law("micro_batches", "the loss depends on the memory of the machine", micro_batch_split, cure=EACH),
+    batch_law("derivative", "the optimizer minimises something else", derivative, exemptible=True,
+              cure="detach nothing that the loss depends on through log_prob, or declare `exempt_laws`"),
     Law("float32", "training differs from what float64 tests show", single_precision, lambda: range(5),
-        exemptible=True),
-    Law("empty", "an empty rank or an empty completion ends the run", empty, lambda: [(), (0,), (0, 0), (1,)]),
+        exemptible=True, cure="make constants and new tensors like b.log_prob, and subtract before exp"),
+    Law("empty", "an empty rank or an empty completion ends the run", empty, lambda: [(), (0,), (0, 0), (1,)],
+        cure="reduce with sums, which are 0 over nothing; max, mean and indexing fail there"),
     batch_law("zero_advantage", "completions that the loop skips would have taught something", zero_advantage,
-              least=1, applies=declared("zero_advantage_inert")),
-    batch_law("scale", "rewards in other units change the method", scale, exemptible=True),
-    batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True),
+              least=1, applies=declared("zero_advantage_inert"), cure="set zero_advantage_inert = False"),
+    batch_law("scale", "rewards in other units change the method", scale, exemptible=True,
+              cure="let the advantage multiply the loss, or declare `exempt_laws`"),
+    batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True,
+              cure="a loss is minimised: at ratio 1 its derivative is -A; or declare `exempt_laws`"),
     batch_law("unbounded", "the bound does not vanish where the docstring says so", unbounded,
-              applies=declared("unbounded"), defaults_only=True),
+              applies=declared("unbounded"), defaults_only=True,
+              cure="correct the fields of `unbounded`, or remove it"),
     batch_law("needs", "a run fails late, or trains on something that nobody supplies on purpose", declared_needs,
-              least=1),
+              least=1, cure="declare in `needs` what the call reads, and nothing else"),
     needs_law(_token_loss),
     extreme_law(finite_surrogate),
-    batch_law("curve", "its plot shows another gradient than trains", plot_gradient, applies=two_policies),
-    batch_law("int32_edges", "batches of another framework crash", int32_edges),
-    batch_law("pure", "a resumed run differs", pure),
+    batch_law("curve", "its plot shows another gradient than trains", plot_gradient, applies=two_policies, cure=EACH),
+    batch_law("int32_edges", "batches of another framework crash", int32_edges,
+              cure="convert b.cu_seqlens with .long() where it is an index"),
 )
 # fmt: on

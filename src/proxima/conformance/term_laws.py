@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, with_new_leaf
+from proxima.conformance.first_laws import FINITE, MASKED, aggregate_runs, correction_runs, runs_law, tensor_runs
 from proxima.conformance.laws import require_close, require_that
 from proxima.conformance.needs_law import needs_law, require_needs
 from proxima.conformance.surrogate_laws import (
@@ -21,6 +22,8 @@ from proxima.conformance.surrogate_laws import (
 from proxima.core import AGGREGATES, PpoClip, TokenMean, TokenSum, policy_loss
 from proxima.core.loss import check_needs
 from proxima.data import PolicyBatch
+
+NEEDS = "declare in `needs` what the call reads, and nothing else"
 
 
 def correction_shape(spec: Any, case: BatchCase) -> None:
@@ -102,13 +105,18 @@ def _reads(name: str, reason: str) -> Callable[[Any], str | None]:
 
 # fmt: off
 CORRECTION_LAWS = (
-    batch_law("shape", "weights reach the wrong tokens", correction_shape),
-    batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition),
+    runs_law(correction_runs),
+    batch_law("shape", "weights reach the wrong tokens", correction_shape, root=True,
+              cure=f"detach the weight, keep it at least 0 and finite, and 0 where keep is False; {MASKED}"),
+    batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition,
+              cure="weigh each token by that token or its sequence; `whole_batch` declares what can't be"),
     batch_law("metrics", "a metric depends on the memory of the machine", correction_metrics,
+              cure="emit sums and counts, every key every time",
               applies=lambda spec: "it sees the whole batch" if spec.whole_batch else None),
     batch_law("equal_policies", "data that needs no correction is changed", equal_policies, exemptible=True,
+              cure="a ratio of 1 is weight 1, kept; or declare `exempt_laws`",
               applies=_reads("behavior_log_prob", "it compares with no behavior policy")),
-    batch_law("needs", "a run fails late", correction_needs, least=1),
+    batch_law("needs", "a run fails late", correction_needs, least=1, cure=NEEDS),
     needs_law(term_outcome),
     extreme_law(finite_correction),
 )
@@ -142,10 +150,12 @@ def _leaf(values: Tensor | None) -> Tensor | None:
 
 # fmt: off
 PENALTY_LAWS = (
-    batch_law("added", "the penalty leaks out of the loss", penalty_law),
+    runs_law(tensor_runs),
+    batch_law("added", "the penalty leaks out of the loss", penalty_law, root=True, cure=f"{MASKED}; {FINITE}"),
     batch_law("zero_at_reference", "the policy is pushed away from its reference", zero_at_reference, exemptible=True,
+              cure="a divergence of a policy from itself is 0; or declare `exempt_laws`",
               applies=_reads("reference_log_prob", "it compares with no reference")),
-    batch_law("needs", "a run fails late", correction_needs, least=1),
+    batch_law("needs", "a run fails late", correction_needs, least=1, cure=NEEDS),
     needs_law(term_outcome),
     extreme_law(finite_penalty),
 )
@@ -170,4 +180,10 @@ def aggregate_law(spec: Any, case: BatchCase) -> None:
         require_that(float(denominator) == 0 and float(value) == 0, "nothing is in the loss: expected 0 / 0")
 
 
-AGGREGATE_LAWS = (batch_law("linear", "gradient accumulation changes the loss", aggregate_law),)
+# fmt: off
+AGGREGATE_LAWS = (
+    runs_law(aggregate_runs),
+    batch_law("linear", "gradient accumulation changes the loss", aggregate_law,
+              cure="return sums in float64: the loop divides numerator by denominator once, over all micro-batches"),
+)
+# fmt: on
