@@ -161,12 +161,12 @@ def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated
 
 def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refused(tiny_model, tmp_path):
     file = tmp_path / "own.py"
-    file.write_text("def length(completion): return len(completion)\n")
+    file.write_text("def length(completion: str): return len(completion)\n")
     own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}
     go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | own))
     before = times(tmp_path / "run")
     go(tmp_path / "same", replay(tiny_model("llama"), tmp_path / "run", **own))
-    file.write_text("def length(completion): return -len(completion)\n")
+    file.write_text("def length(completion: str): return -len(completion)\n")
     with pytest.raises(UserError, match="another version of reward.0: own.py, which would score .*eval.task=null"):
         go(tmp_path / "other", replay(tiny_model("llama"), tmp_path / "run", **own))
     assert not (tmp_path / "other").exists()
