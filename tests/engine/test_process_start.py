@@ -12,6 +12,7 @@ import pytest
 
 from proxima.engine.supervisor import START
 
+pytestmark = pytest.mark.slow  # processes
 LONG = 60.0  # seconds after which something must have happened
 SLOW = """
 import os, time

@@ -15,6 +15,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.loop import RunEnded
 from tests.runtime.tiny_run import go, recipe
 
+pytestmark = pytest.mark.slow  # whole runs
 KIND = "tests.runtime.test_wrong_log_probs:Wrong"
 QUICK = {"train__steps": 2, "eval__every": 0, "eval__before": False, "eval__after": False}
 

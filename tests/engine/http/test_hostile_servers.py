@@ -22,6 +22,7 @@ from proxima.engine.protocol import Request, Sampling, ScoreRequest
 from tests.engine.http.fake_vllm import VOCABULARY, log_softmax, logits_after
 from tests.engine.http.raw_server import PAUSE, RawServer
 
+pytestmark = pytest.mark.slow
 LONG = 60.0  # seconds after which an engine waits for ever
 OFFERED = 64 << 20  # bytes of an answer that should be small
 TAKEN = 16 << 20  # bytes that may have left the server, with all buffers between
@@ -453,6 +454,8 @@ def test_completions(name: str, loop: OwnLoop) -> None:
             if not isinstance(found, UserError):
                 check(requests(10 * number), found)
             assert (name in HARMLESS) or number == 0 or isinstance(found, UserError)
+            if "bomb" in name and number:
+                assert "compressed by" in str(found)  # and not read
 
 
 @pytest.mark.parametrize("name", SCORES)
