@@ -37,6 +37,7 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima (train .*localhost|serve-reward)", "serves until Ctrl-C; tests/reward runs both sides"),
     (r"proxima train .*monitor=\[wandb\]", "needs an account"),
     (r"proxima .*model.device=cuda", "needs a GPU"),
+    (r"proxima chat", "waits for a person"),
     (r"proxima generate Qwen", "downloads a thinking model"),
     (
         r"proxima data prepare|proxima data .* data/dapo|proxima data check",
