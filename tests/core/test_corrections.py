@@ -323,7 +323,7 @@ def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> No
         (lambda: Importance(level="row"), "level='row' must be token, sequence or geometric"),  # type: ignore[arg-type]
         (lambda: Rejection(upper=1.0, lower=2.0), r"lower=2.0 must be <= upper=1.0"),
         (lambda: TopEntropy(0.0), r"share=0.0 must be in \(0, 1\]"),
-        (lambda: MismatchGuard(measure=False, on_mismatch="stop"), "on_mismatch='stop' must be warn while measure"),
+        (lambda: MismatchGuard(measure=False, on_mismatch="stop"), "on_mismatch='stop' must be auto or warn"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(make: Any, line: str) -> None:

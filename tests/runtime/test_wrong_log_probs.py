@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from proxima.core.correction import MismatchError, MismatchGuard
 from proxima.data import FieldError
@@ -113,13 +114,13 @@ def test_pairs_are_judged_too(preset, tiny_model, tmp_path):
 
 def test_the_bound_by_numbers():
     guard = MismatchGuard()
-    guard.check_fresh(np.full(100, 0.199, np.float32))
-    guard.check_fresh(np.full(31, 5.0, np.float32))  # too few to tell
-    guard.check_fresh(np.full(100, np.nan, np.float32))
+    guard.check_fresh(torch.full((100,), 0.199))
+    guard.check_fresh(torch.full((31,), 5.0))  # too few to tell
+    guard.check_fresh(torch.full((100,), torch.nan))
     with pytest.raises(MismatchError, match=r"of 32 tokens are 0\.201 nats"):
-        guard.check_fresh(np.concatenate([np.full(32, 0.201), np.full(50, np.nan)]).astype(np.float32))
+        guard.check_fresh(torch.cat([torch.full((32,), 0.201), torch.full((50,), torch.nan)]))
     with pytest.raises(MismatchError, match="inf nats"):
-        guard.check_fresh(np.array([np.inf, *[0.0] * 99], np.float32))
+        guard.check_fresh(torch.tensor([torch.inf, *[0.0] * 99]))
     with pytest.raises(FieldError, match="max_fresh"):
         MismatchGuard(max_fresh=0.0)
     assert MismatchGuard(measure=False).judges_fresh is False

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+import torch
 
 from proxima.core.correction import MismatchGuard, mismatch_metrics
 from proxima.data import PreferencePair, Trajectory
@@ -87,7 +88,7 @@ class Learner:
                 fresh = item.policy_version == version
                 counted = fresh if item.loss_mask is None else fresh & item.loss_mask
                 found.append(np.abs(log_prob - item.behavior_log_prob)[counted])
-        self.guard.check_fresh(np.concatenate(found))
+        self.guard.check_fresh(torch.from_numpy(np.concatenate(found)))
 
     def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
         """With `on_mismatch: reject`, the batch without what the guard rejects, and the `mismatch/` metrics.

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from proxima.core.correction.weight_statistics import CATASTROPHIC, LossTokens
 from proxima.core.metrics import k3
 from proxima.data import PolicyBatch, UserError, check_choices, require
-from proxima.data.columns import Floats
 
 OnMismatch = Literal["auto", "warn", "reject", "stop"]
 FEWEST = 32  # fresh tokens: the mean of fewer may be far off for one rare token
@@ -63,15 +61,15 @@ class MismatchGuard:
         """Whether `check_fresh` is to be called."""
         return self.measure and self.on_mismatch == "auto"
 
-    def check_fresh(self, distances: Floats) -> None:
+    def check_fresh(self, distances: Tensor) -> None:
         """Raise `MismatchError` if the log-probs can't be those of the engine's own tokens.
 
         Args:
             distances: [n] |log pi - log mu| of the step's fresh tokens, nats. Fewer than `FEWEST`, and NaN, which an
                 engine gives that does not know a log-prob, prove nothing.
         """
-        known = distances[~np.isnan(distances)]
-        if len(known) >= FEWEST and (mean := float(known.mean(dtype=np.float64))) > self.max_fresh:
+        known = distances[~distances.isnan()].double()
+        if len(known) >= FEWEST and (mean := float(known.mean())) > self.max_fresh:
             raise MismatchError(
                 f"the engine's log-probs of {len(known)} tokens are {mean:.3g} nats from the trainer's on average, of "
                 f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g}, and sound engines are within 0.05",
