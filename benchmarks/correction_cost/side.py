@@ -28,14 +28,16 @@ def main() -> None:
     from proxima.train import AdamW, PolicyObjective, TrainStack
 
     torch.set_num_threads(settings["threads"])
-    policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
+    loaded = load(settings["model"], device="cpu")
+    most = min(40_000, loaded.model.config.vocab_size)
+    policy = Policy(loaded, compute_dtype=torch.bfloat16)
     stack = TrainStack(policy, optimizer=AdamW(lr=1e-7))
     objective = PolicyObjective(
         surrogate=PpoClip(), aggregate=TokenMean(), skip_zero_advantage=False, measure={"entropy"}
     )
     generator = torch.Generator().manual_seed(1)
     count, length = settings["sequences"], settings["tokens"]
-    ids = torch.randint(1000, 40_000, (count, length), generator=generator).tolist()
+    ids = torch.randint(min(1000, most // 2), most, (count, length), generator=generator).tolist()
     items = [
         Trajectory(
             prompt_tokens=(1, 2, 3),

@@ -36,7 +36,7 @@ def main() -> None:
         made = sum(len(completion.tokens) for completion in completions)
         return {"seconds": seconds, "tokens": made, "rate": made / seconds}
 
-    serve(once, channel, parameters=loaded.parameters, decoder=type(engine.decoder).__name__)
+    serve(once, channel, parameters=loaded.parameters, decoder=type(engine.scheduler.decoder).__name__)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,12 @@ def put_nan(file: Path, name: str) -> None:
 
 
 def main() -> None:
-    options = harness.parser(__doc__, repeats=1).parse_args()
+    parser = harness.parser(__doc__, repeats=1)
+    parser.add_argument("--places", type=int, help="the first so many alone (default: all)")
+    options = parser.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        rows = campaign(Runs(Path(place)))
+        rows = campaign(Runs(Path(place)), options.places)
     print(
         harness.table(
             ["place", "step", "ended", "good"], [[r["place"], str(r["step"]), r["ended"], r["good"]] for r in rows]
@@ -129,10 +131,10 @@ def main() -> None:
     harness.finish({"places": rows, "wrong": wrong}, options.json_out)
 
 
-def campaign(runs: Runs) -> list[dict[str, Any]]:
-    """All places, one after the other."""
+def campaign(runs: Runs, places: int | None) -> list[dict[str, Any]]:
+    """All places, or the first `places`, one after the other."""
     rows: list[dict[str, Any]] = []
-    for found in chain(in_training(runs), in_files(runs), learning_rates(runs)):
+    for found in islice(chain(in_training(runs), in_files(runs), learning_rates(runs)), places):
         rows.append(found)
         print(f"  {len(rows)} {found['place']}: {found['ended']}, {found['good']}", file=sys.stderr, flush=True)
     return rows

@@ -15,6 +15,7 @@ WORDS = ["a", "first", "each", "number", "of", "apples", "costs", "three", "doll
 def main() -> None:
     p = parser(__doc__, repeats=5)
     p.add_argument("--rows", type=int, default=16, help="rows, or pairs of DPO, a step (default: %(default)s)")
+    p.add_argument("--words", type=int, default=110, help="of an answer; a prompt has half (default: %(default)s)")
     p.add_argument("--micro-batch", type=int, help="rows TRL forwards at once (default: all, its fastest)")
     p.add_argument("--float32", action="store_true", help="both sides in float32 instead of bf16")
     p.add_argument(
@@ -31,7 +32,7 @@ def main() -> None:
                 "model": need_model(o.model),
                 "rows": o.rows,
                 "steps": steps,
-                "data": str(write_rows(Path(folder) / f"{method}.jsonl", method, o.rows * steps)),
+                "data": str(write_rows(Path(folder) / f"{method}.jsonl", method, o.rows * steps, o.words)),
                 "threads": o.threads,
                 "bf16": not o.float32,
                 "lr": 1e-5,
@@ -71,17 +72,17 @@ def measure(settings: Mapping[str, Any], python: str, o: Any) -> dict[str, Any]:
     }
 
 
-def write_rows(file: Path, method: str, count: int) -> Path:
+def write_rows(file: Path, method: str, count: int, words: int) -> Path:
     """Rows whose lengths are spread as those of GSM8K: questions of about 60 tokens, answers of about 120."""
     draw = random.Random(1)
 
     def text(median: float) -> str:
-        words = min(300, max(5, round(draw.lognormvariate(0, 0.5) * median)))
-        return " ".join(draw.choice(WORDS) for _ in range(words))
+        length = min(300, max(5, round(draw.lognormvariate(0, 0.5) * median)))
+        return " ".join(draw.choice(WORDS) for _ in range(length))
 
     with file.open("w") as out:
         for _ in range(count):
-            row = {"prompt": text(55)}
-            row |= {"completion": text(110)} if method == "sft" else {"chosen": text(110), "rejected": text(110)}
+            row = {"prompt": text(words / 2)}
+            row |= {"completion": text(words)} if method == "sft" else {"chosen": text(words), "rejected": text(words)}
             out.write(json.dumps(row) + "\n")
     return file

@@ -17,13 +17,15 @@ def main() -> None:
     from proxima.train import PolicyObjective, TrainStack
 
     torch.set_num_threads(settings["threads"])
-    policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
+    loaded = load(settings["model"], device="cpu")
+    most = min(40_000, loaded.model.config.vocab_size)
+    policy = Policy(loaded, compute_dtype=torch.bfloat16)
     stack = TrainStack(policy)
     objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
     generator = torch.Generator().manual_seed(1)
 
     def ids(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(1000, 40_000, (count,), generator=generator).tolist())
+        return tuple(torch.randint(min(1000, most // 2), most, (count,), generator=generator).tolist())
 
     def completion(uid: int, sample: int) -> Completion:
         n = settings["tokens"]

@@ -13,11 +13,13 @@ def main() -> None:
     from proxima.model import Policy, load
 
     torch.set_num_threads(settings["threads"])
-    policy = Policy(load(settings["model"], device="cpu"), share_prompt=settings["share"], compute_dtype=torch.bfloat16)
+    loaded = load(settings["model"], device="cpu")
+    most = min(40_000, loaded.model.config.vocab_size)
+    policy = Policy(loaded, share_prompt=settings["share"], compute_dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(1)
 
     def ids(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(1000, 40_000, (count,), generator=generator).tolist())
+        return tuple(torch.randint(min(1000, most // 2), most, (count,), generator=generator).tolist())
 
     trajectories = []
     for group in range(settings["prompts"]):

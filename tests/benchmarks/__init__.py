@@ -1,0 +1,1 @@
+"""Tiny repeats of the benchmarks."""

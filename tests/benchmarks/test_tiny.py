@@ -1,0 +1,161 @@
+"""Every benchmark once, at sizes of a second, so that none breaks unnoticed. It says nothing about speed.
+
+Of those that need a peer's environment the own side runs: a stand-in answers for TRL and for vLLM.
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import harness, long_tail
+from benchmarks.__main__ import CLAIMS
+from benchmarks.kills import asynchronous
+from benchmarks.simulate_vs_run.run import SETTINGS
+from tests.benchmarks.processes import Subprocess
+
+BATCH = ["--prompts", "2", "--completions", "2"]
+SHORT_RUN = ["train.steps=1", "train.prompts_per_step=2", "train.completions_per_prompt=2", "train.warmup_steps=0"]
+SHORT_RUN += ["train.updates_per_step=1", "eval.limit=2", "sampling.max_tokens=4"]
+TINY = {  # the options of each
+    "columns": ["--shape", "16x32", "--base", str(harness.HERE.parent / "src")],
+    "weight_handover": ["--steps", "1"],
+    "step_overhead": [*BATCH, "--tokens", "8", "--base", "this tree"],
+    "simulate_vs_run": ["--steps", "4"],
+    "advantage_scan": ["--shapes", "2x9"],
+    "cppo_mask": ["--shapes", "3x17"],
+    "shared_prompt": ["--shapes", "5x3", *BATCH],
+    "pruned_update": ["--shape", "5x3", "--rates", "0", "0.5", "--prompts", "1", "--completions", "4"],
+    "correction_cost": ["--sequences", "3", "--tokens", "5"],
+    "math_reward": ["--answers", "48", "--plain", "8", "--workers", "1"],
+    "bookkeeping": [],
+    "replica_faults": ["--prompts", "8", "--callers", "2"],
+    "vllm_throughput": ["--requests", "2", "--tokens", "3"],
+    "kills": ["--kills", "1"],
+    "nan_campaign": ["--places", "1"],
+    "decode_vs_hf": ["--rows", "4", "--prompts", "2", "--tokens", "3", "--dtype", "float32"],
+    "step_vs_trl": [*BATCH, "--max-tokens", "3", "--peer-python", "none"],
+    "offline_vs_trl": ["--rows", "2", "--words", "10", "--peer-python", "none"],
+    "async_vs_sync": ["--seeds", "1", "--steps", "5"],
+    "seeds": ["--seeds", "1", "--algorithms", "cppo", "--set", *SHORT_RUN],
+    "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
+}
+PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
+
+
+def test_every_benchmark_has_a_tiny_repeat():
+    folders = {file.parent.name for file in harness.HERE.glob("*/run.py")}
+    assert folders == set(CLAIMS) == set(TINY)
+
+
+class Sides(harness.Side):
+    """A side of ours; of a peer, one that answers without having measured anything."""
+
+    def __init__(self, name, module, settings, **options):
+        self.stands_in = module in PEERS
+        if self.stands_in:
+            self.name, self.about = name, {"versions": {"trl": "none"}}
+        else:
+            super().__init__(name, module, settings, **options)
+
+    def once(self):
+        return {"seconds": 1.0, "length": 1.0} if self.stands_in else super().once()
+
+    def close(self):
+        if not self.stands_in:
+            super().close()
+
+
+def smaller(recipe):
+    """The long-tailed recipe with eight short completions a step, generated in the run's own process."""
+
+    def tiny(*args, **options):
+        tree = recipe(*args, **options)
+        tree["engine"] = {"kind": "local", "dtype": "float32", "slots": 8}
+        tree["sampling"]["max_tokens"] = 12
+        tree["train"] |= {"prompts_per_step": 2, "completions_per_prompt": 4}
+        tree["eval"] |= {"limit": 4}
+        return tree
+
+    return tiny
+
+
+@pytest.fixture
+def measured(monkeypatch, tiny_model, tmp_path, capsys):
+    """A function that runs a benchmark with its options, one measurement of each side; returns its result."""
+    started = Subprocess(tmp_path / "log.txt")
+    engine = {"kind": "local", "slots": 8, "dtype": "float32"}
+    smallest = {"engine": engine, "sampling": {"max_tokens": 8}, "train__prompts_per_step": 2}
+    # the runs are no children of this process
+    used = SimpleNamespace(RUSAGE_CHILDREN=0, getrusage=lambda _: SimpleNamespace(ru_utime=monotonic(), ru_stime=0.0))
+    monkeypatch.setattr(long_tail, "resource", used)
+    for name, value in (smallest | {"train__completions_per_prompt": 2}).items():
+        monkeypatch.setitem(SETTINGS, name, value)
+
+    def run(claim):
+        module = importlib.import_module(f"benchmarks.{claim}.run")
+        for place in (harness, long_tail, module):
+            changes = {"CACHE": tmp_path / "cache", "Side": Sides, "subprocess": started}
+            for name, value in changes.items():
+                monkeypatch.setattr(place, name, value, raising=False)
+        monkeypatch.setattr(harness, "commit", lambda: "none")
+        replaced = {"recipe": smaller(long_tail.recipe), "checkout": lambda _: harness.HERE.parent}
+        for name, value in (replaced | {"peer_python": lambda _: sys.executable}).items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+        options = ["--model", str(tiny_model("llama")), "--threads", "1", "--repeats", "1"]
+        out = tmp_path / "result.json"
+        monkeypatch.setattr(sys, "argv", [claim, *options, "--json-out", str(out), *TINY[claim]])
+        if claim == "vllm_throughput":
+            own_side_of_vllm(module, tiny_model("llama"), out)
+        else:
+            module.main()
+        result = json.loads(out.read_text())
+        assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+        return result
+
+    yield run
+    started.end()
+
+
+def own_side_of_vllm(module, model, out):
+    """What the benchmark does with an engine, and its report; no server runs."""
+    import numpy as np
+
+    from proxima.data import Prompt
+    from proxima.engine import Local, LocalEngine
+    from proxima.model import load
+
+    engine = LocalEngine(load(str(model), device="cpu"), Local(slots=2, dtype="float32"))
+    texts = module.questions(2, 1)
+    prompts = [Prompt(uid=i, messages=(), tokens=np.arange(1, 4 + len(text) % 3)) for i, text in enumerate(texts)]
+    one = module.ours(engine, prompts, 3)
+    one |= {"tokens": 6, "rate": one["tokens"] / one["seconds"]}
+    options = SimpleNamespace(requests=2, tokens=3, running=2, repeats=1, model=str(model), json_out=Path(out))
+    module.report({module.PEER: [one], "proxima": [one]}, options)
+
+
+@pytest.mark.parametrize("claim", TINY)
+def test_it_runs(claim, measured):
+    result = measured(claim)
+    assert result["machine"]["cores"] >= 1 and result["versions"]["proxima"]
+    if claim in ("kills", "nan_campaign"):
+        assert result["wrong"] == []
+    elif claim in ("replica_faults",):
+        assert result["reached"]
+    elif claim == "simulate_vs_run":
+        assert set(result["runs"]) == {"lag 1", "lag 3", "lag 3, times of lag 1"}
+    else:
+        assert result["claim"] == claim
+
+
+def test_kills_of_asynchronous_runs(measured, monkeypatch):
+    monkeypatch.setattr(asynchronous, "STEPS", 3)
+    monkeypatch.setattr(asynchronous, "PERMUTATIONS", 20)
+    monkeypatch.setitem(TINY, "kills", ["--asynchronous", "--kills", "1", "--whole", "1", "--processes", "0"])
+    result = measured("kills")
+    assert result["wrong"] == [] and result["completions"]["whole"] > 0
