@@ -20,7 +20,7 @@ from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 WRITES = (  # all that a run writes, by where it is called from
     "proxima.runtime.store.write_rollouts",
-    "proxima.runtime.controller.write_evals",
+    "proxima.runtime.store.write_evals",
     "proxima.runtime.loop.write_checkpoint",
     "proxima.runtime.folder.RunFolder.append_metrics",
     "proxima.runtime.folder.RunFolder.write_config",

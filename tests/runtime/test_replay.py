@@ -215,6 +215,10 @@ def test_other_rollouts_at_a_resume_are_found(generated, tiny_model, tmp_path):
     config = replay(tiny_model("llama"), source, eval__task=None)
     go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}})
     shutil.copy(source / "rollouts" / "000003.parquet", source / "rollouts" / "000002.parquet")
+    with pytest.raises(UserError, match=r"has a damaged rollouts/000002.parquet: its content is not what was written"):
+        go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}}, resume=True)
+    for file in source.glob("run.sqlite*"):  # that it was written so is then nowhere said
+        file.unlink()
     with pytest.raises(UserError, match=r"rollouts: 000002.parquet: changed since the run"):
         go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}}, resume=True)
 

@@ -1,18 +1,22 @@
-"""Check a kind against the laws of its slot: `proxima check cppo`, `proxima check my_lab.losses:Topr slope=0.3`.
+"""Check a kind against the laws of its slot: `proxima check cppo`, `proxima check my_lab.losses:Topr slope=0.3`. Or
+check the files of a run against their checksums: `proxima check runs/mine`.
 
 Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found, what it means for a run,
 and the cure. Where a first law fails (the call raises, or returns another type or NaN), the others are not tried. The
-laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed.
+laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed, or a file of
+the run is damaged.
 Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selection, reward, engine."""
 
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
 from proxima.config.slots import Slot
 from proxima.data import UserError
+from proxima.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
     from proxima.conformance import LawResult
@@ -34,7 +38,8 @@ class CheckConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", help="a kind of `proxima list`, or package.module:Class; its slot may stand before it")
+    what = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; or a run folder"
+    parser.add_argument("kind", help=what)
     parser.add_argument("override", nargs="*", default=[], metavar="field=value", help="fields other than the defaults")
     parser.add_argument("--slot", help="the slot, where its class does not say it")
     parser.add_argument("--model", help="of an engine: the model to run; otherwise a tiny one is made")
@@ -42,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if Path(arguments.kind).is_dir() and ("/" in arguments.kind or RunFolder(arguments.kind).has_run):
+        return check_run(arguments)
     if arguments.kind in CheckConfig.__dataclass_fields__ and arguments.override and "=" not in arguments.override[0]:
         arguments.slot, arguments.kind = arguments.kind, arguments.override.pop(0)  # `check surrogate cppo`
     slot = arguments.slot or slot_of_kind(arguments.kind)
@@ -60,6 +67,27 @@ def run(arguments: argparse.Namespace) -> int:
         passed = sum(result.status == "passed" for result in results)
         print(f"{slot} {arguments.kind}: {passed} passed, {failed} FAILED, {len(results) - passed - failed} skipped")
     return int(failed > 0)
+
+
+def check_run(arguments: argparse.Namespace) -> int:
+    """Check the files of a run; a line for each kind of them."""
+    from proxima.lab.run_reader import existing_run
+    from proxima.runtime.folder_check import check_run_files
+    from proxima.view.formatting import visible
+
+    if arguments.override or arguments.slot or arguments.model:
+        raise UserError(f"{arguments.kind} is a run, which has no fields to set", remedy="give it alone")
+    findings = check_run_files(existing_run(arguments.kind))
+    damaged = [finding for finding in findings if finding.status == "damaged"]
+    if arguments.json:
+        print_json({"folder": arguments.kind, "damaged": len(damaged), "files": [vars(one) for one in findings]})
+        return int(bool(damaged))
+    for one in findings:
+        detail = f"  {visible(one.detail)}" if one.detail else ""
+        status = "DAMAGED" if one.status == "damaged" else one.status
+        print(f"{one.kind:<17}{status:<12}{detail}" + (f"; {one.remedy}" if one.remedy else ""))
+    print(f"{len(damaged)} damaged" if damaged else "no damage")
+    return int(bool(damaged))
 
 
 def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:

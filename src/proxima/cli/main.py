@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from proxima import __version__
 from proxima.cli.bug_report import report_bug
-from proxima.data.errors import LONGEST_VALUE, UserError, shortened
+from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -143,10 +143,10 @@ def _of_a_path(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename is not None:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
         own = Path(path).is_relative_to(Path(__file__).parents[1])  # a file of proxima's is missing: no fault of his
-        return None if own else f"{shortened(path, LONGEST_VALUE)}: {error.strerror}"
+        return None if own else f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # links in a circle, `~nobody`
-        return shortened(str(error).rstrip("."), LONGEST_VALUE)
+        return abbreviated(str(error).rstrip("."), LONGEST_VALUE)
     return None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data.errors import LONGEST_LINE, LONGEST_VALUE, UserError, nearest, shortened, suggestion
+from proxima.data.errors import LONGEST_LINE, LONGEST_VALUE, UserError, abbreviated, nearest, suggestion
 from proxima.data.secret_values import without_secrets
 
 
@@ -25,9 +25,9 @@ class Problem:
     source: str | None = None
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f"={shortened(without_secrets(self.value), LONGEST_VALUE)}"
+        shown = "" if self.value is None else f"={abbreviated(without_secrets(self.value), LONGEST_VALUE)}"
         where = "" if self.source is None else f" ({self.source})"
-        return f"{shortened(self.path, LONGEST_VALUE)}{shown}{where}: {shortened(self.message, LONGEST_LINE)}"
+        return f"{abbreviated(self.path, LONGEST_VALUE)}{shown}{where}: {abbreviated(self.message, LONGEST_LINE)}"
 
 
 class ConfigError(UserError):

@@ -17,7 +17,7 @@ from typing import Any
 LONGEST_VALUE, LONGEST_LINE = 300, 2_000  # characters
 
 
-def shortened(text: str, longest: int) -> str:
+def abbreviated(text: str, longest: int) -> str:
     """The text, or its beginning and its end: a value may be a file that was passed by mistake."""
     if len(text) <= longest:
         return text
@@ -25,7 +25,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 class UserError(ValueError):
-    """Something the user can fix. Its lines and the values in them are shortened, whoever writes them.
+    """Something the user can fix. Its lines and the values in them are abbreviated, whoever writes them.
 
     Args:
         message: what is wrong, with the offending value; one line.
@@ -43,7 +43,7 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         text = f"{self.reason}; {self.remedy}" if self.remedy else self.reason
-        return text if len(text) <= LONGEST_LINE else "\n".join(shortened(s, LONGEST_LINE) for s in text.split("\n"))
+        return text if len(text) <= LONGEST_LINE else "\n".join(abbreviated(s, LONGEST_LINE) for s in text.split("\n"))
 
 
 class NotFiniteError(UserError):
@@ -71,7 +71,7 @@ class FieldError(UserError):
 
     @property
     def reason(self) -> str:
-        return f"{self.field}={shortened(repr(self.value), LONGEST_VALUE)} {self.bound}"
+        return f"{self.field}={abbreviated(repr(self.value), LONGEST_VALUE)} {self.bound}"
 
     @property
     def requirement(self) -> str:

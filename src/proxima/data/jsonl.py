@@ -18,6 +18,11 @@ def dumps(value: Any, indent: int | None = None) -> str:
     return utf8(json.dumps(_jsonable(value), ensure_ascii=False, allow_nan=False, indent=indent))
 
 
+def json_text(value: Any) -> str:
+    """The content of a JSON file that people read too."""
+    return dumps(value, indent=2) + "\n"
+
+
 def utf8(text: str) -> str:
     """Replace lone surrogates, which tokenizers and file names can produce and UTF-8 can't encode, by `?`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

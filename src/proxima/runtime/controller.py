@@ -29,7 +29,6 @@ from proxima.runtime.loop import Plan, RunEnded, Trained, TrainingLoop
 from proxima.runtime.next_policy import NEXT_POLICY, NextLogProbs, write_next_policy
 from proxima.runtime.observer import Observer, Sample
 from proxima.runtime.replay import StoredRollouts
-from proxima.runtime.rollouts import write_evals
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
@@ -240,10 +239,10 @@ class Controller(TrainingLoop):
         others: dict[str, Any] = {}
         with engine_errors(), self.activity.stage("evaluate", step=step):
             groups = await self.unless_stopped(self.evaluation.groups())
-            await self.write_aside(write_evals, self.folder.eval_file(step, label), step, groups)
+            await self.write_aside(self.store.write_evals, step, label, groups)
             for name, held_out in self.evaluation.others.items():
                 answered = await self.unless_stopped(held_out.groups())
-                await self.write_aside(write_evals, self.folder.eval_file(step, f"{label}-{name}"), step, answered)
+                await self.write_aside(self.store.write_evals, step, f"{label}-{name}", answered)
                 others |= {f"{name}/{key}": value for key, value in summarise(answered).items()}
         record = {
             "kind": "eval",

@@ -21,7 +21,15 @@ from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop
 from proxima.runtime.journal import Journal
 from proxima.runtime.loop import TrainingLoop
 from proxima.runtime.observer import Observer, RunInfo, WarningList
-from proxima.runtime.resume import Change, change_notes, check_resume, record_changes, rewind_run, schedule_note
+from proxima.runtime.resume import (
+    Change,
+    change_notes,
+    check_journal,
+    check_resume,
+    record_changes,
+    rewind_run,
+    schedule_note,
+)
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary, summarise_run
 from proxima.train.checkpoint import Checkpoint, restore
@@ -152,13 +160,14 @@ async def _run(
         numerics = await disk.write(numerics_note, journal, config)
         for note in filter(None, (*change_notes(journal), schedule, numerics)):
             observer.warning(note)
+        store = RunStore(journal, folder, disk)
         if resolved is not None:
-            await disk.write(folder.write_config, dump(resolved))
-        loop = work.make_loop(loaded, RunStore(journal, folder, disk), compute, observer, clock)
+            await store.replace_file(folder.config, folder.write_config, dump(resolved))
+        loop = work.make_loop(loaded, store, compute, observer, clock)
         if checkpoint:
             await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
         model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
-        await disk.write(folder.write_environment, describe_environment(config.seed, model))
+        await store.replace_file(folder.environment, folder.write_environment, describe_environment(config.seed, model))
         observer.started(work.info(loaded, folder.path, journal.step))
         for note in work.notes:
             observer.warning(note)
@@ -180,7 +189,7 @@ async def _run(
             summary = summarise_run(config, folder, journal, status, seconds, error)
             summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
             try:
-                await disk.write(folder.write_summary, asdict(summary))
+                await store.replace_file(folder.summary, folder.write_summary, asdict(summary))
             except StoppedWaiting as full:
                 observer.warning(f"{full}: the run has no summary.json until it is resumed")
             observer.finished(asdict(summary))
@@ -190,6 +199,7 @@ async def _run(
 def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer, accept: bool) -> Checkpoint | None:
     """Everything but weights and optimizer as it was at the last checkpoint, which is returned."""
     with Journal(folder.journal, clock) as journal:
+        check_journal(journal)
         changes, hashes = check_resume(journal, work.config, accept=accept), work.hashes()
         files = check_inputs(journal, hashes, accept=accept)
         changes += [Change(field=name, before="another content", now="changed") for name in files]

@@ -15,7 +15,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.atomic_files import flush_to_disk, write_atomic
-from proxima.data.jsonl import complete_length, dumps, read_lines
+from proxima.data.jsonl import complete_length, dumps, json_text, read_lines
 from proxima.runtime.folder_lock import FolderLock
 from proxima.runtime.timeline import rewind_timeline
 
@@ -165,11 +165,11 @@ class RunFolder:
 
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         """Write environment.json."""
-        write_atomic(self.environment, dumps(facts, indent=2) + "\n")
+        write_atomic(self.environment, json_text(facts))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
-        write_atomic(self.summary, dumps(summary, indent=2) + "\n")
+        write_atomic(self.summary, json_text(summary))
 
     def rewind(
         self, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
@@ -188,7 +188,7 @@ class RunFolder:
             self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
             told = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
             self.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in told]
-        known = [*evaluations, *(r for r in self.read_metrics() if r["kind"] == "eval")]
+        known = [*(r for r in self.read_metrics() if r["kind"] == "eval"), *evaluations]
         evals = list({r["step"]: r for r in known if 0 < step >= r["step"]}.values())
         records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
         write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))

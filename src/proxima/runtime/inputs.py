@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from shutil import copyfile
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +17,7 @@ from proxima.reward.function import UserFunction
 from proxima.reward.model_reward import ModelReward
 from proxima.runtime.environment import package_version
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.journal import Journal
+from proxima.runtime.journal import Journal, copied_journal
 from proxima.runtime.replay import StoredRollouts
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows
@@ -76,12 +74,8 @@ def check_replayed_rewards(config: "RunConfig") -> None:
     """
     if config.replayed is None or config.eval.task is None:
         return
-    journal = RunFolder(config.replayed).journal
-    with TemporaryDirectory() as place:  # a copy: SQLite may write beside a file that it only reads
-        for file in journal.parent.glob(f"{journal.name}*"):
-            copyfile(file, Path(place, file.name))
-        with Journal(Path(place, journal.name)) as copy:
-            before = copy.get("inputs") or {}
+    with copied_journal(RunFolder(config.replayed).journal) as journal:
+        before = journal.get("inputs") or {}
     now = _reward_hashes("reward", config.reward)
     if differing := [name for name, value in now.items() if before.get(name, value) != value]:
         reason = f"was trained with another version of {', '.join(differing)}, which would score the held-out answers"

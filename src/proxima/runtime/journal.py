@@ -15,66 +15,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.data import UserError
+from proxima.data.checksum import Checksum
 from proxima.data.full_disk import as_disk_full
 from proxima.data.jsonl import dumps
 from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.journal_checksums import JournalChecksums
+from proxima.runtime.journal_schema import FORMAT, SCHEMA, sql_statements
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
     from proxima.data import Group, Prompt
 
 State = Literal["queued", "generating", "scored", "selected", "dropped", "consumed"]
-
-FORMAT = 2
-
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-
-CREATE TABLE steps (
-    step INTEGER PRIMARY KEY,                 -- 1, 2, 3 ... without a hole
-    policy_version INTEGER NOT NULL,          -- updates published until then; a step may make none
-    cursor TEXT,                              -- JSON: the data cursor behind every prompt admitted so far
-    metrics TEXT NOT NULL,                    -- JSON: the step's record
-    time TEXT NOT NULL
-) STRICT;
-
-CREATE TABLE prompts (
-    uid INTEGER PRIMARY KEY,
-    epoch INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('queued', 'generating', 'scored', 'selected', 'dropped', 'consumed')),
-    admitted_after INTEGER NOT NULL,          -- the journal's step when the prompt was admitted
-    attempts INTEGER NOT NULL DEFAULT 0,      -- how often it began to generate
-    policy_version INTEGER,                   -- oldest version among its tokens
-    completions INTEGER,
-    invalid INTEGER,                          -- completions whose scorer failed
-    reward REAL,                              -- mean over the valid completions
-    step INTEGER,                             -- the step that selected or dropped it
-    reason TEXT,                              -- why it was dropped
-    admitted_at TEXT NOT NULL, generating_at TEXT, scored_at TEXT, selected_at TEXT, consumed_at TEXT,
-    CHECK ((state IN ('selected', 'dropped', 'consumed')) = (step IS NOT NULL)),
-    CHECK (state != 'dropped' OR reason IS NOT NULL),
-    CHECK (state != 'selected' OR reason IS NULL)
-) STRICT;
-CREATE INDEX prompts_by_state ON prompts (state, step);
-
-CREATE TABLE moves (source TEXT NOT NULL, target TEXT NOT NULL, PRIMARY KEY (source, target)) STRICT, WITHOUT ROWID;
-INSERT INTO moves VALUES ('queued', 'generating'), ('generating', 'scored'), ('generating', 'dropped'),
-    ('scored', 'selected'), ('scored', 'dropped'), ('selected', 'consumed'), ('dropped', 'consumed');
-
-CREATE TRIGGER prompts_begin BEFORE INSERT ON prompts WHEN NEW.state != 'queued'
-    BEGIN SELECT RAISE(ABORT, 'a prompt starts as queued'); END;
-CREATE TRIGGER prompts_move BEFORE UPDATE ON prompts
-    WHEN NOT EXISTS (SELECT 1 FROM moves WHERE source = OLD.state AND target = NEW.state)
-    BEGIN SELECT RAISE(ABORT, 'illegal move of a prompt'); END;
-CREATE TRIGGER prompts_consume BEFORE UPDATE ON prompts
-    WHEN NEW.state = 'consumed' AND (NEW.step IS NOT OLD.step OR NOT EXISTS (SELECT 1 FROM steps WHERE step = NEW.step))
-    BEGIN SELECT RAISE(ABORT, 'a prompt is consumed by the step that selected it'); END;
-CREATE TRIGGER steps_in_order BEFORE INSERT ON steps WHEN NEW.step != (SELECT COALESCE(MAX(step), 0) FROM steps) + 1
-    BEGIN SELECT RAISE(ABORT, 'a step follows the one before it'); END;
-CREATE TRIGGER steps_stand BEFORE UPDATE ON steps BEGIN SELECT RAISE(ABORT, 'a step is never rewritten'); END;
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +76,8 @@ class Journal:
         self._clock = clock or SystemClock()
         self._opened = False
         self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0, check_same_thread=False)
+        self._db.text_factory = lambda text: text.decode(errors="replace")  # of a damaged file, the checksums tell
+        self.checksums = JournalChecksums(self._db)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -127,14 +85,16 @@ class Journal:
                 raise sqlite3.DatabaseError(" ".join(damage.split()))
             with self._transaction():  # if two processes open a new file at once, the second one sees the tables
                 if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                    for statement in _statements(SCHEMA):
+                    for statement in sql_statements(SCHEMA):
                         self._db.execute(statement)
+                    self.checksums.create()
                     self._set("format", FORMAT)
+                self.checksums.create()  # of a run that an earlier version began
             found = self.get("format")
         except OSError:
             self._db.close()
             raise
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError) as error:  # also text that is no UTF-8, or no JSON
             self._db.close()
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                 if full := self._disk_full(error):
@@ -184,6 +144,18 @@ class Journal:
         """Write a JSON value to the meta table."""
         with self._transaction():
             self._set(key, value)
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        """Keep an evaluation's record, and the checksums of its files."""
+        with self._transaction():
+            self._set("evaluations", [*(self.get("evaluations") or ()), dict(record)])
+            self.checksums.record_files()
+        self.checksums.files.clear()
+
+    def replace(self, name: str, new: Checksum, *, done: bool) -> None:
+        """Record that a file of the folder is about to be replaced, or, if `done`, that it has been."""
+        with self._transaction():
+            self.checksums.record_replacement(name, new, done=done)
 
     def admit(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
         """Add prompts to the run: they are queued.
@@ -275,6 +247,9 @@ class Journal:
             for uid in states:
                 self._move(uid, "consumed", "consumed_at = :now")
             self._set("cursor", cursor_state)
+            self.checksums.record_step(step)
+            self.checksums.record_files()
+        self.checksums.files.clear()
 
     def prompt(self, uid: int) -> PromptRecord | None:
         """The record of one prompt; None if it was never admitted."""
@@ -320,6 +295,7 @@ class Journal:
             queued = [(uid, epoch, "queued", *rest) for uid, epoch, _, *rest in rows]
             self._db.executemany(f"INSERT INTO prompts ({kept}) VALUES (?, ?, ?, ?, ?, ?)", queued)
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
+            self.checksums.rewind(step)
             row = self._db.execute("SELECT cursor FROM steps WHERE step = ?", (step,)).fetchone()
             cursor = json.loads(row[0]) if row else None
             self._set("cursor", cursor)
@@ -332,6 +308,7 @@ class Journal:
             for record in records:
                 row = (record["step"], record["policy_version"], dumps(cursor_state), dumps(record), self._clock.wall())
                 self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
+                self.checksums.record_step(record["step"])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -382,13 +359,20 @@ class Journal:
     def _set(self, key: str, value: Any) -> None:
         insert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         self._db.execute(insert, (key, dumps(value)))
+        self.checksums.record_key(key, dumps(value))
 
 
-def _statements(script: str) -> Iterator[str]:
-    """Split a script: `executescript` would commit the transaction around it."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+@contextmanager
+def copied_journal(path: Path) -> Iterator[Journal]:
+    """A copy of a journal, for reading: SQLite may write beside a file that it only reads. It is empty where there is
+    no journal."""
+    with TemporaryDirectory() as place:
+        for file in path.parent.glob(f"{path.name}*"):
+            copyfile(file, Path(place, file.name))
+        copy = Path(place, path.name)
+        try:
+            journal = Journal(copy)
+        except UserError as error:
+            raise UserError(error.reason.replace(str(copy), str(path)), remedy=error.remedy) from error
+        with journal:
+            yield journal

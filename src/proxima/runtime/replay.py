@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
+from proxima.data.checksum import Checksum
 from proxima.data.jsonl import utf8
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import copied_journal
 from proxima.runtime.list_columns import MASK_COLUMNS, numpy_columns, read_mask
 from proxima.runtime.rollouts import ROLLOUT_SCHEMA, read_rows, read_table
 from proxima.task.protocol import Row
@@ -68,6 +70,8 @@ class StoredRollouts(Collector):
         if finished < self.steps:
             reason = f"is more than the {finished} finished steps of {self.folder.path}"
             raise FieldError("train.steps", self.steps, reason, remedy=f"set train.steps={finished} or fewer")
+        with copied_journal(self.folder.journal) as journal:
+            recorded = journal.checksums.read()
         for step in range(1, self.steps + 1):
             file = self.folder.rollout_file(step)
             try:
@@ -83,6 +87,10 @@ class StoredRollouts(Collector):
                 raise self._refused(
                     f"stores its rollouts in the format {found!r}; this version reads {wanted!r}", remedy
                 )
+            checksum = recorded.get(f"rollouts/{file.name}")
+            if checksum is not None and Checksum.of(file) != checksum:
+                reason = f"has a damaged rollouts/{file.name}: its content is not what was written"
+                raise self._refused(reason, f"restore it, or replay fewer steps, train.steps={step - 1}")
         return versions
 
     def _refused(self, reason: str, remedy: str) -> FieldError:

@@ -1,10 +1,13 @@
 """What survives the process: the journal and the files of the run folder, and what a run reads back from them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from proxima.data import Group, Prompt
+from proxima.data.checksum import Checksum
+from proxima.data.jsonl import json_text
 from proxima.rollout.generator import RolloutListener
 from proxima.runtime.activity import Activity
 from proxima.runtime.disk import Disk
@@ -13,7 +16,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
 from proxima.runtime.replay import StoredRollouts
-from proxima.runtime.rollouts import CompletionRecord, Key, write_rollouts
+from proxima.runtime.rollouts import CompletionRecord, Key, write_evals, write_rollouts
 from proxima.task.prompts import PromptSource
 from proxima.train.checkpoint import checkpoints, prune
 
@@ -33,7 +36,18 @@ class RunStore:
 
     def write_rollouts(self, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
         """The completions of a step; see `rollouts.write_rollouts`."""
-        write_rollouts(self.folder.rollout_file(step), step, groups, records)
+        file = self.folder.rollout_file(step)
+        write_rollouts(file, step, groups, records)
+        self._wrote(file, step)
+
+    def write_evals(self, step: int, label: str, groups: Sequence[Group]) -> None:
+        """The completions of an evaluation; see `RunFolder.eval_file` for the label."""
+        file = self.folder.eval_file(step, label)
+        write_evals(file, step, groups)
+        self._wrote(file, step)
+
+    def _wrote(self, file: Path, step: int) -> None:
+        self.journal.checksums.files[f"{file.parent.name}/{file.name}"] = step, Checksum.of(file)
 
     def evaluated(self, step: int) -> bool:
         """True when the weights of `step` were evaluated, in this process or before a resume."""
@@ -41,9 +55,16 @@ class RunStore:
 
     async def write_evaluation(self, record: Mapping[str, Any]) -> None:
         """The evaluation's line of metrics.jsonl; the journal keeps it too, should that file be lost."""
-        evaluations = [*(self.journal.get("evaluations") or ()), dict(record)]
-        await self.disk.write(self.journal.set, "evaluations", evaluations)
+        await self.disk.write(self.journal.evaluated, record)
         await self.disk.write(self.folder.append_metrics, record)
+
+    async def replace_file(self, file: Path, write: Callable[[Any], object], content: Any) -> None:
+        """Replace a file of the folder as a whole, a text or JSON, and record its checksum."""
+        text = content if isinstance(content, str) else json_text(content)
+        checksum = Checksum.of_bytes(text.encode("utf-8"))
+        await self.disk.write(partial(self.journal.replace, done=False), file.name, checksum)
+        await self.disk.write(write, content)
+        await self.disk.write(partial(self.journal.replace, done=True), file.name, checksum)
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
         """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""

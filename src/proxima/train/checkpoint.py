@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from proxima.data import UserError
+from proxima.data.checksum import Checksum
 from proxima.data.full_disk import as_disk_full
 from proxima.model import LoadedModel, save
 from proxima.model.save import save_trained
@@ -84,7 +85,7 @@ def write_checkpoint(
             **more,
             "torch_rng": torch.get_rng_state().numpy().tobytes().hex(),
             **facts,
-            "crc32": {str(path.relative_to(temporary)): _crc32(path) for path in _files(temporary)},
+            "crc32": {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in _files(temporary)},
         }
         state["state_crc32"] = _state_crc32(state)
         (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
@@ -133,7 +134,7 @@ def damage(path: Path) -> str | None:
         return "state.json is missing or damaged"
     for name, crc in checkpoint.facts.get("crc32", {}).items():
         try:
-            if _crc32(path / name) != crc:
+            if Checksum.of(path / name).crc32 != crc:
                 return f"{name} is damaged"
         except OSError as error:
             return f"{name} can't be read ({error.strerror})"
@@ -220,14 +221,6 @@ def _remove(path: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _crc32(path: Path) -> str:
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            crc = zlib.crc32(chunk, crc)
-    return f"{crc:08x}"
 
 
 def _state_crc32(state: Mapping[str, Any]) -> str:

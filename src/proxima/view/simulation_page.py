@@ -52,7 +52,7 @@ def write_simulation(
         "head": list(cell_row(cells[0])),
         "table": [heated_row(cell, cells) for cell in cells],
         "pictures": [{"name": cell_name(cell), "svg": timeline_picture(cell)} for cell in pictured],
-        "times": [(entry.path, abbreviated(entry), entry.source, entry.help) for entry in times],
+        "times": [(entry.path, shortened(entry), entry.source, entry.help) for entry in times],
         "notes": notes,
     }
     write_atomic(path, render("simulation", styles=("report.css", "simulation.css"), **values))
@@ -62,7 +62,7 @@ def cell_name(cell: SimulatedCell) -> str:
     return "lag 0, synchronous" if cell.concurrent is None else f"lag {cell.lag}, {cell.concurrent} prompts at once"
 
 
-def abbreviated(entry: ResolvedValue) -> str:
+def shortened(entry: ResolvedValue) -> str:
     """The value; of many observed ones, their number."""
     if isinstance(entry.value, list) and len(entry.value) > 8:
         return f"{count(len(entry.value))} values, mean {fixed(sum(entry.value) / len(entry.value))}"

@@ -18,7 +18,6 @@ from proxima.runtime.loop import Plan, Trained, TrainingLoop
 from proxima.runtime.observer import Observer
 from proxima.runtime.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.runtime.offline.offline_data import OfflineData
-from proxima.runtime.rollouts import write_evals
 from proxima.runtime.step_metrics import mean_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
@@ -147,7 +146,7 @@ class OfflineLoop(TrainingLoop):
         groups = []
         if self.samples is not None:
             groups = await self.unless_stopped(self.samples.groups(self.journal.version))
-            await self.write_aside(write_evals, self.folder.eval_file(step, label), step, groups)
+            await self.write_aside(self.store.write_evals, step, label, groups)
         if self.method.marks_model and read_checkpoint(self.folder.checkpoint(step)) is not None:
             await self.write_checkpoint(step)
         await self.keep_evaluation(record)

@@ -1,0 +1,95 @@
+"""Checksums in the journal: of the files of the run folder, and of the journal's own content.
+
+A file's checksum is written by the transaction that ends its step or evaluation. A kill before that leaves a file of
+which the journal knows nothing, and a resume writes it again; so what the journal knows is damaged if it differs.
+"""
+
+import sqlite3
+
+from proxima.data.checksum import Checksum
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS checksums (
+    name TEXT PRIMARY KEY,                    -- a file of the folder, or a part of the journal: `run.sqlite step 12`
+    step INTEGER NOT NULL,                    -- the step that wrote it; -1: none, and a rewind keeps it
+    size INTEGER NOT NULL,
+    crc32 TEXT NOT NULL                       -- of a file that is being replaced two, the former and the new one
+) STRICT, WITHOUT ROWID;
+"""
+PART = "run.sqlite "  # begins the names of the journal's parts
+WHOLE_RUN = -1
+
+
+class JournalChecksums:
+    """The table `checksums` of an open journal; the journal makes the transactions."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.files: dict[str, tuple[int, Checksum]] = {}  # written completely: step and checksum, for `record_files`
+
+    def create(self) -> None:
+        """Create the table where it is missing."""
+        self._db.execute(SCHEMA)
+
+    def read(self) -> dict[str, Checksum]:
+        """All of them, by name; of what an earlier version wrote there is none."""
+        rows = self._db.execute("SELECT name, size, crc32 FROM checksums").fetchall()
+        return {name: Checksum(size, crc32) for name, size, crc32 in rows}
+
+    def record_files(self) -> None:
+        """Record the `files` that were written."""
+        for name, (step, checksum) in self.files.items():
+            self._record(name, step, checksum)
+
+    def record_step(self, step: int) -> None:
+        """Record what a finished step has left in the journal."""
+        self._record(f"{PART}step {step}", step, self._content(step))
+
+    def record_key(self, key: str, text: str) -> None:
+        """Record a value of the meta table."""
+        self._record(f"{PART}{key}", WHOLE_RUN, _of_text(text))
+
+    def record_replacement(self, name: str, new: Checksum, *, done: bool) -> None:
+        """Record a file that is replaced as a whole: before it is, either content may be there, and `done` after it."""
+        before = self.read().get(name)
+        if done:
+            self._record(name, WHOLE_RUN, new)
+        elif before is not None:
+            self._record(name, WHOLE_RUN, Checksum(new.size, f"{before.crc32.split()[-1]} {new.crc32}"))
+
+    def rewind(self, step: int) -> None:
+        """Delete those of the files that a rewind deletes: of later steps, at step 0 the evaluation before the first
+        step too, and of the summary."""
+        where = "step > ? OR (? = 0 AND step = 0) OR name = 'summary.json'"
+        self._db.execute(f"DELETE FROM checksums WHERE {where}", (step, step))
+
+    def damage(self) -> list[str]:
+        """The parts of the journal whose content is not what was written."""
+        try:
+            return self._damage()
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            return [" ".join(str(error).split())]
+
+    def _damage(self) -> list[str]:
+        found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            return [" ".join(str(found).split())]
+        now = {f"{PART}{key}": _of_text(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
+        steps = self._db.execute("SELECT step FROM steps").fetchall()
+        now |= {f"{PART}step {step}": self._content(step) for (step,) in steps}
+        known = {name: checksum for name, checksum in self.read().items() if name.startswith(PART)}
+        return [name.removeprefix(PART) for name, checksum in known.items() if now.get(name) != checksum]
+
+    def _record(self, name: str, step: int, checksum: Checksum) -> None:
+        row = (name, step, checksum.size, checksum.crc32)
+        self._db.execute("INSERT OR REPLACE INTO checksums VALUES (?, ?, ?, ?)", row)
+
+    def _content(self, step: int) -> Checksum:
+        """Of a finished step's row and of its prompts."""
+        rows = self._db.execute("SELECT * FROM steps WHERE step = ?", (step,)).fetchall()
+        query = "SELECT * FROM prompts WHERE state = 'consumed' AND step = ? ORDER BY uid"
+        return _of_text(repr([*rows, *self._db.execute(query, (step,)).fetchall()]))
+
+
+def _of_text(text: str) -> Checksum:
+    return Checksum.of_bytes(text.encode())

@@ -1,0 +1,161 @@
+"""`proxima check RUN`, and what a resume and a replay notice: a flipped bit in any file, and no false alarm."""
+
+import json
+import shutil
+import sqlite3
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.data import UserError
+from proxima.data.checksum import Checksum
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.folder_check import check_run_files
+from proxima.runtime.journal import Journal
+from proxima.runtime.replay import StoredRollouts
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """A finished run of three steps; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    go(folder, recipe(tiny_model("llama")))
+    return folder
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    return RunFolder(tmp_path / "run")
+
+
+def statuses(run):
+    return {one.kind: one.status for one in check_run_files(run)}
+
+
+def flip(file, at=0.5, bit=1):
+    content = bytearray(file.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def test_a_run_without_damage(run, capsys):
+    assert set(statuses(run).values()) == {"ok"} and len(statuses(run)) == 8
+    assert main(["check", str(run.path)]) == 0 and capsys.readouterr().out.endswith("no damage\n")
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("rollouts/000001.parquet", "rollouts/"),
+        ("evals/000000-before.parquet", "evals/"),
+        ("metrics.jsonl", "metrics.jsonl"),
+        ("config.yaml", "config.yaml"),
+        ("environment.json", "environment.json"),
+        ("summary.json", "summary.json"),
+        ("checkpoints/000001/optimizer.safetensors", "checkpoints/"),
+        ("checkpoints/000002/state.json", "checkpoints/"),
+    ],
+)
+def test_a_flipped_bit_is_found(run, name, kind, at, capsys):
+    flip(run.path / name, at)
+    assert {k for k, status in statuses(run).items() if status == "damaged"} == {kind}
+    assert main(["check", str(run.path)]) == 1
+    line = next(line for line in capsys.readouterr().out.splitlines() if "DAMAGED" in line)
+    assert line.startswith(kind) and "; " in line
+
+
+@pytest.mark.parametrize(
+    ("statement", "part"),
+    [
+        ("UPDATE prompts SET reward = reward + 1 WHERE uid = 1", "step 1"),
+        ("UPDATE meta SET value = replace(value, '3', '7') WHERE key = 'config'", "config"),
+        ("UPDATE checksums SET crc32 = '00000000' WHERE name = 'run.sqlite step 2'", "step 2"),
+        ("DROP TRIGGER steps_stand; UPDATE steps SET metrics = replace(metrics, '0.', '1.') WHERE step = 2", "step 2"),
+        ("DROP TRIGGER steps_stand; UPDATE steps SET metrics = replace(metrics, '{', '[') WHERE step = 2", "step 2"),
+        (
+            "DROP TRIGGER steps_stand; UPDATE steps SET metrics = CAST(CAST(metrics AS BLOB) || x'ff' AS TEXT) "
+            "WHERE step = 3",
+            "step 3",
+        ),
+    ],
+)
+def test_other_content_in_the_journal_is_found_and_a_resume_refused(run, tiny_model, statement, part):
+    db = sqlite3.connect(run.journal)
+    db.executescript("DROP TRIGGER prompts_move; " + statement)
+    db.close()
+    found = next(one for one in check_run_files(run) if one.kind == "run.sqlite")
+    assert found.status == "damaged" and part in found.detail
+    with pytest.raises(UserError, match=rf"run.sqlite is damaged \({part}\): .*; move it away, and a resume restores"):
+        go(run.path, recipe(tiny_model("llama")), resume=True)
+
+
+def test_a_resume_warns_of_damaged_metrics_and_restores_them(run, whole, tiny_model):
+    lines = run.metrics.read_text().splitlines()
+    first = json.loads(lines[1]) | {"loss": 7.0}
+    run.metrics.write_text("\n".join([lines[0].replace('"label":', '"labl":'), json.dumps(first), *lines[2:]]) + "\n")
+    run.rollout_file(1).unlink()
+    watcher = Watcher()
+    go(run.path, recipe(tiny_model("llama")), resume=True, observer=watcher)
+    assert "metrics.jsonl: the record of step 0 was damaged; it is restored from run.sqlite" in watcher.warnings[0]
+    assert "rollouts/000001.parquet is missing: this run continues without, a replay can't" in watcher.warnings[1]
+    assert run.metrics.read_text() == RunFolder(whole).metrics.read_text()
+
+
+def test_a_replay_refuses_damaged_rollouts(run):
+    flip(run.rollout_file(2), 0.3)
+    with pytest.raises(UserError, match="has a damaged rollouts/000002.parquet.*; restore it"):
+        StoredRollouts(run.path, 3)
+    StoredRollouts(run.path, 1).close()
+
+
+def test_a_kill_between_file_and_journal_is_no_damage(run, whole, tiny_model):
+    """What a kill leaves: the files of a step that the journal does not have, half a line, an evaluation in the journal
+    alone, and a config that is replaced."""
+    shutil.copy(run.rollout_file(3), run.rollout_file(4))
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    evaluation = json.loads(lines[-1])
+    assert evaluation["label"] == "after"
+    step = json.loads(lines[-2]) | {"step": 4}
+    run.metrics.write_text("".join([*lines[:-1], json.dumps(step) + "\n", '{"kind": "ev']))
+    with Journal(run.journal) as journal:
+        journal.replace("config.yaml", Checksum.of_bytes(b"seed: 1\n"), done=False)
+    assert set(statuses(run).values()) == {"ok"}
+    run.config.write_text("seed: 1\n")
+    assert set(statuses(run).values()) == {"ok"}
+    go(run.path, recipe(tiny_model("llama")), resume=True)
+    assert_same(traces(run.path), traces(whole))
+    assert {kind for kind, status in statuses(run).items() if status != "ok"} == set()
+
+
+def test_a_run_of_an_earlier_version_has_no_checksums(run, tiny_model):
+    db = sqlite3.connect(run.journal)
+    db.executescript("DROP TABLE checksums")
+    db.close()
+    found = statuses(run)
+    assert {kind for kind, status in found.items() if status == "not recorded"} == {
+        *("run.sqlite", "config.yaml", "environment.json", "summary.json", "rollouts/", "evals/")
+    }
+    assert found["metrics.jsonl"] == found["checkpoints/"] == "ok"
+    assert go(run.path, recipe(tiny_model("llama"), train__steps=4), resume=True).status == "done"
+
+
+def test_no_journal_and_no_run(run, tmp_path, capsys):
+    run.journal.write_bytes(b"nonsense" * 100)
+    assert statuses(run)["run.sqlite"] == "damaged"
+    run.journal.unlink()
+    assert statuses(run)["run.sqlite"] == "damaged"
+    (tmp_path / "empty").mkdir()
+    assert main(["check", str(tmp_path / "empty")]) == 2
+    assert "is not a run; give the folder that `proxima train` printed" in capsys.readouterr().err
+    assert main(["check", str(run.path), "delta=1"]) == 2
+    assert "is a run, which has no fields to set" in capsys.readouterr().err
+
+
+def test_a_run_that_is_written_is_not_checked(run):
+    run.begin(resume=True)
+    with pytest.raises(UserError, match="is in use by another process"):
+        check_run_files(RunFolder(run.path))
+    run.release()
