@@ -225,10 +225,11 @@ def test_a_model_that_is_not_there(recipe, path):
     recipe("{}", "here/file.txt")
     (line,) = problems(recipe, f"model.path={path}")
     where = "" if path[0] in "/~" else ": a path is relative to the current folder"
+    other = "; if it is a name of the hub, download it first (hf download here/x), for a folder here is here"
     path = os.path.expanduser(path)
     assert (
         line == f"model.path={path} (command line): does not exist{where}; give a folder, a .gguf file, or a hub name "
-        "like Qwen/Qwen3-0.6B"
+        "like Qwen/Qwen3-0.6B" + (other if path == "here/x" else "")
     )
 
 

@@ -14,13 +14,13 @@ from proxima.data import FieldError
 from proxima.model.adapter_files import base_of, check_start
 from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
+from proxima.model.hub_names import looks_like_hub_name, near_folder, two_readings
 from proxima.model.load import check_device, check_path, export_remedy, is_run, load_shape, load_tokenizer
 from proxima.model.lora import Lora, missing_peft, target_layers
 from proxima.reward import ModelReward
 from proxima.task.prepared import PreparedTask, prepare_command
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
-LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # what no hub name begins with
 
 
 def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
@@ -115,16 +115,11 @@ def model_problem(path: str) -> str | None:
         return None if place.suffix == ".gguf" else remedy
     if place.exists():
         return "is no file and no folder but a device, a pipe or a socket; give a folder or a .gguf file"
-    if _looks_like_hub_name(path):
+    if looks_like_hub_name(path):
         return None
     where = "" if place.is_absolute() or path.startswith("~") else ": a path is relative to the current folder"
-    return f"does not exist{where}; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
-
-
-def _looks_like_hub_name(path: str) -> bool:
-    owner, slash, name = path.partition("/")
-    local = owner in LOCAL_FOLDERS or owner.startswith((".", "~")) or Path(owner).exists() or path.endswith(".gguf")
-    return bool(slash and owner and name) and "/" not in name and " " not in path and not local
+    remedy = f"{_near(place) or near_folder(path)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+    return f"does not exist{where}; {remedy}{two_readings(path)}"
 
 
 def _near(place: Path) -> str:

@@ -20,6 +20,7 @@ from proxima.model.adapter_files import (
     start_adapter,
 )
 from proxima.model.files import weight_files
+from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
 from proxima.model.lora import Lora, adapter_names, attach, merge_adapter
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
@@ -129,9 +130,9 @@ def check_path(path: str) -> None:
         if place.suffix != ".gguf":
             remedy = "give the folder that holds config.json, or a .gguf file"
             raise FieldError("model.path", path, "is a file but not .gguf", remedy=remedy)
-    elif path.startswith((".", "/", "~")) or path.count("/") != 1 or place.parent.is_dir():
+    elif not looks_like_hub_name(path):
         remedy = "give an existing folder, a .gguf file, or a hub name like 'Qwen/Qwen3-0.6B'"
-        raise FieldError("model.path", path, "does not exist", remedy=remedy)
+        raise FieldError("model.path", path, "does not exist", remedy=remedy + two_readings(path))
 
 
 def context_limit(config: Any) -> int:
@@ -144,6 +145,7 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     check_path(path)
+    require_found(path, revision)
     if is_adapter(path) and not (Path(path).expanduser() / "config.json").is_file():
         base = base_of(path)
         return load_config(base.path, base.revision)
@@ -193,6 +195,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     from transformers import AutoTokenizer
 
     check_path(path)
+    require_found(path, revision)
     if is_adapter(path) and not (Path(path).expanduser() / "tokenizer_config.json").is_file():
         base = base_of(path)
         return load_tokenizer(base.path, base.revision)

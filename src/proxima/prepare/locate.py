@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
+from proxima.model.hub_names import hub_is_reachable
 from proxima.prepare.catalog import Hub, Part
 from proxima.prepare.read_files import SUFFIXES
-from proxima.task.hub import hub_is_reachable, load_hub_dataset
+from proxima.task.hub import load_hub_dataset
 
 _METADATA = ("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "card.json", "config.json")
 _DEFAULT_SUBSETS = ("main", "all", "default")  # if a data set has several and none is named

@@ -1,14 +1,13 @@
 """Hugging Face data sets, by name or folder."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from proxima.data import FieldError, UserError, require
+from proxima.model.hub_names import hub_is_reachable
 from proxima.task.column_mapping import ColumnMapping
 from proxima.task.protocol import MappedRows, Rows
 
@@ -67,17 +66,6 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
         remedy = "" if folder.exists() else "without a network, name a folder or a data set in the cache"
         what = f"data set {path!r} (subset {subset}, split {split}) can't be opened"
         raise UserError(f"{what}: {type(error).__name__}: {reason[:200]}", remedy=remedy) from None
-
-
-def hub_is_reachable() -> bool:
-    """Whether the hub's name resolves."""
-    from huggingface_hub import constants
-
-    try:
-        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

@@ -1,0 +1,90 @@
+"""Names of the Hugging Face hub: which paths may be one, and what is said where the hub can't be asked."""
+
+import socket
+from pathlib import Path
+from urllib.parse import urlparse
+
+from proxima.data import FieldError
+from proxima.data.errors import nearest
+
+# what no name of the hub begins with
+LOCAL_FOLDERS = (
+    "ckpt",
+    "checkpoints",
+    "data",
+    "exported",
+    "model",
+    "models",
+    "out",
+    "output",
+    "outputs",
+    "runs",
+    "tmp",
+)
+
+
+def looks_like_hub_name(path: str) -> bool:
+    """Whether `path` has the form owner/name and its owner is no folder here; or the hub's cache holds it."""
+    owner, slash, name = path.partition("/")
+    if not (slash and owner and name) or "/" in name or " " in path or path.endswith(".gguf"):
+        return False
+    if owner in LOCAL_FOLDERS or owner.startswith((".", "~")):
+        return False
+    return not Path(owner).is_dir() or _is_cached(path, None)
+
+
+def two_readings(path: str) -> str:
+    """For a path whose first part is a folder here, how the model of that name on the hub is meant instead."""
+    owner, _, name = path.partition("/")
+    if not Path(owner).is_dir() or not name or "/" in name or owner.startswith((".", "~")):
+        return ""
+    return f"; if it is a name of the hub, download it first (hf download {path}), for a folder {owner} is here"
+
+
+def require_found(path: str, revision: str | None) -> None:
+    """Raise `FieldError` for a name that is no path, is not in the cache, and can't be looked up: at once, where the
+    libraries would try for half a minute."""
+    if Path(path).expanduser().exists() or _is_cached(path, revision) or (why := unreachable()) is None:
+        return
+    hint = near_folder(path)
+    what = f"is no folder here, is not in the cache of the hub, and the hub can't be asked: {why}"
+    raise FieldError(
+        "model.path", path, what, remedy=f"{hint}give an existing folder, or run hf download {path} online"
+    )
+
+
+def near_folder(path: str) -> str:
+    """`did you mean outs/sft? Else `, where only the first of two parts is misspelt; empty where nothing is near."""
+    owner, _, name = path.partition("/")
+    near = nearest(owner, (child.name for child in Path().glob("*") if name and (child / name).exists()))
+    return f"did you mean {near}/{name}? Else " if near else ""
+
+
+def unreachable() -> str | None:
+    """Why the hub can't be asked; None where it can."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    return None if hub_is_reachable() else f"{urlparse(constants.ENDPOINT).hostname} has no address"
+
+
+def hub_is_reachable() -> bool:
+    """Whether the hub's name resolves."""
+    from huggingface_hub import constants
+
+    try:
+        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _is_cached(path: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
+    except HFValidationError:
+        return False
