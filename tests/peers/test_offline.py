@@ -169,7 +169,7 @@ def test_processes_and_parts_of_epochs_are_to_fill_in(converted):
     options = {"model_name_or_path": "m", "dataset_name": "rows.jsonl", "num_train_epochs": 0.5} | MARK["sft"]
     done = converted("trl", options)
     assert {"train.examples_per_step", "train.steps"} <= names(done.missing)
-    assert done.recipe["task"] == {"kind": "jsonl", "path": "rows.jsonl", "messages": "messages", "answer": None}
+    assert done.recipe["task"] == {"kind": "jsonl", "path": "rows.jsonl", "messages": "messages"}
 
 
 SCRIPTS = {

@@ -61,7 +61,7 @@ def text_of(
 ) -> str:
     """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
     `everything`."""
-    from proxima.config.recipe_estimates import Estimates, config_remarks, estimates_of, header_of
+    from proxima.config.recipe_estimates import Estimates, config_remarks, estimates_of, header_of, shown_entries
 
     estimates, config = estimates_of(resolved, gemm), resolved.config
     blocks = [_trained_block(resolved)]
@@ -82,7 +82,8 @@ def text_of(
     columns = min(width or WIDTH, WIDTH)
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
     header = "\n".join(_wrapped(line, columns, "  ") for line in header_of(resolved).splitlines())
-    values = values_table(resolved.entries, width) if everything else differing_values(resolved.entries, columns)
+    entries = shown_entries(resolved)
+    values = values_table(entries, width) if everything else differing_values(entries, columns)
     return "\n\n".join(filter(None, [header, summary, values]))
 
 

@@ -1,7 +1,9 @@
 """Batch, memory and time of a config, with the comment of its recipe and the warnings: what `proxima explain` shows."""
 
+from dataclasses import replace
 from typing import Any
 
+from proxima.config.builder import ResolvedValue
 from proxima.config.engine_checks import engine_notes
 from proxima.config.estimate import batch_of, critic_facts, longest_prompt, memory_of, model_facts, time_of
 from proxima.config.model_estimate import ModelEstimates
@@ -11,7 +13,9 @@ from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.validate import to_do, warnings
+from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe
+from proxima.task.column_mapping import ColumnMapping
 
 
 class Estimates(ModelEstimates):
@@ -54,6 +58,23 @@ class Estimates(ModelEstimates):
             self.notes.append("evaluations are not in the time: how many questions they ask can't be read")
 
 
+def shown_entries(resolved: Resolved[Any]) -> list[ResolvedValue]:
+    """The values with their sources; null for the column of answers that the data lacks, where a local file tells."""
+    return [_as_read(resolved, entry) for entry in resolved.entries]
+
+
+def _as_read(resolved: Resolved[Any], entry: ResolvedValue) -> ResolvedValue:
+    path, _, name = entry.path.rpartition(".")
+    if name != "answer" or not isinstance(task := resolved.get(path), ColumnMapping):
+        return entry
+    try:
+        columns = task.columns()
+    except (UserError, OSError, ValueError):
+        return entry  # missing or broken data has its own line
+    absent = columns is not None and task.lacks_answer(columns)
+    return replace(entry, value=None, source="the data has no such column", is_default=False) if absent else entry
+
+
 def estimates_of(resolved: Resolved[Any], gemm: float | None = None) -> Estimates | OfflineEstimates:
     """The estimates of a config of any training command."""
     offline = isinstance(resolved.config, OfflineConfig)
@@ -85,7 +106,9 @@ def as_json(resolved: Resolved[Any], gemm: float | None = None) -> dict[str, Any
     time, memory = estimates.time, estimates.memory
     return {
         "header": header_of(resolved),
-        "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
+        "values": [
+            {"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in shown_entries(resolved)
+        ],
         "batch": vars(estimates.batch),
         "parameters": estimates.model.parameters if estimates.model else None,
         "known_size": estimates.known_size,

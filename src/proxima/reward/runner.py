@@ -94,7 +94,13 @@ class RewardRunner:
     @property
     def needs_answers(self) -> bool:
         """Whether a reward that counts compares with the row's answer, so that `unreadable` may find something."""
-        return any(reward.weight != 0 and reward.needs_answer for reward in self.rewards)
+        return bool(self.comparing)
+
+    @property
+    def comparing(self) -> list[str]:
+        """The rewards that count and compare with the row's answer."""
+        rewards = zip(self.rewards, self.labels, strict=True)
+        return [label for reward, label in rewards if reward.weight != 0 and reward.needs_answer]
 
     def check(self) -> None:
         """`check` of every reward whose weight is not 0, by name."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.data.random import ANSWER_CHECK, sample_without_replacement
 from proxima.reward.function import Function
 from proxima.reward.runner import RewardRunner
@@ -104,6 +104,11 @@ def _notes(config: "RunConfig | EvaluateConfig", answers: ReferenceAnswers, rewa
     looked, found = unreadable(answers, rewards, config.data.check_answers, config.seed)
     if not found:
         return []
+    if len(found) == looked and all(one.answer is None for one in found):
+        compares = " and ".join(rewards.comparing)
+        task = answers.name if answers.name.endswith("task") else "task"
+        remedy = f"set {task}.answer=COLUMN, or choose a reward that needs none (`proxima list reward`)"
+        raise UserError(f"{answers.name}: no row has an answer, and the reward {compares} needs one", remedy=remedy)
     of = f"{looked:,}" if looked == answers.count else f"{looked:,} checked, of {answers.count:,},"
     quoted = "; ".join(f"row {one.row} {_quoted(one.answer)} ({one.why})" for one in found[:SHOWN])
     more = f"; and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""

@@ -12,6 +12,7 @@ from proxima.data import FieldError, Message, UserError, require
 from proxima.data.errors import raise_together
 from proxima.task.protocol import EmptyPromptError, Row, user_message
 
+ANSWER = "answer"  # the one column that data may lack, where it has none of a similar name
 ROLES = ("system", "user", "assistant")
 # columns of pictures and sound, whose rows would lose them in silence
 MEDIA = frozenset({"audio", "audios", "image", "images", "video", "videos"})
@@ -76,13 +77,14 @@ class ColumnMapping:
     Args:
         question: column with the question, or a template over several, as "{question}\\n{hint}".
         messages: column with a whole chat, a list of {role, content}, in place of `question`; null: off.
-        answer: column with the answer, or a template; null: the rows have no answer.
+        answer: column with the answer, or a template; null: the rows have no answer, as they have where the data lacks
+            the column `answer` of the default.
         metadata: columns that rewards and reports get; null: all.
     """
 
     question: str = "question"
     messages: str | None = None
-    answer: str | None = "answer"
+    answer: str | None = ANSWER
     metadata: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -107,13 +109,24 @@ class ColumnMapping:
         for name, field in self.fields_by_column().items():
             if name in known or name.partition(".")[0] in known:
                 continue
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(name.lower(), [one.lower() for one in known], 1)
+            near = [one for one in known if one.lower() in near][:1]
+            if name == ANSWER and field == "answer" and not near:
+                continue
             nullable = ", or null for no answers" if field == "answer" else ""
             hint = f"did you mean {near[0]!r}?" if near else f"set it to one that exists{nullable}"
             reason = f"names no column: {source} has no column {name!r}"
             remedy = f"{hint}; columns: {', '.join(known) or 'none'}"
             errors.append(FieldError(field, getattr(self, field), reason, remedy=remedy))
         raise_together(errors)
+
+    def lacks_answer(self, columns: Iterable[str]) -> bool:
+        """Whether the answer is null because these columns are without that of the default."""
+        return self.answer == ANSWER and ANSWER not in columns
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of the data, where a local file tells them without much reading; None: not known."""
+        return None
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
         """UserError for a column of images, video or sound, unless it is asked for as metadata."""
@@ -130,7 +143,7 @@ class ColumnMapping:
         """
         self.refuse_media((name for name in MEDIA & values.keys() if values[name]), source)
         try:
-            answer = None if self.answer is None else _value(self.answer, values)
+            answer = None if self.answer is None or self.lacks_answer(values) else _value(self.answer, values)
             names = values if self.metadata is None else self.metadata
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
             if self.messages is not None:

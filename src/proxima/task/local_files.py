@@ -5,7 +5,7 @@ import json
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -14,7 +14,7 @@ from typing import Any
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.jsonl import utf8
-from proxima.task.column_mapping import ColumnMapping
+from proxima.task.column_mapping import ANSWER, ColumnMapping
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows
 
 DEEPEST = 100  # levels of a row: what writes it into the run folder recurses
@@ -41,14 +41,17 @@ class Jsonl(ColumnMapping):
         """The lines of all files, in order; the seed changes nothing."""
         files = find_files(self.path)
         unusable: list[EmptyPromptError] = []
-        offsets = _Chained([self._scan(file, unusable) for file in files])
+        lacking: dict[bool, str] = {}
+        offsets = _Chained([self._scan(file, unusable, lacking) for file in files])
+        require_same_answers(lacking)
         rows = MappedRows(offsets, partial(self._read, files), tuple(unusable))
         count = f"{len(files)} empty file{'s' if len(files) > 1 else ''}"
         require(len(rows) > 0, "path", self.path, f"holds no rows ({count})")
         return rows
 
-    def _scan(self, file: Path, unusable: list[EmptyPromptError]) -> "array[int]":
-        """The offset of each row, after every row was validated; `unusable` gets what rows without a prompt raise."""
+    def _scan(self, file: Path, unusable: list[EmptyPromptError], lacking: dict[bool, str]) -> "array[int]":
+        """The offset of each row, after every row was validated; `unusable` gets what rows without a prompt raise, and
+        `lacking` the first row with and the first without the answer's column."""
         offsets = array("q")
         for number, offset, line in content_lines(file):
             place = f"{file}:{number}"
@@ -59,8 +62,16 @@ class Jsonl(ColumnMapping):
                 self.row(values, place)
             except EmptyPromptError as error:
                 unusable.append(error)
+            lacking.setdefault(self.lacks_answer(values), place)
             offsets.append(offset)
         return offsets
+
+    def columns(self) -> tuple[str, ...] | None:
+        """Those of the first row."""
+        for file in find_files(self.path):
+            for number, _, line in _lines(file):
+                return tuple(_parsed(line, f"{file}:{number}"))
+        return None
 
     def _read(self, files: Sequence[Path], index: int, position: tuple[int, int]) -> Row:
         number, offset = position
@@ -134,7 +145,7 @@ class Parquet(ColumnMapping):
         import pyarrow
         from pyarrow import parquet
 
-        tables = []
+        tables, lacking = [], dict[bool, str]()
         for file in find_files(self.path):
             try:
                 present = parquet.read_schema(file).names
@@ -142,15 +153,32 @@ class Parquet(ColumnMapping):
                 raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
             self.require_columns(present, str(file))
             self.refuse_media(present, str(file))
-            mapped = {name if name in present else name.partition(".")[0] for name in self.fields_by_column()}
+            lacking.setdefault(self.lacks_answer(present), str(file))
+            wanted = [name for name in self.fields_by_column() if name != ANSWER or not self.lacks_answer(present)]
+            mapped = {name if name in present else name.partition(".")[0] for name in wanted}
             tables.append(parquet.read_table(file, columns=None if self.metadata is None else sorted(mapped)))
+        require_same_answers(lacking)
         tables = [table for table in tables if len(table)]
         require(len(tables) > 0, "path", self.path, "holds no rows")
         return MappedRows(_Chained([range(len(table)) for table in tables]), partial(self._row, tables))
 
+    def columns(self) -> tuple[str, ...] | None:
+        """Those of the first file."""
+        from pyarrow import parquet
+
+        files = find_files(self.path)
+        return tuple(parquet.read_schema(files[0]).names) if files else None
+
     def _row(self, tables: Sequence[Any], index: int, position: tuple[int, int]) -> Row:
         number, start = position
         return self.row(tables[number].slice(start, 1).to_pylist()[0], f"{self.path}, row {index}")
+
+
+def require_same_answers(lacking: Mapping[bool, str]) -> None:
+    """Raise `UserError` where the first of two places has the column of the answers, and the second lacks it."""
+    if len(lacking) == 2:
+        what = f"{lacking[True]} has no column {ANSWER!r}, which {lacking[False]} has"
+        raise UserError(what, remedy="give every row an answer (null is one), or set answer=null")
 
 
 class _Chained:

@@ -77,7 +77,6 @@ def _rows(d: Draft, o: Options, command: str, section: str, path: str, split: st
             d.lacks(f"{section}.path", why)
     elif not gsm8k:
         d.put(f"{path}.messages", "messages" if command == "sft" else "chosen", "to be checked")
-        d.put(f"{path}.answer", None, "no column of its own")
     if path == "task" and not gsm8k:
         d.needs("task", f"which columns the rows have, which AReaL's loader knows by their name: {NOTES[command]}")
 

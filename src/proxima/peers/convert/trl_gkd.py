@@ -19,7 +19,6 @@ def convert_gkd(o: Options) -> Draft:
     d.put("model.max_length", *o.sourced("max_length", default=1024))
     split = str(o.get("dataset_train_split", default="train"))
     common.task(d, o, "dataset_name", split=split, messages="messages")
-    d.put("task.answer", None, "no answers: the teacher judges")
     d.needs("task", "rows of `messages` without the last turn, the assistant's, which TRL leaves out of the prompt")
     d.ask("reward.0", "math", "any: rewards are only measured here; see `proxima list reward`", kind=True)
     _teacher(d, o)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from proxima.config.tree import FILL_IN
 from proxima.data.text_files import read_text
@@ -115,14 +114,18 @@ def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
         d.wait(path, "train_dataset", f"the script makes its rows: {o.get('train_dataset')}; write them to a file")
 
 
-_CHATS: dict[str, Any] = {"messages": "messages", "answer": None}
-_PROMPTS: dict[str, Any] = {"question": "prompt", "answer": None}
-_SIDES: dict[str, Any] = {"messages": "chosen", "answer": None}
-COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
-    "sft": (_CHATS, "chats in `messages` stand here; for pairs write question: prompt, answer: completion"),
+_CHATS, _PROMPTS, _SIDES = {"messages": "messages"}, {"question": "prompt"}, {"messages": "chosen"}
+COLUMNS: dict[str, tuple[dict[str, str], str]] = {
+    "sft": (
+        {"messages": "messages"},
+        "chats in `messages` stand here; for pairs write question: prompt, answer: completion",
+    ),
     "dpo": (_PROMPTS, "`prompt`, chosen, rejected stand here; without a prompt, write messages: chosen"),
     "kto": (_PROMPTS, "`prompt`, completion and label stand here; where prompts are chats, write messages: prompt"),
-    "reward": (_SIDES, "whole chats in chosen and rejected stand here; with a prompt, write question: prompt"),
+    "reward": (
+        {"messages": "chosen"},
+        "whole chats in chosen and rejected stand here; with a prompt, write question: prompt",
+    ),
 }
 
 

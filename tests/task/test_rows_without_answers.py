@@ -1,0 +1,87 @@
+"""Rows without a column `answer`: null where a reward needs none, and told before the run where one does."""
+
+import json
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.data import FieldError, UserError
+from proxima.task.column_mapping import ANSWER
+from proxima.task.local_files import Jsonl, Parquet
+
+
+def write(place, rows):
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(place)
+
+
+def write_parquet(place, rows):
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place)
+    return str(place)
+
+
+PROMPTS = [{"question": "Say a"}, {"question": "Say b"}]
+BOTH = pytest.mark.parametrize(("task", "save"), [(Jsonl, write), (Parquet, write_parquet)])
+
+
+@BOTH
+def test_an_absent_column_of_the_default_is_null(tmp_path, task, save):
+    found = task(path=save(tmp_path / "rows", PROMPTS))
+    assert [row.answer for row in found.rows(0)] == [None, None] and found.lacks_answer(found.columns())
+    held = task(path=save(tmp_path / "held", PROMPTS), metadata=["question"])
+    assert [row.answer for row in held.rows(0)] == [None, None]
+    there = task(path=save(tmp_path / "there", [{"question": "Say a", "answer": "a"}]))
+    assert [row.answer for row in there.rows(0)] == ["a"] and not there.lacks_answer(there.columns())
+
+
+@BOTH
+def test_a_column_that_was_named_must_be_there(tmp_path, task, save):
+    with pytest.raises(FieldError, match="names no column: .* has no column 'gold'"):
+        task(path=save(tmp_path / "rows", PROMPTS), answer="gold").rows(0)
+
+
+@pytest.mark.parametrize("near", ["Answer", "answers", "anwser"])
+def test_a_column_of_a_similar_name_is_no_absent_one(tmp_path, near):
+    rows = [{"question": "Say a", near: "a"}]
+    with pytest.raises(FieldError, match=f"did you mean '{near}'"):
+        Jsonl(path=write(tmp_path / "rows", rows)).rows(0)
+
+
+def test_some_rows_with_and_some_without(tmp_path):
+    place = write(tmp_path / "rows", [{"question": "a", "answer": "1"}, {"question": "b"}])
+    with pytest.raises(UserError, match="rows:2 has no column 'answer', which .*rows:1 has; give every row"):
+        Jsonl(path=place).rows(0)
+    assert [row.answer for row in Jsonl(path=place, answer=None).rows(0)] == [None, None]
+    files = write_parquet(tmp_path / "a", PROMPTS), write_parquet(tmp_path / "b", [{"question": "c", "answer": "1"}])
+    with pytest.raises(UserError, match="a has no column 'answer', which .*b has"):
+        Parquet(path=files).rows(0)
+
+
+def test_explain_says_that_the_data_has_no_such_column(tmp_path, capsys):
+    words = ["explain", "quickstart", f"task={{kind: jsonl, path: {write(tmp_path / 'rows.jsonl', PROMPTS)}}}"]
+    main(words)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("task.answer "))
+    assert line.split()[1] == "null" and "the data has no such column" in line
+    main([*words, "--json"])
+    values = {one["path"]: one for one in json.loads(capsys.readouterr().out)["values"]}
+    assert values["task.answer"]["value"] is None
+    write(tmp_path / "rows.jsonl", [{"question": "Say a", ANSWER: "a"}])
+    main(words)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("task.answer "))
+    assert line.split()[1] == "answer"
+
+
+def test_a_reward_that_needs_an_answer_is_told_so(tmp_path):
+    from proxima.config import resolve
+    from proxima.runtime.preflight import ReferenceAnswers, validate_answers
+
+    task = f"task={{kind: jsonl, path: {write(tmp_path / 'rows.jsonl', PROMPTS)}}}"
+    config = resolve("quickstart", [task, "reward={kind: gsm8k}", "eval.task=null"]).config
+    answers = ReferenceAnswers(name="task", rows=config.task.rows(0), count=2)
+    with pytest.raises(UserError, match="no row has an answer, and the reward gsm8k needs one; set task.answer=COLUMN"):
+        validate_answers(config, [answers])
+    config = resolve("quickstart", [task, "reward={kind: length}", "eval.task=null"]).config
+    assert validate_answers(config, [answers]) == []
