@@ -79,6 +79,7 @@ bench: .venv/dev.stamp
 docs: .venv/dev.stamp
 	$(BIN)/python scripts/make_docs.py
 	$(BIN)/python scripts/bias_page.py
+	$(BIN)/python scripts/figures.py
 
 clean:
 	rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .venv .venv-vllm

@@ -1,0 +1,122 @@
+"""Figures of README.md and of benchmarks/ that are measured, each from a committed result.
+
+    python scripts/figures.py            writes them into the pages
+    python scripts/figures.py --check    writes nothing; exit 1 if a page says something else
+
+A line of FIGURES is a page, words of it with `{}` in place of each number, and for each of these the latest result of a
+benchmark, or a file below benchmarks/results, the path of the number in it, and its format.
+"""
+
+import argparse
+import functools
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+Number = tuple[str, str, str]
+MUTANTS = "results/mutants/results.json"
+README, BENCHMARKS, RESULTS = "README.md", "benchmarks/README.md", "benchmarks/results/README.md"
+
+STEP, BARE = ("step_vs_trl", "ratio", ".1f"), ("step_vs_trl", "ratio_nothing_skipped", ".1f")
+DECODE, LONG = ("decode_vs_hf", "ratio", ".1f"), ("shared_prompt", "shapes/256x64/ratio", ".1f")
+GRADED = ("math_reward", "per_second/0", ".0f")
+MASK, PRUNED = ("cppo_mask", "shapes/4096x256/ratio", ".0f"), ("pruned_update", "ratio/P=0.875", ".1f")
+FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
+    (README, "| a whole step of the demo | TRL 1.16 GRPOTrainer | {} ({} with nothing skipped) |", (STEP, BARE)),
+    (README, "| decode, 64 rows x 64 tokens | `generate` of transformers 5.23 | {} |", (DECODE,)),
+    (README, "| the prompt computed for each completion | {} |", (LONG,)),
+    (README, "| CPPO's mask, 4,096 x 256 tokens | a loop over sequences | {} |", (MASK,)),
+    (README, "| an update with 7 of 8 completions pruned | all completions | {} |", (PRUNED,)),
+    (
+        README,
+        "| grading mathematics, {} answers a second on two workers | math-verify alone, in one process | {} |",
+        (GRADED, ("math_reward", "per_second/0 over alone/per_second/0", ".1f")),
+    ),
+    (BENCHMARKS, "| {} × as fast, {} × with nothing skipped |", (STEP, BARE)),
+    (
+        BENCHMARKS,
+        "| SFT {} × as fast, DPO {} × (8 rows",
+        (("offline_vs_trl", "ratio_sft", ".1f"), ("offline_vs_trl", "ratio_dpo", ".1f")),
+    ),
+    (BENCHMARKS, "times as fast as `generate` | {} ×, ", (DECODE,)),
+    (BENCHMARKS, "| {} × (40 + 12 tokens), {} × (256 + 64) |", (("shared_prompt", "shapes/40x12/ratio", ".1f"), LONG)),
+    (BENCHMARKS, "| {} × and {} × as fast | 1 |", (MASK, ("cppo_mask", "shapes/256x16384/ratio", ".1f"))),
+    (
+        BENCHMARKS,
+        "| {} a second; math-verify alone in one process {} |",
+        (GRADED, ("math_reward", "alone/per_second/0", ".0f")),
+    ),
+    (BENCHMARKS, "| {} × as fast (packing alone", (("columns", "ratio", ".1f"),)),
+    (BENCHMARKS, "| {} × (float32), ", (("weight_handover", "ratio", ".1f"),)),
+    (BENCHMARKS, "| {} × | 7, plus the environment of vLLM", (("vllm_throughput", "ratio", ".2f"),)),
+    (BENCHMARKS, "| {}; the goal of 5 % is out of reach |", (("step_overhead", "ratio", ".0%"),)),
+    (BENCHMARKS, "5 times less | {} × and {} × | 2 |", (("pruned_update", "ratio/P=0.5", ".1f"), PRUNED)),
+    (
+        RESULTS,
+        "what notices them: golden records and laws alone catch {} of {}, {} |",
+        (
+            (MUTANTS, "count/golden plus count/laws", ".0f"),
+            (MUTANTS, "count/golden plus count/laws plus count/missed", ".0f"),
+            (MUTANTS, "share", ".1%"),
+        ),
+    ),
+)
+
+
+@functools.cache
+def result(source: str) -> Any:
+    """A result by its benchmark, of which the latest counts, or by its file."""
+    if source.endswith(".json"):
+        return json.loads((ROOT / "benchmarks" / source).read_text())
+    return json.loads(max((ROOT / "benchmarks" / source / "results").glob("*.json")).read_text())
+
+
+def figure(source: str, path: str, form: str) -> str:
+    """The number as the page has it."""
+
+    def at(path: str) -> float:
+        found = result(source)
+        for key in path.strip().split("/"):
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        return float(found)
+
+    if " over " in path:
+        above, below = map(at, path.split(" over "))
+        value = above / below
+    else:
+        value = sum(map(at, path.split(" plus ")))
+    return f"{value:{form}}".replace("%", " %")
+
+
+def updated(text: str, words: str, numbers: tuple[Number, ...]) -> str:
+    """The page with these numbers; ValueError unless the words occur once."""
+    pattern = r"[\d.,]+(?: %)?".join(re.escape(part) for part in words.split("{}"))
+    told, count = re.subn(pattern, lambda _: words.format(*(figure(*one) for one in numbers)), text)
+    if count != 1:
+        raise ValueError(f"{words!r} occurs {count} times")
+    return told
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page says something else")
+    options = parser.parse_args()
+    wrong = []
+    for page in dict.fromkeys(page for page, _, _ in FIGURES):
+        before = text = (ROOT / page).read_text(encoding="utf-8")
+        for _, words, numbers in (line for line in FIGURES if line[0] == page):
+            text = updated(text, words, numbers)
+        wrong += [page] if text != before else []
+        if not options.check:
+            (ROOT / page).write_text(text, encoding="utf-8")
+    print(
+        "\n".join(f"{page}: {'differs from' if options.check else 'has the figures of'} the results" for page in wrong)
+    )
+    return 1 if wrong and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
