@@ -69,7 +69,7 @@ class Jsonl(ColumnMapping):
     def columns(self) -> tuple[str, ...] | None:
         """Those of the first row."""
         for file in find_files(self.path):
-            for number, _, line in _lines(file):
+            for number, _, line in content_lines(file):
                 return tuple(_parsed(line, f"{file}:{number}"))
         return None
 
