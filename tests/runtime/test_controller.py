@@ -10,6 +10,7 @@ import torch
 
 from proxima.core import ADVANTAGES, Reinforce, TokenMean
 from proxima.core.advantage import needs_baseline
+from proxima.core.correction import MismatchGuard
 from proxima.core.selection import prompts_factor
 from proxima.data import Completion, Prompt, Score
 from proxima.engine.protocol import Health, Sampling
@@ -178,11 +179,12 @@ class World:
         )
         questions = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
         greedy = GroupGenerator(self.engine, self.rewards, GroupSpec(sampling=Sampling(temperature=0)), self.clock.now)
+        made_up = MismatchGuard(on_mismatch="warn")  # as the engine's log-probs are
         self.controller = Controller(
             Plan(**{"steps": 2, "seed": 1} | plan),
             self.collector,
             algorithm,
-            Learner(policy=policy, stack=self.stack, objective=objective),
+            Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up),
             self.store,
             Evaluation(questions, greedy, self.observer) if evaluation else None,
             self.observer,
