@@ -428,12 +428,12 @@ def test_rounding_takes_the_updates_of_weights_above_the_bound():
 @pytest.mark.parametrize("section", ["task", "eval.task"])
 def test_an_absent_column_is_named_by_its_field(recipe, section):
     Path("a.jsonl").write_text('{"question": "?", "gold": 1}\n')
-    table = "{kind: jsonl, path: a.jsonl}"
+    table = "{kind: jsonl, path: a.jsonl, answer: truth}"
     resolved = resolve(recipe(BASE.replace("{kind: tests.config.fakes:Sums}", table) + f"eval: {{task: {table}}}\n"))
     with pytest.raises(ConfigError) as caught, resolved.locating(), within(section):
         resolved.get(section).rows(0)
     assert str(caught.value) == (
-        f"{section}.answer=answer (default): names no column: a.jsonl:1 has no column 'answer'; set it to one that "
+        f"{section}.answer=truth ({'run.yaml:2' if section == 'task' else 'run.yaml:5'}): names no column: a.jsonl:1 has no column 'truth'; set it to one that "
         "exists, or null for no answers; columns: question, gold"
     )
     (line,) = [str(problem) for problem in warnings(resolved)]
@@ -444,13 +444,13 @@ def test_absent_columns_of_all_data_are_named_together(recipe):
     """Those of training and held-out data, and several of one file; one alone is as before."""
     for name in ("train", "held"):
         Path(f"{name}.jsonl").write_text('{"query": "?", "gold": 1}\n')
-    tasks = {"task": Jsonl(path="train.jsonl"), "eval.task": Jsonl(path="held.jsonl", answer=None)}
-    text = BASE.replace("{kind: tests.config.fakes:Sums}", "{kind: jsonl, path: train.jsonl}")
+    tasks = {"task": Jsonl(path="train.jsonl", answer="truth"), "eval.task": Jsonl(path="held.jsonl", answer=None)}
+    text = BASE.replace("{kind: tests.config.fakes:Sums}", "{kind: jsonl, path: train.jsonl, answer: truth}")
     resolved = resolve(recipe(text + "eval: {task: {kind: jsonl, path: held.jsonl, answer: null}}\n"))
     with pytest.raises(ConfigError) as caught, resolved.locating():
         open_tasks(tasks, seed=0)
     found = [(problem.path, problem.source) for problem in caught.value.problems]
-    assert found == [("task.question", "default"), ("task.answer", "default"), ("eval.task.question", "default")]
+    assert found == [("task.question", "default"), ("task.answer", "run.yaml:2"), ("eval.task.question", "default")]
     with pytest.raises(
         FieldErrors, match="task.question='question' names no column.*\ntask.answer=.*\neval.task.quest"
     ):

@@ -276,11 +276,12 @@ def test_all_watchers_together(tmp_path):
     printed, logged = stream.getvalue().splitlines(), folder.log.read_text(encoding="utf-8").splitlines()
     strip = [line.split("  ", 1)[1] for line in printed]
     assert strip == [line.split("  ", 1)[1] for line in logged[1:]]
-    assert strip[0] == "WARNING 3 prompts are too long" and strip[-1].endswith("report.html") and len(strip) == 5
+    assert strip[:2] == ["loading model", "WARNING 3 prompts are too long"]
+    assert strip[-1].endswith("report.html") and len(strip) == 6
     silent = RunViews(None)
     silent.started(info(folder.path, resumed_at=2))
     silent.finished({"status": "stopped", "steps": 2, "seconds": 9.0})
-    assert len(folder.log.read_text(encoding="utf-8").splitlines()) == 11
+    assert len(folder.log.read_text(encoding="utf-8").splitlines()) == 12
     for resumed, told in ((1, True), (2, False)):  # a run that has ended has heard the notes
         stream = io.StringIO()
         views = RunViews(stream, ["train.warmup_steps=9: never ends"])

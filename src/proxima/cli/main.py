@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from proxima import __version__
 from proxima.cli.bug_report import report_bug
@@ -115,7 +115,19 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         parser.print_help()
         return 0
     _place_rest(arguments, rest)
+    announce(arguments, sys.stderr)
     return int(command.run(arguments))
+
+
+LOADING = ("train", "sft", "reward", "dpo", "eval", "generate", "chat")  # commands that load a model
+
+
+def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
+    """On a terminal, say at once what takes seconds: reading the recipe, importing libraries, loading the model."""
+    silent = getattr(arguments, "quiet", False) or getattr(arguments, "json", False) or not stream.isatty()
+    if arguments.command in LOADING and not silent:
+        given = getattr(arguments, "recipe", None) or getattr(arguments, "model", None)
+        print(f"loading model{f' of {given}' if given else ''} …", file=stream, flush=True)
 
 
 def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:

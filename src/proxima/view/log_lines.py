@@ -37,6 +37,7 @@ from proxima.view.held_out_sets import set_lines
 from proxima.view.terminal import PATIENCE
 
 WIDTH = 112  # columns of a line with a right-aligned end
+AT_ONCE: dict[Stage, str] = {"load": "loading model", "tokenize": "tokenizing"}  # told when it begins, before the run
 SAMPLE = 120  # characters of a held-out prompt, and of its completion, in the log
 SEE_ERRORS = "; why: `error` in evals/*.parquet"
 
@@ -52,6 +53,7 @@ class LogLines(Observer):
         self._steps: list[float] = []
         self._evals: list[Record] = []
         self._last_output = self._clock.now()
+        self._announced = set[Stage]()
 
     def started(self, info: RunInfo) -> None:
         self._info = info
@@ -62,7 +64,10 @@ class LogLines(Observer):
             self._line(resumed(info))
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        if self._clock.now() - self._last_output >= PATIENCE:
+        if stage in AT_ONCE and stage not in self._announced and self._info is None:
+            self._announced.add(stage)
+            self._line(AT_ONCE[stage])
+        elif self._clock.now() - self._last_output >= PATIENCE:
             self._line(f"      {stage}  {count(done)}/{count(total)} {unit}")
 
     def evaluated(self, record: Record) -> None:

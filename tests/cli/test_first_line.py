@@ -1,0 +1,79 @@
+"""What a command says first: that it loads a model, before the libraries are imported and the model is loaded."""
+
+import argparse
+import io
+import subprocess
+import sys
+
+import pytest
+
+from proxima.cli import main as command_line
+from proxima.data import UserError
+from proxima.view.log_lines import lines_to
+
+PROGRAM = """
+import sys
+import proxima.api.training as training
+from proxima.cli.main import main
+
+def begin(*_, **__):
+    print("loading begins", "transformers" in sys.modules, flush=True)
+    raise SystemExit(0)
+
+training.begin = begin
+main(["train", "quickstart", "model.path=" + sys.argv[1]])
+"""
+
+
+def test_a_run_says_it_before_the_load_call_and_before_transformers_is_imported(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("  loading model") and lines[1] == "loading begins False", done.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "dpo", "reward"])
+def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, command):
+    import proxima.api.training as training
+    from proxima.config import resolve
+
+    told = []
+
+    def begin(*_, **__):
+        told.append(capsys.readouterr().out)
+        raise UserError("enough")
+
+    monkeypatch.setattr(training, "begin", begin)
+    monkeypatch.setattr(training, "resolve_run", lambda *_, **__: resolve("quickstart", []))
+    assert command_line.main([command, "quickstart"]) == 2
+    assert told[0].endswith("  loading model\n")
+    monkeypatch.setattr(training, "begin", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)
+    command_line.main([command, "quickstart", "--quiet"])
+    assert told[1] == ""
+
+
+def test_each_stage_before_the_start_is_said_once():
+    stream = io.StringIO()
+    lines = lines_to(stream)
+    for stage in ("load", "tokenize", "tokenize", "load"):
+        lines.progress(stage, 0, 1, "models")
+    assert [line.split("  ")[1] for line in stream.getvalue().splitlines()] == ["loading model", "tokenizing"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "dpo", "reward", "eval", "generate", "chat"])
+def test_a_terminal_is_told_at_once(command):
+    told = Terminal()
+    command_line.announce(argparse.Namespace(command=command, model="runs/mine"), told)
+    assert told.getvalue() == "loading model of runs/mine …\n"
+    for silent in ({"quiet": True}, {"json": True}):
+        command_line.announce(argparse.Namespace(command=command, **silent), quiet := Terminal())
+        assert quiet.getvalue() == ""
+    command_line.announce(argparse.Namespace(command=command, model="x"), pipe := io.StringIO())
+    assert pipe.getvalue() == ""
+    command_line.announce(argparse.Namespace(command="explain", model="x"), other := Terminal())
+    assert other.getvalue() == ""
