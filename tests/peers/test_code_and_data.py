@@ -185,10 +185,12 @@ def test_a_rule_that_waits_has_options_that_are_tried_above(peer):
     assert waits and len({name.rpartition(".")[0] for name in waits} & tried) >= (1 if peer == "trl" else 3)
 
 
-def test_a_recipe_with_a_value_to_fill_in_is_refused(converted, tmp_path, capsys):
+def test_a_recipe_with_a_value_to_fill_in_is_refused(converted, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("def compute_score(solution_str, ground_truth): return 0.0")
     done = converted("verl", BASE["verl"] | FUNCTION | {"data.custom_cls.path": "./rows.py"})
     (tmp_path / "r.yaml").write_text(done.text)
-    assert main(["explain", str(tmp_path / "r.yaml")]) == 2
+    assert main(["train", str(tmp_path / "r.yaml")]) == 2
     assert "task.kind=parquet" in (told := capsys.readouterr().err) and "still to fill in" in told
 
 
