@@ -15,6 +15,20 @@ from tests.reward.make import completions, prompt, runner, scored
 
 ADD = ["assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]"]
 ALWAYS = "    def __eq__(self, other): return True\n    __hash__ = None\n"
+MEMORY = """import os, re
+def add(a, b):
+    seen = []
+    for line in open(f'/proc/{os.getppid()}/maps'):
+        start, end = (int(address, 16) for address in line.split()[0].split('-'))
+        if ' rw' not in line: continue
+        with open(f'/proc/{os.getppid()}/mem', 'rb', 0) as memory:
+            try:
+                memory.seek(start)
+                seen += re.findall(rb'assert add[(]([^=]*)[)] == ([0-9]+|[[][0-9, ]*[]])', memory.read(end - start))
+            except OSError: pass
+    return next(eval(result) for given, result in seen if given.decode() == f'{a}, {b}')
+"""
+KILLS = "import ctypes, os, signal\n"
 FDS = "import os\nfor fd in range(3, 60):\n    try: os.write(fd, {})\n    except OSError: pass\n"
 
 
@@ -63,6 +77,8 @@ WRONG = {
     "deletes": "import shutil\nshutil.rmtree('/proxima-no-such-folder', ignore_errors=False)\n" + RIGHT["plain"],
     "writes_elsewhere": "open('/dev/shm/proxima-written', 'w')\n" + RIGHT["plain"],
     "deep": add("for _ in range(10**5): a = [a]\n    return a"),
+    "kills_the_worker": KILLS + "ctypes.CDLL(None).kill(os.getppid(), 9)\n" + RIGHT["plain"],
+    "kills_by_handle": KILLS + "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)\n" + RIGHT["plain"],
     "contains_itself": "x = []\nx.append(x)\n" + add("return x"),
 }
 FORGED = {
@@ -84,6 +100,7 @@ FORGED = {
     "socket_replies": FDS.format(r"""b'["add"]\n{"value": 3, "after": []}\n'""") + add("return 0"),
     "deep_reply": FDS.format(r"b'[' * 100000 + b'\n'"),
     "json": "import json\njson.dumps = lambda *a, **k: 'true'\n" + add("return 0"),
+    "memory": MEMORY,
     "module": "import sys\nsys.modules['tests'] = sys.modules[__name__]\nnames = {}",
 }
 
@@ -112,7 +129,7 @@ def test_without_partial_all_tests_must_pass_and_parts_tell_why_not():
 def test_what_the_code_started_ends_with_it(tmp_path, monkeypatch):
     """Even processes started by a call into the C library, which no audit hook sees."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = "import ctypes, time\nif ctypes.CDLL(None).fork() == 0:\n    time.sleep(600)\ndef add(a, b): return a + b"
+    code = "import ctypes, time\nif ctypes.CDLL(None)._Fork() == 0:\n    time.sleep(600)\ndef add(a, b): return a + b"
     result = run_unit_tests(code=code, tests={"assertions": ADD}, setup="", entry_point=None, seconds=20, memory_mb=512)
     assert (result["passed"], list(tmp_path.iterdir())) == (1, [])
     left = [p for p in Path("/proc").glob("[0-9]*/environ") if str(tmp_path).encode() in _read(p)]
@@ -125,6 +142,14 @@ def _read(path):
         return b"" if state == "Z" else path.read_bytes()
     except OSError:
         return b""
+
+
+def test_tests_that_a_signal_ends_are_failed():
+    kill = "import os\nos.kill(os.getpid(), 9)"  # as code would that finds the process of the tests
+    tests = {"assertions": [ADD[0], f"add(1, 2)\n{kill}", ADD[1]]}
+    arguments = {"setup": "", "entry_point": None, "seconds": 20, "memory_mb": 512}
+    result = run_unit_tests(code=RIGHT["plain"], tests=tests, **arguments)
+    assert result == {"runs": True, "passed": 1 / 3, "timed_out": False}
 
 
 def test_the_code_gets_no_environment_and_no_test(judged, monkeypatch):

@@ -13,6 +13,7 @@ import json
 import operator
 import os
 import resource
+import signal
 import socket
 import sys
 import types
@@ -82,12 +83,18 @@ def limit_process(seconds: int, memory_mb: int) -> None:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     folder = os.path.realpath(os.getcwd())
     sys.modules["_posixsubprocess"] = None  # type: ignore[assignment]
+    if hasattr(signal, "pidfd_send_signal"):
+        del signal.pidfd_send_signal  # no audit event
     sys.addaudithook(lambda event, arguments: confine(event, arguments, folder))
 
 
 FORBIDDEN = (
     *("subprocess.", "pty.", "socket.connect", "socket.bind", "socket.sendto"),
     *("os.fork", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "os.kill"),
+)
+SYSTEM_CALLS = (
+    *("fork", "vfork", "clone", "daemon", "posix_spawn", "posix_spawnp", "system", "popen", "syscall"),
+    *("kill", "killpg", "tgkill", "sigqueue", "pidfd_send_signal", "process_vm_readv", "ptrace"),
 )
 CHANGES = (
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"),
@@ -100,6 +107,8 @@ def confine(event: str, arguments: tuple[Any, ...], folder: str) -> None:
     """Audit hook: no processes, no connections, and files are changed in `folder` alone."""
     if event.startswith(FORBIDDEN):
         raise PermissionError(f"{event} is not allowed in code under test")
+    if event == "ctypes.dlsym" and arguments[1] in SYSTEM_CALLS:
+        raise PermissionError(f"{arguments[1]} of the C library is not allowed in code under test")
     written = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
     changed = arguments[:1] if written else arguments if event in CHANGES else ()
     for path in changed:

@@ -276,6 +276,7 @@ def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
     """Which unit tests the completion's code passes."""
     from proxima.reward.workers import run_unit_tests
 
+    run_unit_tests.hide_memory()
     return run_unit_tests.run_unit_tests(**arguments)
 
 

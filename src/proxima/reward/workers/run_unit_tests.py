@@ -29,6 +29,7 @@ from proxima.reward.workers.process import prctl
 LINE_BYTES = 16 << 20  # of a reply
 ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PR_SET_DUMPABLE = 4  # whether other processes may read this one's memory
+PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19  # what lets root's programs read it all the same
 Test = Callable[[], object]
 
 
@@ -194,6 +195,12 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
+def hide_memory() -> None:
+    """Keep what this process starts from reading the tests in its memory and in that of its forks, even as root."""
+    prctl(PR_SET_DUMPABLE, 0)
+    prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE)
+
+
 def run_unit_tests(
     *, code: str, tests: Mapping[str, Any], setup: str, entry_point: str | None, seconds: float, memory_mb: int
 ) -> dict[str, Any]:
@@ -206,37 +213,37 @@ def run_unit_tests(
         if "programs" in tests:
             return _run_programs(folder, limits, tests["programs"], deadline)
         with Code(folder, limits) as running:
-            verdicts, timed_out = _in_fork(lambda: _verdicts(running, tests, setup, entry_point), deadline)
+            verdicts, timed_out, killed = _in_fork(lambda: _verdicts(running, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")
     count = len(tests["calls"]["inputs"] if "calls" in tests else tests["assertions"])
-    if len(verdicts) != 1 + count and not timed_out and verdicts != [False]:
+    if len(verdicts) != 1 + count and not (timed_out or killed) and verdicts != [False]:
         raise ValueError("the tests of this row can't be run: they end their own process")
     return {"runs": verdicts[:1] == [True], "passed": sum(verdicts[1:]) / count, "timed_out": timed_out}
 
 
-def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> tuple[list[Any], bool]:
-    """What the function yields in a fork of this process until the deadline, and whether that has passed."""
+def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> tuple[list[Any], bool, bool]:
+    """What the function yields in a fork of this process until the deadline, whether that has passed, and whether a
+    signal ended the fork: no test sends one, so the code did, or needed too much memory."""
     receive, send = os.pipe()
     if (pid := os.fork()) == 0:
         try:
             os.setsid()
-            prctl(PR_SET_DUMPABLE, 0)  # the memory of this process is not for the code to read
             for verdict in verdicts():
                 os.write(send, json.dumps(verdict).encode() + b"\n")
         finally:
             os._exit(0)
     os.close(send)
-    data, part = b"", b"?"
+    data, part, status = b"", b"?", 0
     try:
         while part and select.select([receive], [], [], max(0.0, deadline - time.monotonic()))[0]:
             data += (part := os.read(receive, 1 << 16))
     finally:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
         os.close(receive)
-    return [json.loads(line) for line in data.splitlines()], bool(part)
+    return [json.loads(line) for line in data.splitlines()], bool(part), os.WIFSIGNALED(status)
 
 
 def _verdicts(code: Code, tests: Mapping[str, Any], setup: str, entry_point: str | None) -> Iterator[bool | str]:
