@@ -94,6 +94,8 @@ def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
         ({"Host": "localhost.evil.example"}, 403),
         ({"Host": "[::1"}, 403),
         ({"Host": ""}, 403),
+        ({"Host": "evil.example@localhost"}, 403),
+        ({"Host": "localhost/evil.example"}, 403),
         ({"Host": "localhost:1"}, 200),
         ({"Host": "[::1]:8000"}, 200),
         ({"Host": "SCORER.lan"}, 200),
@@ -107,6 +109,8 @@ def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
 def test_a_page_of_a_browser_may_not_ask_by_another_name_or_from_another_site(shared, headers, status):
     found, answer = post(f"{shared.url}/score", request_of("a"), **headers)
     assert found == status and (status == 200 or next(reversed(headers)) in answer["error"])
+    if status == 403:  # nor are they redirected by `/score/`
+        assert post(f"{shared.url}/score/", request_of("a"), **headers)[0] == 403
 
 
 @pytest.mark.parametrize(

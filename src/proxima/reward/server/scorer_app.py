@@ -46,6 +46,7 @@ class ScorerApp:
             ],
             exception_handlers={HTTPException: self._no_route},
         )
+        self.asgi.router.redirect_slashes = False  # it would answer whoever asks, with the `Host` that was sent
 
     def _endpoint(
         self, parse: Callable[[Any, ScorerLimits], list[SubmittedGroup]], shape: Callable[[Scores], dict[str, Any]]
@@ -187,7 +188,8 @@ async def _disconnected(request: Request) -> None:
 def _name(host: str) -> str:
     """The name or address in a `Host` header; empty if it holds none."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        parts = urlsplit(f"//{host}")
+        return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""
     except ValueError:
         return ""
 
