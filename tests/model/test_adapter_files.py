@@ -158,6 +158,8 @@ def test_matrices_that_do_not_fit_are_named(adapter, base):
         ({"bias": "all"}, "has bias='all', which"),
         ({"of_tomorrow": 3}, "has of_tomorrow=3, which"),
         ({"init_lora_weights": "pissa"}, "changed its base when it was made (init_lora_weights='pissa')"),
+        ({"lora_alpha": None}, "has r=4 and lora_alpha=None, which must be numbers"),
+        ({"r": "4"}, "has r='4' and lora_alpha="),
         ({"target_modules": ".*q_proj"}, "has no list of target_modules, but '.*q_proj'"),
         ({"base_model_name_or_path": None}, "names no base_model_name_or_path in adapter_config.json"),
     ],

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.model import LoadedModel, Policy, load, save
-from proxima.model.load import ALIGNMENT, check_path, load_config, load_tokenizer
+from proxima.model.load import ALIGNMENT, check_path, load_config, load_shape, load_tokenizer
 from tests.model.rows import loaded, policy, rows
 from tests.tiny import CONTEXT, KINDS, tiny
 
@@ -279,6 +279,17 @@ def test_a_models_own_code_is_never_run(read, tiny_model, tmp_path, monkeypatch)
     with pytest.raises(FieldError, match="needs Python code of its own, which proxima does not run"):
         read(str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("read", [load_config, load_shape, load])
+def test_code_of_the_hub_that_a_config_names_is_never_run(read, tiny_model, tmp_path):
+    """transformers would download the kernel, where the package `kernels` is installed."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), folder)
+    settings = json.loads((folder / "config.json").read_text()) | {"attn_implementation": "somebody/kernel"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(FieldError, match="names code of the hub for its attention, somebody/kernel"):
+        read(str(folder))
 
 
 def test_a_tilde_is_the_home_folder(tiny_model, monkeypatch):

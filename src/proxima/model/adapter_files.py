@@ -165,9 +165,12 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     if not isinstance(targets, list) or not targets:
         remedy = f"list the names of the layers in {CONFIG}"
         raise FieldError(field_name, path, f"has no list of target_modules, but {targets!r}", remedy=remedy)
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if type(rank) is not int or type(alpha) not in (int, float):
+        raise FieldError(field_name, path, f"has r={rank!r} and lora_alpha={alpha!r}, which must be numbers")
     return Lora(
-        rank=settings["r"],
-        alpha=float(settings["lora_alpha"]),
+        rank=rank,
+        alpha=float(alpha),
         targets=tuple(sorted(targets)),
         rslora=bool(settings.get("use_rslora")),
         dora=bool(settings.get("use_dora")),

@@ -154,9 +154,13 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, revision=revision, trust_remote_code=False, **extra
         )
-        return config
     except Exception as error:  # damaged files raise all kinds of errors
         raise _unreadable(path, "can't be read", error) from error
+    kernel = getattr(config, "_attn_implementation", None)
+    if "/" in str(kernel):  # of the hub, which transformers would download and run
+        remedy = "leave attn_implementation out of its config.json"
+        raise FieldError("model.path", path, f"names code of the hub for its attention, {kernel}", remedy=remedy)
+    return config
 
 
 def load_generation_config(path: str, revision: str | None = None) -> "GenerationConfig | None":
