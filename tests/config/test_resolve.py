@@ -138,6 +138,7 @@ BAD_INPUT = [  # what is typed, where it is not the path of the line, and the re
     ("algorithm.surrogate.delta=-1", None, "must be > 0"),
     ("algorithm.surrogate=cpoo", "algorithm.surrogate.kind", "no surrogate 'cpoo'; did you mean 'cppo'?"),
     ("algorithm=cpo", "algorithm.preset", "no preset 'cpo'; did you mean 'cppo'?"),
+    ("algorithm.preset=[grpo]", "algorithm.preset", "no preset '[grpo]'; did you mean 'grpo'?"),
     ("algorithm=gpro", "algorithm.preset", "no preset 'gpro'; did you mean 'grpo'?"),
     (
         "task.kind=./tasks.py:X",

@@ -37,7 +37,7 @@ def _with_section_presets(tree: Node, family: type, refused: dict[str, Problem])
         if info.presets is None or node is None or node.at("preset") is None:
             continue
         chosen, presets = (node.mapping or {})["preset"], table_of(info.presets.table)
-        if chosen.value not in presets:
+        if not isinstance(chosen.value, str) or chosen.value not in presets:
             message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
             refused[info.name] = Problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
             continue
