@@ -166,7 +166,7 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
         remedy = f"list the names of the layers in {CONFIG}"
         raise FieldError(field_name, path, f"has no list of target_modules, but {targets!r}", remedy=remedy)
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if type(rank) is not int or type(alpha) not in (int, float):
+    if type(rank) is not int or not isinstance(alpha, int | float):
         raise FieldError(field_name, path, f"has r={rank!r} and lora_alpha={alpha!r}, which must be numbers")
     return Lora(
         rank=rank,
