@@ -18,7 +18,7 @@ def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
     assert "step = 4 examples → micro-batches ≤ 100 tokens → 1 update" in out
     assert "eval  before   loss 6.862  5 examples  95 % 6.739–6.985" in out
     assert "sample  What is 50 + 2? → " in out and "step   4/4   loss 4.3" in out
-    assert "loss 6.862 → 5.119 (−1.744)" in out
+    assert "loss 6.862 → 4.790 (−2.072)" in out
     assert "reward" not in out and "kl " not in out
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Held-out loss" in page and "class=better>−1.744" in page and "What is 50 + 2?" in page
@@ -82,7 +82,7 @@ def test_a_sweep_and_its_comparison(file, tmp_path, capsys, monkeypatch):
     assert main(["compare", "runs/a", "runs/b"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert all(name in out for name in ("loss before", "best", "training loss", "train tok/s")), out
-    assert "reward" not in out and "a 1 6.862 6.862 6.862 7.0" in out and "b 1 6.862 5.119 5.119 4." in out, out
+    assert "reward" not in out and "a 1 6.862 6.862 6.862 7.0" in out and "b 1 6.862 4.790 4.790 4." in out, out
     page = re.sub(r"<style>.*?</style>", "", (tmp_path / "compare.html").read_text(), flags=re.DOTALL)
     assert "Training loss" in page and "Training figures" in page and "reward" not in page.lower()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from proxima.cli.main import _EPILOG, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = "proxima|python|make|pip|git|cat|cd|source|tar|eval|register-python-argcomplete"
+PROGRAMS = "proxima|python|make|pip|git|cat|cd|source|export|tar|eval|register-python-argcomplete"
 STARTS = re.compile(rf"(?:\$ )?((?:[A-Z0-9_]+=\S+ )*(?:{PROGRAMS}) \S.*)")
 INLINE = re.compile(r"`((?:proxima|python -m|python examples/|python scripts/|make) [^`]+)`")
 

@@ -34,9 +34,10 @@ TRAINING = ("train", "sft", "reward", "dpo")
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima engine |proxima doctor --engine", "needs another program or a server that runs"),
     (r"proxima train .*(vllm|sglang)", "needs a server; tests/engine has fakes of their protocols"),
-    (r"proxima (train .*localhost|serve-reward)", "serves until Ctrl-C; tests/reward runs both sides"),
+    (r"proxima (train .*(localhost|scorer\.lan)|serve-reward)", "serves until Ctrl-C; tests/reward runs both sides"),
     (r"proxima train .*monitor=\[wandb\]", "needs an account"),
     (r"proxima .*model.device=cuda", "needs a GPU"),
+    (r"proxima export .*--to-hub", "needs an account; tests/cli has a hub of its own"),
     (r"proxima chat", "waits for a person"),
     (r"proxima generate Qwen", "downloads a thinking model"),
     (
@@ -225,6 +226,8 @@ class Shell:
                 self.pip(rest)
             elif program == "tar":
                 assert Path(rest[-1]).is_dir(), rest
+            elif program == "export":
+                self.patch.setenv(*rest[0].split("=", 1))
             else:  # git clone, source, eval: the shell's own
                 assert program in ("git", "source", "eval", "register-python-argcomplete"), words
 

@@ -383,4 +383,4 @@ def test_the_spec_checks_itself():
 
 def test_the_laws_of_engines(capsys):
     assert main(["check", "local_process", "dtype=float32"]) == 0
-    assert "engine local_process: 15 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
+    assert "engine local_process: 16 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out

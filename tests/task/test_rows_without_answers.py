@@ -69,7 +69,7 @@ def test_explain_says_that_the_data_has_no_such_column(tmp_path, capsys):
     values = {one["path"]: one for one in json.loads(capsys.readouterr().out)["values"]}
     assert values["task.answer"]["value"] is None
     write(tmp_path / "rows.jsonl", [{"question": "Say a", ANSWER: "a"}])
-    main(words)
+    main([*words, "--all"])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("task.answer "))
     assert line.split()[1] == "answer"
 

@@ -170,12 +170,15 @@ def _resolve_evaluation(
                 key = word.partition("=")[0]
                 reason = f"{key}: --task has its own questions, prompt and rewards"
                 raise UserError(reason, remedy="leave it out, or --task, and give a recipe")
-        said = dict(word.partition("=")[::2] for word in overrides)
-        if f"{SAMPLING}temperature" not in said and said.get("eval.samples", "1") != "1":
-            overrides = [*overrides, f"{SAMPLING}temperature=1"]  # a run's own questions may be asked greedily
     path = f"model.path={json.dumps(model, ensure_ascii=False)}"
     # the model is what is evaluated: the adapter that a recipe trains is merged in a run's checkpoint, or not there
-    return load_recipe(recipe or {}, [path, "model.lora=null", *overrides], root=EvaluateConfig)
+    fixed = [path, "model.lora=null"]
+    said = dict(word.partition("=")[::2] for word in overrides)
+    if named and f"{SAMPLING}temperature" not in said and said.get("eval.samples", "1") != "1":
+        own = load_recipe(recipe or {}, fixed, root=EvaluateConfig).config.eval.sampling
+        if own is not None and own.temperature == 0:  # how a run asks its own questions
+            overrides = [*overrides, f"{SAMPLING}temperature=1"]
+    return load_recipe(recipe or {}, [*fixed, *overrides], root=EvaluateConfig)
 
 
 def _named_suites(

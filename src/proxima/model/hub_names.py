@@ -30,7 +30,7 @@ def looks_like_hub_name(path: str) -> bool:
         return False
     if owner in LOCAL_FOLDERS or owner.startswith((".", "~")):
         return False
-    return not Path(owner).is_dir() or _is_cached(path, None)
+    return not Path(owner).exists() or _is_cached(path, None)
 
 
 def two_readings(path: str) -> str:

@@ -78,6 +78,7 @@ class UserFunction(PooledReward):
     @cached_property
     def source(self) -> str | None:
         """What the file held when the function was checked: an edit during a run must not change the reward."""
+        _ = self.function  # the file of a module is known once it is imported
         return read_source(self.file)
 
     def setup_job(self) -> Job:

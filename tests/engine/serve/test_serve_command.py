@@ -99,7 +99,7 @@ def test_what_can_not_be_served_is_one_line(recipe, capsys, words, line):
         ("models/missing", "does not exist"),
         ("/nowhere/at/all", "does not exist"),
         (".", "is a folder without config.json"),
-        ("nobody-at-all/no-such-model", "can't be "),
+        ("nobody-at-all/no-such-model", "is no folder here, is not in the cache of the hub"),
     ],
 )
 def test_a_model_that_does_not_exist_starts_nothing(recipe, tmp_path, capsys, monkeypatch, model, reason):
