@@ -193,6 +193,7 @@ def test_remarks_say_what_it_means_and_what_to_do():
     assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []
     assert "82.0 % of the completions reached the length limit" in remarks(truncated_fraction=0.82)[0]
     assert "60.0 % of the tokens left the trust region" in remarks(masked_fraction=0.6)[0]
+    assert remarks(**{"masked_fraction": 0.8, "correction/rejected_fraction": 0.76}) == []  # the correction's, not its
 
 
 def test_a_lasting_state_is_printed_every_ten_steps_and_counted_at_each(tmp_path):

@@ -25,7 +25,8 @@ def often_truncated(record: Record) -> str | None:
 
 
 def mostly_masked(record: Record) -> str | None:
-    share = record.get("masked_fraction") or 0.0
+    rejected = record.get("correction/rejected_fraction") or 0.0  # a warning of its own; top_entropy means to
+    share = (record.get("masked_fraction") or 0.0) - rejected
     remedy = "lower train.optimizer.lr or train.updates_per_step, or widen the region"
     text = f"{percent(share)} of the tokens left the trust region and were masked, so little is learned from them"
     return f"{text}; {remedy}" if share > 0.5 else None
