@@ -6,7 +6,10 @@ import json
 import pyarrow.parquet as parquet
 import pytest
 
+from proxima.cli.eval import _shown
+from proxima.data import Group, Score
 from tests.lab.runs import make_run, make_sweep, step
+from tests.reward.make import completion, prompt
 
 pytestmark = pytest.mark.usefixtures("shared_math_workers")
 
@@ -383,3 +386,10 @@ def test_broken_data_is_said_with_the_remedy(proxima, here, tiny_model, gsm8k):
     (gsm8k / "test.jsonl").write_text('{"frage": "a", "answer": "1"}\n')
     code, _, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k")
     assert code == 2 and "has no column 'question'" in err
+
+
+def test_a_shown_answer_names_what_was_expected_only_where_the_row_has_it():
+    yes = {"completions": (completion("yes"),), "scores": (Score(value=0.5),)}
+    groups = [Group(prompt=prompt(answer), **yes) for answer in (None, "7")]
+    without, with_answer = _shown(groups)
+    assert without.endswith("→  yes") and with_answer.endswith("→  yes  (7)")

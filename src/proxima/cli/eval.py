@@ -151,7 +151,8 @@ def _shown(groups: Sequence["Group"]) -> list[str]:
                 {True: "right", False: "wrong", None: fixed(score.value, 3)}[score.correct] if score.valid else "failed"
             )
             answer = printable(str(group.prompt.answer).rpartition("####")[2].strip())
-            lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}  ({answer})")
+            expected = "" if group.prompt.answer is None else f"  ({answer})"
+            lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}{expected}")
     return lines
 
 
