@@ -42,7 +42,7 @@ DEFECTS = [
     (broken.OffByATwentieth, "log_probs", "log-probs are 0.05 nats off score()"),
     (broken.DependsOnTheQueue, "determinism", "differs with the queue reversed"),
     (broken.WithoutMasks, "sampling_masks", "sampling is truncated, and there is no sampling mask"),
-    (broken.OldVersion, "versions", "tokens carry versions {"),
+    (broken.OldVersion, "versions", "tokens carry versions {0}, but 3 was published"),
     (broken.ForgetsInFlight, "in_flight", "nothing was ever in flight"),
     (broken.AbortsOthers, "abort", "ended completions of prompt"),
     (broken.HangsAfterPause, "pause", "raised RuntimeError: can't resume"),
