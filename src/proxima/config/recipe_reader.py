@@ -62,7 +62,9 @@ def read_yaml(path: Path) -> Node:
         text = read_text(path)
     except OSError as error:
         near = _near_recipe(path)
-        remedy = f"did you mean {near}?" if near else "give a YAML file, or a name of `proxima list recipes`"
+        remedy = (
+            f"did you mean {near}?" if near else "give a YAML file, a run folder, or a name of `proxima list recipes`"
+        )
         reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
         raise one_problem(name, f"{reason}; {remedy}") from None
     except UnicodeDecodeError:

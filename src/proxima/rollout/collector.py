@@ -305,7 +305,7 @@ def without_score(groups: Sequence[Group]) -> int:
 def score_errors(groups: Sequence[Group]) -> str:
     """The distinct errors of the failed scores, at most three."""
     errors = list(dict.fromkeys(str(s.error) for group in groups for s in group.scores if not s.valid))
-    return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} others" if len(errors) > 3 else "")
+    return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} more" if len(errors) > 3 else "")
 
 
 def group_age(group: Group, version: int) -> int:
