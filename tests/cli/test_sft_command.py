@@ -21,7 +21,7 @@ def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
     assert "loss 6.862 → 4.790 (−2.072)" in out
     assert "reward" not in out and "kl " not in out
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Held-out loss" in page and "class=better>−1.744" in page and "What is 50 + 2?" in page
+    assert "Held-out loss" in page and "class=better>−2.072" in page and "What is 50 + 2?" in page
     assert "no score" not in page and "Mean reward" not in page and "<dt>completions</dt>" not in page
 
 

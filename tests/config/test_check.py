@@ -432,8 +432,9 @@ def test_an_absent_column_is_named_by_its_field(recipe, section):
     resolved = resolve(recipe(BASE.replace("{kind: tests.config.fakes:Sums}", table) + f"eval: {{task: {table}}}\n"))
     with pytest.raises(ConfigError) as caught, resolved.locating(), within(section):
         resolved.get(section).rows(0)
+    place = "run.yaml:2" if section == "task" else "run.yaml:5"
     assert str(caught.value) == (
-        f"{section}.answer=truth ({'run.yaml:2' if section == 'task' else 'run.yaml:5'}): names no column: a.jsonl:1 has no column 'truth'; set it to one that "
+        f"{section}.answer=truth ({place}): names no column: a.jsonl:1 has no column 'truth'; set it to one that "
         "exists, or null for no answers; columns: question, gold"
     )
     (line,) = [str(problem) for problem in warnings(resolved)]

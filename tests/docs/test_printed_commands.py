@@ -74,6 +74,8 @@ FILES = {  # page → what else its reader has: a run of the quickstart, or a co
     "docs/evaluation.md": {"runs/mine": "run", "runs/a": "run", "runs/b": "run"},
     "docs/laboratory.md": {"runs/first": "run", "runs/second": "run", "runs/add-1": "run"},
     "docs/migration.md": {"run.yaml": "tests/peers/examples/verl_dapo.yaml"},
+    "docs/own_reward.md": {"runs/mine": "run"},
+    "docs/run_folder.md": {"runs/mine": "run"},
     "docs/sharing.md": {"runs/mine": "run", "config.yaml": "run/config.yaml"},
     "examples/rollout_pairs.py": {"runs/quickstart": "run", "runs/one": "run", "runs/other": "run"},
     "docs/simulate.md": {"runs/mine": "run"},
@@ -185,6 +187,7 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.chdir(top)
     for module in (recipe_files, recipe_reader):
         monkeypatch.setattr(module, "shipped_folder", lambda: top / "recipes")
+    monkeypatch.setenv("SCORER_TOKEN", "secret")  # that of the help of serve-reward
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)
@@ -227,7 +230,8 @@ class Shell:
             elif program == "tar":
                 assert Path(rest[-1]).is_dir(), rest
             elif program == "export":
-                self.patch.setenv(*rest[0].split("=", 1))
+                name, _, value = rest[0].partition("=")
+                self.patch.setenv(name, value.replace("…", "secret"))
             else:  # git clone, source, eval: the shell's own
                 assert program in ("git", "source", "eval", "register-python-argcomplete"), words
 
