@@ -154,6 +154,12 @@ def test_no_journal_and_no_run(run, tmp_path, capsys):
     assert "is a run, which has no fields to set" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_not_there_is_no_kind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "runs/mistyped"]) == 2
+    assert "runs/mistyped is not a run; give the folder" in capsys.readouterr().err
+
+
 def test_a_run_that_is_written_is_not_checked(run):
     run.begin(resume=True)
     with pytest.raises(UserError, match="is in use by another process"):

@@ -10,7 +10,6 @@ Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selec
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if Path(arguments.kind).is_dir() and ("/" in arguments.kind or RunFolder(arguments.kind).has_run):
+    if ("/" in arguments.kind and ":" not in arguments.kind) or RunFolder(arguments.kind).has_run:
         return check_run(arguments)
     if arguments.kind in CheckConfig.__dataclass_fields__ and arguments.override and "=" not in arguments.override[0]:
         arguments.slot, arguments.kind = arguments.kind, arguments.override.pop(0)  # `check surrogate cppo`

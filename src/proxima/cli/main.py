@@ -37,10 +37,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("proxima.cli.list", "list every kind of every slot"),
     "data": ("proxima.cli.data", "prepare data sets for training and evaluation"),
     "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),
-    "plot": ("proxima.cli.plot", "plot surrogates, or the trust region along a completion"),
+    "plot": ("proxima.cli.plot", "plot surrogates, or the curves, trust region or timeline of a run"),
     "doctor": ("proxima.cli.doctor", "show versions, devices, memory and speed of this machine"),
     "verify": ("proxima.cli.verify", "check our mathematics against golden records of other implementations"),
-    "check": ("proxima.cli.check", "check a kind, ours or yours, against the laws of its slot"),
+    "check": ("proxima.cli.check", "check a kind, ours or yours, against the laws of its slot; or the files of a run"),
     "convert": ("proxima.cli.convert", "convert another framework's options to a recipe"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }
