@@ -154,7 +154,9 @@ def _of_a_path(error: Exception) -> str | None:
     """What is wrong with a path that the user gave, whichever of its many uses has failed; None for another error."""
     if isinstance(error, OSError) and error.filename is not None:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
-        own = Path(path).is_relative_to(Path(__file__).parents[1])  # a file of proxima's is missing: no fault of his
+        own = Path(path).is_relative_to(
+            Path(__file__).parents[1]
+        )  # a file of proxima's is missing: not the user's fault
         return None if own else f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # links in a circle, `~nobody`

@@ -166,7 +166,7 @@ def read_texts(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Complet
             metadata=columns,
             chat=chat is not None,
         )
-        asked.append((made, [completion_of(number, i, text, encode(text)) for i, text in enumerate(texts)]))
+        asked.append((made, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(texts)]))
     return asked
 
 
@@ -212,22 +212,6 @@ def tokens_of(model: str | None) -> Callable[[str], list[int]]:
 
     tokenizer = load_tokenizer(model)
     return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def completion_of(uid: int, sample: int, text: str, tokens: list[int]) -> Completion:
-    """A completion of which the text is known, and perhaps the tokens."""
-    certain = np.zeros(len(tokens), np.float32)
-    return Completion(
-        prompt_uid=uid,
-        sample=sample,
-        tokens=np.array(tokens, np.int32),
-        text=text,
-        sampled_log_prob=certain,
-        untruncated_log_prob=certain,
-        policy_version=np.zeros(len(tokens), np.int32),
-        finish_reason="stop",
-        temperature=1.0,
-    )
 
 
 def score(

@@ -1,9 +1,11 @@
 """The host side of the data: a prompt, its completions, their scores, and the three together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.errors import UserError
@@ -93,6 +95,24 @@ class Completion(Columns):
         except ValueError as error:
             place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error
+
+    @classmethod
+    def of_text(
+        cls, uid: int, sample: int, text: str, tokens: Sequence[int] = (), finish_reason: FinishReason = "stop"
+    ) -> "Completion":
+        """A text that no engine sampled, to be scored: log-probs 0, version 0, temperature 1."""
+        certain = np.zeros(len(tokens), np.float32)
+        return cls(
+            prompt_uid=uid,
+            sample=sample,
+            tokens=np.array(tokens, np.int32),
+            text=text,
+            sampled_log_prob=certain,
+            untruncated_log_prob=certain,
+            policy_version=np.zeros(len(tokens), np.int32),
+            finish_reason=finish_reason,
+            temperature=1.0,
+        )
 
     def check_version(self, newest: int | None = None) -> None:
         """UserError with the completion if a token is of a version below 0 or after the newest."""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.data.jsonl import utf8
 from proxima.engine.own_loop import OwnLoop
@@ -89,16 +87,5 @@ def _groups(prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
 
 def _completion(uid: int, sample: int, text: str, tokenizer: Any) -> Completion:
     text = utf8(text)
-    tokens = np.array(tokenizer(text, add_special_tokens=False).input_ids or [tokenizer.eos_token_id], np.int32)
-    none = np.zeros(len(tokens), np.float32)
-    return Completion(
-        prompt_uid=uid,
-        sample=sample,
-        tokens=tokens,
-        text=text,
-        sampled_log_prob=none,
-        untruncated_log_prob=none,
-        policy_version=np.zeros(len(tokens), np.int32),
-        finish_reason="stop",
-        temperature=1.0,
-    )
+    tokens = tokenizer(text, add_special_tokens=False).input_ids or [tokenizer.eos_token_id]
+    return Completion.of_text(uid, sample, text, tokens)

@@ -118,18 +118,7 @@ def _completion(sample: int, given: Any, place: str, limits: ScorerLimits) -> Co
         raise RefusedRequest(400, f"{place}.text={_shown(text)} must be text")
     if len(text) > limits.characters:
         raise RefusedRequest(413, f"{place}.text: {len(text):,} characters; the limit is {limits.characters:,}")
-    none = np.zeros(0, np.float32)
-    return Completion(
-        prompt_uid=0,
-        sample=sample,
-        tokens=np.zeros(0, np.int32),
-        text=utf8(text),
-        sampled_log_prob=none,
-        untruncated_log_prob=none,
-        policy_version=np.zeros(0, np.int32),
-        finish_reason=reason or "stop",
-        temperature=1.0,
-    )
+    return Completion.of_text(0, sample, utf8(text), finish_reason=reason or "stop")
 
 
 def _object(given: Any, place: str, known: Iterable[str]) -> dict[str, Any]:
