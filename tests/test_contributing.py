@@ -107,7 +107,7 @@ def test_readme():
 
 
 def test_golden_record_by_hand():
-    from proxima.peers.verify import verify_record
+    from proxima_peers.verify import verify_record
 
     (text,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     (verdict,) = map(verify_record, json.loads(text))
