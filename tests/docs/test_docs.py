@@ -227,7 +227,7 @@ def test_the_ids_in_docstrings_and_pages_are_documented():
 
 
 def test_the_glossary_lists_every_name_of_a_metric():
-    from proxima.runtime.metric_names import METRIC_ALIASES
+    from proxima.runtime.watch.metric_names import METRIC_ALIASES
 
     text = (DOCS / "glossary.md").read_text(encoding="utf-8")
     missing = [name for pair in METRIC_ALIASES.items() for name in pair if f"`{name}`" not in text]
