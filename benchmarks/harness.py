@@ -173,7 +173,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, and how busy it was before the sides began."""
-    from proxima.runtime.environment import describe_environment
+    from proxima.runtime.watch.environment import describe_environment
 
     return describe_environment(0)["machine"] | {"load_at_start": round(LOAD_AT_START, 2)}
 

@@ -197,7 +197,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def train(tree: Mapping[str, Any]) -> None:
     """Train in this process."""
     from proxima.config import resolve
-    from proxima.runtime.run import train
+    from proxima.runtime.launch.run import train
 
     resolved = resolve(tree)
     train(resolved.config, resolved=resolved, overwrite=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound
+from proxima.check.enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.aggregate import AGGREGATES, SequenceMeanTokenSum
 from proxima.core.correction import CORRECTIONS
@@ -37,7 +37,7 @@ HEAD = """\
 With {vocabulary} tokens and at most {horizon} of them per completion there are {completions} completions, so an
 expectation is a sum. For a tabular policy we compute the true gradient ∇J = ∇ Σ π(y) R(y) and the expectation
 of the gradient that each loss gives, over every batch that the behavior policy can sample. Everything goes
-through `policy_loss`, in float64. `proxima.conformance.EnumerableWorld` does the same for a loss of yours.
+through `policy_loss`, in float64. `proxima.check.EnumerableWorld` does the same for a loss of yours.
 
 | column | meaning, with g = E[gradient of a batch] and g* = ∇J |
 |---|---|

@@ -24,7 +24,7 @@ FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
 PUBLIC_ROOMS = tuple(
-    f"proxima{room}" for room in ("", ".data", ".core", ".engine", ".engine.http", ".reward", ".task", ".conformance")
+    f"proxima{room}" for room in ("", ".data", ".core", ".engine", ".engine.http", ".reward", ".task", ".check")
 )
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",

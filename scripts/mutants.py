@@ -5,7 +5,7 @@
 
 A mutant differs from the source in one place: + and -, < and >, <= and >= are exchanged, a minus sign goes, or what one
 `return` of a spec's `__call__` gives is multiplied by 1.01. It meets the golden records, then the laws of
-`proxima.conformance`, then `tests/core`, as far as they execute the line at all; the first failure catches it. Of a
+`proxima.check`, then `tests/core`, as far as they execute the line at all; the first failure catches it. Of a
 line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the functions of
 the file get its code; only a change outside of functions takes importing proxima anew. Examples of specs are not
 mutated: they are numbers that laws compare with. `--resume` keeps what FILE says was caught, or was caught by these
@@ -41,8 +41,8 @@ STAGES = ["golden", "laws", "tests"]
 LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of a kind, of all tests; more is a hang
 KINDS = 4  # whose laws are checked, of those that execute a shared line
 FLIPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-# The rest of tests/core/test_conformance.py is the laws again.
-TESTS = ["tests/core", "--deselect=tests/core/test_conformance.py"]
+# The rest of tests/core/test_check.py is the laws again.
+TESTS = ["tests/core", "--deselect=tests/core/test_check.py"]
 OF_PEERS = ROOT / "packages" / "proxima-peers" / "tests" / "golden"
 RECORDS = [
     record
@@ -209,18 +209,16 @@ def golden() -> dict[str, Callable[[], bool]]:
 
 def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
     """For each kind, whether `proxima check` finds nothing; on the first few `cases` of each law only, if asked."""
-    from proxima import conformance, core
+    from proxima import check, core
 
-    tables = {
-        name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in conformance.LAWS
-    }
+    tables = {name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in check.LAWS}
     tables["advantage"] = core.ADVANTAGES
-    full = conformance.check_law
+    full = check.check_law
 
     def holds(slot: str, kind: str) -> bool:
         short = lambda law, spec: full(dataclasses.replace(law, cases=lambda: islice(law.cases(), cases)), spec)  # noqa: E731
-        conformance.check_law = full if cases is None else short
-        return all(found.status != "FAILED" for found in conformance.check_spec(slot, tables[slot][kind]()))
+        check.check_law = full if cases is None else short
+        return all(found.status != "FAILED" for found in check.check_spec(slot, tables[slot][kind]()))
 
     return {f"{slot}/{kind}": lambda s=slot, k=kind: holds(s, k) for slot, table in tables.items() for kind in table}
 

@@ -115,6 +115,6 @@ def test_golden_record_by_hand():
 
 
 def test_surrogate_passes_proxima_check():
-    from proxima.conformance import check_spec
+    from proxima.check import check_spec
 
     assert [result for result in check_spec("surrogate", block("SoftClip")()) if result.status == "FAILED"] == []

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.side import Channel, argument
-from proxima.runtime.list_columns import write_rows
+from proxima.runtime.state.list_columns import write_rows
 
 SPENT: defaultdict[str, float] = defaultdict(float)
 _outer: list[str] = []  # the part that counts at present: what it calls of other parts is its own
@@ -92,11 +92,11 @@ def main() -> None:
 
     from proxima.config import resolve
     from proxima.engine.executor import Executor
-    from proxima.runtime.activity import Activity
-    from proxima.runtime.journal import Journal
-    from proxima.runtime.observer import Observer
-    from proxima.runtime.run import train
-    from proxima.runtime.timeline import Timeline
+    from proxima.runtime.launch.run import train
+    from proxima.runtime.state.journal import Journal
+    from proxima.runtime.watch.activity import Activity
+    from proxima.runtime.watch.observer import Observer
+    from proxima.runtime.watch.timeline import Timeline
 
     torch.set_num_threads(settings["threads"])
     for name in ("admit", "generating", "scored", "select", "consume", "metrics", "get", "set", "prompt", "counts"):

@@ -156,9 +156,9 @@ def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
     Raises:
         ValueError: journal and rollouts differ, a prompt was consumed twice or in parts, or, `in_order`, is missing.
     """
-    from proxima.runtime.folder import RunFolder
-    from proxima.runtime.journal import Journal
-    from proxima.runtime.rollouts import read_rows
+    from proxima.runtime.state.folder import RunFolder
+    from proxima.runtime.state.journal import Journal
+    from proxima.runtime.state.rollouts import read_rows
 
     run, lengths, seen = RunFolder(folder), list[int](), Counter[int]()
     with Journal(run.journal) as journal:

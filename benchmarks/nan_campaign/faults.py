@@ -14,7 +14,7 @@ NOW = {"step": 0}  # of the run in this process
 
 def watch_steps() -> None:
     """Keep `NOW` up to date."""
-    from proxima.runtime.controller import Controller
+    from proxima.runtime.loop.controller import Controller
 
     inner = Controller.collect
 

@@ -51,7 +51,7 @@ class Runs:
     def go(self, folder: Path, *, fault: Fault | None = None, step: int = 0, **changes: Any) -> dict[str, Any]:
         """Begin or resume a run: how it ended and what it said."""
         from proxima.data import UserError
-        from proxima.runtime.loop import RunEnded
+        from proxima.runtime.loop.training_loop import RunEnded
         from tests.runtime.tiny_run import go
 
         tree = self.recipe(changes.pop("model", self.model), **TWO_UPDATES, **changes)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from benchmarks.side import Channel, argument
-from proxima.runtime.observer import Observer
+from proxima.runtime.watch.observer import Observer
 
 OWN_SECTION: dict[str, dict[str, Any]] = {
     "sft": {"sft": {}},
@@ -39,7 +39,7 @@ def main() -> None:
     channel, settings = Channel(), argument()
     from proxima.config import load_recipe
     from proxima.config.families import FAMILIES
-    from proxima.runtime.offline.offline_run import train_offline
+    from proxima.runtime.launch.offline_run import train_offline
 
     with tempfile.TemporaryDirectory() as folder:
         task: dict[str, Any] = {"kind": "jsonl", "path": settings["data"], "question": "prompt", "answer": None}

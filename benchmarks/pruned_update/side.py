@@ -13,8 +13,8 @@ def main() -> None:
     from proxima.core.selection import Prune
     from proxima.data import Completion, Group, Prompt, Score
     from proxima.model import Policy, load
-    from proxima.runtime.algorithm import Algorithm
     from proxima.train import PolicyObjective, TrainStack
+    from proxima.train.batch_builder import Algorithm
 
     torch.set_num_threads(settings["threads"])
     loaded = load(settings["model"], device="cpu")

@@ -61,7 +61,7 @@ def main() -> None:
     import proxima.engine.local as local
     from proxima.config import resolve
     from proxima.model import Policy
-    from proxima.runtime.run import train
+    from proxima.runtime.launch.run import train
     from tests.tiny import make_tiny
 
     torch.set_num_threads(1)

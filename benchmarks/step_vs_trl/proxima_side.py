@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from benchmarks.side import Channel, argument
-from proxima.runtime.observer import Observer
+from proxima.runtime.watch.observer import Observer
 
 
 class Turn(Observer):
@@ -43,7 +43,7 @@ class Turn(Observer):
 def main() -> None:
     channel, settings = Channel(), argument()
     from proxima.config import load_recipe
-    from proxima.runtime.run import train
+    from proxima.runtime.launch.run import train
 
     with tempfile.TemporaryDirectory() as folder:
         overrides = {

@@ -8,7 +8,7 @@ from proxima.data import UserError
 from proxima.engine.protocol import Sampling
 from proxima.model.chat import prompt_tokens
 from proxima.runtime import inference
-from proxima.runtime.inference import Conversation, generate, local_engine
+from proxima.runtime.launch.inference import Conversation, generate, local_engine
 from tests.recipes.talker import talker
 
 LONG = 14  # the seed of a first answer of more than 24 tokens

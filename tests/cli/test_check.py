@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
+from proxima.check import check_law, laws_of
 from proxima.cli.main import main
-from proxima.conformance import check_law, laws_of
 
 SOUND = """
     from dataclasses import dataclass

@@ -4,8 +4,8 @@ import textwrap
 
 import pytest
 
+from proxima.check import DECLARATION, ENGINE_LAWS, GROUP_ADVANTAGE_LAWS, LAWS, REWARD_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.cli.main import main
-from proxima.conformance import DECLARATION, ENGINE_LAWS, GROUP_ADVANTAGE_LAWS, LAWS, REWARD_LAWS, TOKEN_ADVANTAGE_LAWS
 
 HEAD = """
     import random
@@ -253,7 +253,7 @@ def test_what_raises_again_is_not_told_twice(lab, capsys):
 def test_two_nans_are_equal():
     import torch
 
-    from proxima.conformance.laws import require_close, same
+    from proxima.check.laws import require_close, same
 
     nan, one = torch.tensor([float("nan"), 1.0]), torch.tensor([1.0, float("nan")])
     require_close(nan, nan.clone(), "x")

@@ -320,7 +320,7 @@ def test_refused_before_a_model_is_loaded(proxima, here, tiny_model, gsm8k, monk
     def never(*_, **__):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("proxima.runtime.eval_run.load_model", never)
+    monkeypatch.setattr("proxima.runtime.launch.eval_run.load_model", never)
     code, out, err = proxima("eval", tiny_model("llama"), *words)
     assert (code, out) == (2, "") and len(err.splitlines()) == 1
     assert said in err

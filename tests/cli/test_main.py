@@ -147,7 +147,7 @@ def test_the_traceback_can_be_printed(proxima, monkeypatch, here):
 
 
 def test_a_bug_in_a_run_is_in_its_log(proxima, monkeypatch, recipe, here):
-    from proxima.runtime.controller import Controller
+    from proxima.runtime.loop.controller import Controller
 
     async def run(self):
         raise ValueError("a bug")

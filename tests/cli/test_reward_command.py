@@ -1,7 +1,7 @@
 """`proxima reward` as it is typed: the run, its table, explain, and the wrong command."""
 
 from proxima.cli.main import main
-from proxima.runtime.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder
 from tests.runtime.offline import tiny_reward
 
 METHOD = tiny_reward  # whose recipe the fixture `file` writes

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.rollouts import read_rows
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 
@@ -162,7 +162,7 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
         seen.update(options, path=path)
         return [], 1.0
 
-    monkeypatch.setattr("proxima.runtime.inference.generate", generate)
+    monkeypatch.setattr("proxima.runtime.launch.inference.generate", generate)
     config = here / "run" / "config.yaml"
     config.write_text(config.read_text().replace("system: null", "system: Be brief."))
     assert proxima("generate", "run", "hi")[0] == 0

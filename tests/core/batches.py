@@ -1,10 +1,10 @@
-"""Random packed batches of `proxima.conformance`, drawn by hypothesis or from a seed."""
+"""Random packed batches of `proxima.check`, drawn by hypothesis or from a seed."""
 
 from random import Random
 
 from hypothesis import strategies as st
 
-from proxima.conformance.batches import CENTRES, BatchCase, make_batch
+from proxima.check.batches import CENTRES, BatchCase, make_batch
 from proxima.core import AGGREGATES
 
 SPREADS, OUT_OF_LOSS, NOT_SAMPLED = (0.0, 0.05, 0.3, 2.0), (0.0, 0.3, 1.0), (0.0, 0.2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from proxima.conformance import check_law, laws_of, surrogate_laws
-from proxima.conformance.batches import batch_cases
+from proxima.check import check_law, laws_of, surrogate_laws
+from proxima.check.batches import batch_cases
 from proxima.core import Correction, PolicyBatch, PpoClip, Selection, SumCount, gradient_weight
 from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
 from proxima.core.loss import Corrected, Penalty

@@ -1,4 +1,4 @@
-"""The laws of `proxima.conformance`, for every kind of the tables and the settings that the specs declare."""
+"""The laws of `proxima.check`, for every kind of the tables and the settings that the specs declare."""
 
 from dataclasses import fields, replace
 from itertools import product
@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from proxima.conformance import check_law, check_spec, laws_of, variants_of
-from proxima.conformance.batches import BatchCase, make_batch, with_new_leaf
-from proxima.conformance.laws import Law, require_close
-from proxima.conformance.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
+from proxima.check import check_law, check_spec, laws_of, variants_of
+from proxima.check.batches import BatchCase, make_batch, with_new_leaf
+from proxima.check.laws import Law, require_close
+from proxima.check.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
 from proxima.core import (
     ADVANTAGES,
     AGGREGATES,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.conformance.batches import make_batch
+from proxima.check.batches import make_batch
 from proxima.core import (
     CORRECTION_PRESETS,
     CORRECTIONS,

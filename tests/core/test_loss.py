@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import proxima
-from proxima.conformance.batches import make_batch
+from proxima.check.batches import make_batch
 from proxima.core import PpoClip, Reinforce, TokenMean, TokenSum, mismatch_metrics, policy_loss
 from proxima.core.penalty import K1, K2, K3, Abs
 from proxima.data import PolicyBatch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.conformance.batches import make_batch
+from proxima.check.batches import make_batch
 from proxima.core import Cppo, Dppo, Drpo, GeoMean, PpoClip, Reinforce, Spo, TokenSum, policy_loss
 from proxima.core.divergence import divergence
 from proxima.data import PolicyBatch

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from proxima.conformance import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
+from proxima.check import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
 from proxima.engine import ENGINES, EngineSetup
 from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine

@@ -21,8 +21,8 @@ from proxima.data import FieldError, UserError
 from proxima.engine.local import collect
 from proxima.engine.local_process import LocalProcess, ProcessEngine
 from proxima.engine.protocol import Engine, ScoreRequest, WeightUpdate
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, prompt, requests, run
 from tests.engine.test_interrupt import SEEDS, teacher_forced, untruncated, with_kept_kv
 from tests.model.rows import loaded

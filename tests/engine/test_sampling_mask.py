@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.conformance import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
+from proxima.check import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
 from proxima.data import Prompt, SamplingMask, Trajectory
 from proxima.data.random import completion_uniforms
 from proxima.engine import EngineSetup, Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling

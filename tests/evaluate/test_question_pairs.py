@@ -4,7 +4,7 @@ import pytest
 
 from proxima.data import Score, UserError
 from proxima.evaluate import compare_results, metrics_of, read_result
-from proxima.runtime.rollouts import write_evals
+from proxima.runtime.state.rollouts import write_evals
 from tests.evaluate.test_eval_metrics import group
 
 WORDS = ("aa", "bbb", "c", "dd")

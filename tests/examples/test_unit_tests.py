@@ -6,8 +6,8 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.config import resolve
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.run import train
+from proxima.runtime.launch.run import train
+from proxima.runtime.state.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "examples/unit_tests/recipe.yaml"

@@ -11,7 +11,8 @@ from proxima.data import Completion, FieldError, Group, Prompt, Score, UserError
 from proxima.lab.simulate.distributions import Constant, Empirical, LogNormal
 from proxima.lab.simulate.fit import decode_steps, fit_times, nonnegative_fit
 from proxima.lab.simulate.times import Times, read_times
-from proxima.runtime.rollouts import CompletionRecord, write_rollouts
+from proxima.runtime.state.rollouts import write_rollouts
+from proxima.train.completion_record import CompletionRecord
 
 
 def test_lognormal_has_the_mean_that_it_says():

@@ -17,10 +17,10 @@ from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
 from proxima.reward import ModelReward, Overlong
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.offline.offline_run import train_offline
-from proxima.runtime.rollouts import read_rows
-from proxima.runtime.run import train
+from proxima.runtime.launch.offline_run import train_offline
+from proxima.runtime.launch.run import train
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from tests.recipes.talker import questions, scorer, talker
 
 pytestmark = pytest.mark.usefixtures("shared_math_workers")

@@ -12,8 +12,8 @@ from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import CollectedBatch, Pending, group_age
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
-from proxima.runtime.journal import Journal
-from proxima.runtime.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.task.cursor import Cursor
 
 ROWS = 7

@@ -4,9 +4,9 @@ import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
+from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
 from proxima.train import TokenStatistics
+from proxima.train.batch_builder import Algorithm
 
 
 def group(uid, rewards, tokens=3, correct=None):

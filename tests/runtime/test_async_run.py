@@ -11,9 +11,9 @@ import yaml
 
 from proxima.data import UserError
 from proxima.engine.local import LocalEngine
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.journal import Journal
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.kill_after import kill_after
 from tests.runtime.test_resume import Died, die_at, start, start_and_hold, stop_at

@@ -14,22 +14,23 @@ from proxima.core.correction import MismatchGuard
 from proxima.core.selection import prompts_factor
 from proxima.data import Completion, Prompt, Score
 from proxima.engine.protocol import Health, Sampling
+from proxima.evaluate.held_out import Evaluation
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import BatchCollector
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.controller import Controller
-from proxima.runtime.disk import Disk
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.held_out import Evaluation
-from proxima.runtime.journal import Journal
-from proxima.runtime.learner import Learner
-from proxima.runtime.loop import Plan
-from proxima.runtime.rollouts import read_rows
-from proxima.runtime.store import RolloutRecorder, RunStore
+from proxima.runtime.loop.controller import Controller
+from proxima.runtime.loop.training_loop import Plan
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.rollouts import read_rows
+from proxima.runtime.state.store import RolloutRecorder, RunStore
+from proxima.runtime.watch.disk import Disk
+from proxima.runtime.watch.observer import evaluation_progress
 from proxima.train import PolicyObjective, TrainStack
+from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
+from proxima.train.learner import Learner
 from tests.manual_clock import ManualClock
 from tests.model.rows import ids, loaded
 from tests.runtime.tiny_run import Watcher
@@ -186,7 +187,7 @@ class World:
             algorithm,
             Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up),
             self.store,
-            Evaluation(questions, greedy, self.observer) if evaluation else None,
+            Evaluation(questions, greedy, evaluation_progress(self.observer)) if evaluation else None,
             self.observer,
             self.clock,
         )

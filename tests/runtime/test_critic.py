@@ -15,12 +15,12 @@ from proxima.config import resolve
 from proxima.core.advantage import Gae
 from proxima.data import FieldError, NotFiniteError, UserError
 from proxima.model import load, load_scalar_model, save
-from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.build_critic import make_critic
-from proxima.runtime.export import export
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.launch.build_critic import make_critic
+from proxima.runtime.state.export import export
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
+from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_algorithm import group
 from tests.runtime.test_resume import Died, die_at
@@ -303,7 +303,7 @@ def test_a_critic_with_other_tokens_is_refused_before_any_weights(tiny_model, tm
     folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: None)
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"!":', '"!!":'))
-    monkeypatch.setattr("proxima.runtime.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("proxima.runtime.launch.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
     with pytest.raises(FieldError, match="has another vocabulary: .* there and .* in model.path .*; start the critic"):
         go(tmp_path / "run", tree(tiny_model("llama"), MODEL | {"path": str(folder)}))
 

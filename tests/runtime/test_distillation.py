@@ -12,9 +12,9 @@ from proxima.config import load_recipe, resolve
 from proxima.config.problems import ConfigError
 from proxima.data import FieldError
 from proxima.model.load import load_config, load_tokenizer
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.loop import RunEnded
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.kill_after import kill_after
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 

@@ -12,10 +12,10 @@ from proxima.core.selection import DropTruncated, DropUniformGroups, Prune, prom
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
-from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups, write_groups
-from proxima.runtime.loop import RunEnded
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.state.rollouts import read_rows
+from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_controller import World
 from tests.runtime.test_resume import PLACES, Died, die_at, stop_at

@@ -10,10 +10,10 @@ import pytest
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine
-from proxima.runtime.carried_groups import CARRIED_GROUPS
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.loop import RunEnded
-from proxima.runtime.next_policy import NEXT_POLICY
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.carried_groups import CARRIED_GROUPS
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.next_policy_file import NEXT_POLICY
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_async_run import assert_whole, tree
 from tests.runtime.test_resume import Died, die_at
@@ -112,7 +112,7 @@ def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path
         raise ConnectionError("gone")
 
     told = {"slow": "TimeoutError: no answer in 0.05 s", "short": "ValueError: score gave "}
-    monkeypatch.setattr("proxima.runtime.next_policy.SCORE_SECONDS", 0.05 if what == "slow" else 60)
+    monkeypatch.setattr("proxima.train.next_policy.SCORE_SECONDS", 0.05 if what == "slow" else 60)
     monkeypatch.setattr(LocalEngine, "in_flight" if what == "in_flight" else "score", broken)
     watcher = Watcher()
     sources = {"algorithm__next_from": "trainer"} if what == "in_flight" else {}

@@ -4,7 +4,7 @@ from typing import Any
 
 from proxima.engine import Health
 from proxima.engine.http.replica_pool import EVENTS, ReplicaPool
-from proxima.runtime.engine_watch import EngineWatch
+from proxima.runtime.watch.engine_watch import EngineWatch
 from tests.engine.http.plain_dialect import Plain
 
 

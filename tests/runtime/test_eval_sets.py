@@ -8,10 +8,10 @@ from proxima.api.saved import load_run
 from proxima.config import ConfigError, resolve
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
-from proxima.runtime.eval_suites import recipe_suites
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.held_out import Evaluation, named_sets
-from proxima.runtime.rollouts import read_rows
+from proxima.evaluate.held_out import Evaluation, named_sets
+from proxima.runtime.launch.eval_suites import recipe_suites
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.view.held_out_sets import set_lines
 from proxima.view.log_lines import LogLines
 from proxima.view.report import write_report

@@ -13,8 +13,8 @@ import torch
 
 from proxima.data import atomic_files as files
 from proxima.data.jsonl import dumps
-from proxima.runtime.environment import describe_environment
-from proxima.runtime.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.environment import describe_environment
 
 
 def train(step, **more):
@@ -90,7 +90,7 @@ def test_one_process_at_a_time(folder):
         RunFolder(folder.path).lock_for_reading()
     folder.release()
     code = (
-        "import sys, os; from proxima.runtime.folder import RunFolder; RunFolder(sys.argv[1]).begin(); "
+        "import sys, os; from proxima.runtime.state.folder import RunFolder; RunFolder(sys.argv[1]).begin(); "
         "os.kill(os.getpid(), 9)"
     )
     source = str(Path(__file__).parents[2] / "src")

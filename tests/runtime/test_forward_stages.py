@@ -14,9 +14,9 @@ from proxima.core.advantage import Gae
 from proxima.data import FieldError, Trajectory
 from proxima.model import Policy
 from proxima.model.attention import ATTENTION
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
-from proxima.runtime.run import train
+from proxima.runtime.launch.run import train
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 

@@ -12,27 +12,27 @@ from pkgutil import resolve_name
 import pytest
 
 from proxima.data.full_disk import as_disk_full, is_disk_full
-from proxima.runtime.disk import Disk, StoppedWaiting
-from proxima.runtime.journal import Journal
-from proxima.runtime.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.watch.disk import Disk, StoppedWaiting
+from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 WRITES = (  # all that a run writes, by where it is called from
-    "proxima.runtime.store.write_rollouts",
-    "proxima.runtime.store.write_evals",
-    "proxima.runtime.loop.write_checkpoint",
-    "proxima.runtime.folder.RunFolder.append_metrics",
-    "proxima.runtime.folder.RunFolder.write_config",
-    "proxima.runtime.folder.RunFolder.write_environment",
-    "proxima.runtime.folder.RunFolder.write_summary",
-    "proxima.runtime.journal.Journal.__init__",
-    "proxima.runtime.journal.Journal.set",
-    "proxima.runtime.journal.Journal.admit",
-    "proxima.runtime.journal.Journal.generating",
-    "proxima.runtime.journal.Journal.scored",
-    "proxima.runtime.journal.Journal.select",
-    "proxima.runtime.journal.Journal.consume",
+    "proxima.runtime.state.store.write_rollouts",
+    "proxima.runtime.state.store.write_evals",
+    "proxima.runtime.loop.training_loop.write_checkpoint",
+    "proxima.runtime.state.folder.RunFolder.append_metrics",
+    "proxima.runtime.state.folder.RunFolder.write_config",
+    "proxima.runtime.state.folder.RunFolder.write_environment",
+    "proxima.runtime.state.folder.RunFolder.write_summary",
+    "proxima.runtime.state.journal.Journal.__init__",
+    "proxima.runtime.state.journal.Journal.set",
+    "proxima.runtime.state.journal.Journal.admit",
+    "proxima.runtime.state.journal.Journal.generating",
+    "proxima.runtime.state.journal.Journal.scored",
+    "proxima.runtime.state.journal.Journal.select",
+    "proxima.runtime.state.journal.Journal.consume",
 )
 
 
@@ -90,7 +90,7 @@ def whole(tree, tmp_path_factory):
 
 @pytest.mark.parametrize("target", WRITES, ids=lambda target: target.rpartition(".")[2])
 def test_a_write_that_finds_no_space_is_made_again(target, tree, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.runtime.disk.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.001)
     calls, watcher = failing(monkeypatch, target, times=3), Watcher()
     assert go(tmp_path / "run", tree, observer=watcher).status == "done"
     monkeypatch.undo()
@@ -103,7 +103,7 @@ def test_a_write_that_finds_no_space_is_made_again(target, tree, whole, tmp_path
 
 def test_all_of_them_on_a_disk_that_is_really_full(tree, whole, small, monkeypatch):
     """The disk is filled at every file of the run, and emptied by whoever reads the warning."""
-    monkeypatch.setattr("proxima.runtime.disk.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.001)
     filler, paused, waiting = small / "filler", [], []
 
     def on(event, *facts):
@@ -126,7 +126,7 @@ def test_all_of_them_on_a_disk_that_is_really_full(tree, whole, small, monkeypat
 
 def test_ctrl_c_ends_a_run_that_waits(tree, whole, tmp_path, monkeypatch):
     """In the middle of a step, and again while the last checkpoint is written; a resume finds what there was."""
-    monkeypatch.setattr("proxima.runtime.journal.Journal.consume", full_at(2, Journal.consume))
+    monkeypatch.setattr("proxima.runtime.state.journal.Journal.consume", full_at(2, Journal.consume))
     for _ in range(2):
         watcher = Watcher(lambda event, *facts: event == "warning" and "run waits" in facts[0] and interrupt())
         summary = go(tmp_path / "run", tree, observer=watcher, resume=True)

@@ -9,9 +9,8 @@ import pytest
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.evaluate import wilson
+from proxima.evaluate.held_out import Evaluation, named_metric, summarise
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.held_out import Evaluation, named_metric, summarise
-from proxima.runtime.observer import Observer
 from tests.runtime.test_algorithm import group
 
 
@@ -112,7 +111,9 @@ def evaluation(log, engine=None, rewards=None, now=lambda: 0.0):
         Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,), answer=None) for uid in (7, 8, 9)
     ]
     spec = GroupSpec(sampling=Sampling(), completions=2)
-    return Evaluation(prompts, GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now), Observer())
+    return Evaluation(
+        prompts, GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now), lambda done, total: None
+    )
 
 
 def test_questions_are_scored_while_others_are_answered():
@@ -140,8 +141,8 @@ def test_several_samples_are_drawn_as_in_training(tiny_model, tmp_path):
     """A whole run: the records have the figures of several samples, the answers differ, and greedy samples are
     refused."""
     from proxima.config import ConfigError, resolve
-    from proxima.runtime.folder import RunFolder
-    from proxima.runtime.rollouts import read_rows
+    from proxima.runtime.state.folder import RunFolder
+    from proxima.runtime.state.rollouts import read_rows
     from tests.runtime.tiny_run import go, recipe
 
     tree = recipe(tiny_model("llama"), eval__samples=4, sampling__temperature=0.8, sampling__top_p=0.9, train__steps=1)

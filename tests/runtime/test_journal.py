@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
-from proxima.runtime.journal import Journal
+from proxima.runtime.state.journal import Journal
 from tests.manual_clock import ManualClock
 
 
@@ -287,7 +287,7 @@ def test_no_journal_at_all(tmp_path):
 
 LIMITED = """
 import resource, signal, sys
-from proxima.runtime.journal import Journal
+from proxima.runtime.state.journal import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 try:
@@ -325,7 +325,7 @@ def test_a_full_disk_changes_nothing(journal):
 CHILD = """
 import os, signal, sys
 from types import SimpleNamespace as Namespace
-from proxima.runtime.journal import Journal
+from proxima.runtime.state.journal import Journal
 
 path, last, fatal = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 journal = Journal(path)

@@ -15,10 +15,10 @@ from proxima.config import resolve
 from proxima.data import UserError
 from proxima.model import load
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.build import make_policy, make_stages
-from proxima.runtime.export import best_checkpoint, export, find_checkpoint
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.launch.build import make_policy, make_stages
+from proxima.runtime.state.export import best_checkpoint, export, find_checkpoint
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
 from proxima.train.checkpoint import checkpoints, damage
 from tests.model.adapters import move, with_adapter

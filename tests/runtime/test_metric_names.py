@@ -4,7 +4,7 @@ import pytest
 
 from proxima.core import mismatch_metrics
 from proxima.core.correction import CapFloor
-from proxima.runtime.metric_names import METRIC_ALIASES, canonical_metric, metric_of
+from proxima.runtime.watch.metric_names import METRIC_ALIASES, canonical_metric, metric_of
 from tests.core.batches import make_batch
 
 

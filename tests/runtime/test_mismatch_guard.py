@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.loop import RunEnded
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.tiny_run import Watcher, go, recipe
 
 BF16 = {"engine__dtype": "bfloat16", "train__steps": 2}  # the trainer is float32: they differ

@@ -13,16 +13,11 @@ from proxima.engine.executor import Executor
 from proxima.engine.protocol import Capabilities, Health, InFlight, WeightUpdate
 from proxima.model import Policy
 from proxima.rollout.collector import Pending
-from proxima.runtime.algorithm import StepBatch
-from proxima.runtime.next_policy import (
-    NextLogProbs,
-    NextPolicy,
-    make_next_policy,
-    missing_metrics,
-    read_next_policy,
-    write_next_policy,
-)
+from proxima.runtime.launch.build import make_next_policy
+from proxima.runtime.state.next_policy_file import read_next_policy, write_next_policy
 from proxima.train import TokenStatistics, TrainStack
+from proxima.train.batch_builder import StepBatch
+from proxima.train.next_policy import NextLogProbs, NextPolicy, missing_metrics
 from tests.engine.helpers import engine, prompt, requests
 from tests.model.rows import loaded
 

@@ -5,8 +5,8 @@ from datetime import datetime
 
 import pytest
 
-from proxima.runtime.clock import SystemClock
-from proxima.runtime.observer import Observer, Tee
+from proxima.runtime.watch.clock import SystemClock
+from proxima.runtime.watch.observer import Observer, Tee
 from tests.manual_clock import ManualClock
 
 

@@ -7,10 +7,10 @@ import torch
 from proxima.core.preference import Sigmoid
 from proxima.data import PreferencePair, Trajectory
 from proxima.model import Policy
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.learner import best_against_worst, update_on_pairs
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train import PreferenceObjective, TrainStack
+from proxima.train.learner import best_against_worst, update_on_pairs
 from tests.model.rows import loaded
 from tests.runtime.test_resume import Died, die_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces

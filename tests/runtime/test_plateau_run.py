@@ -3,8 +3,8 @@
 import pytest
 
 from proxima.config.problems import ConfigError
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.loop import RunEnded
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.folder import RunFolder
 from proxima.view.report import write_report
 from tests.runtime.offline import tiny_sft
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces

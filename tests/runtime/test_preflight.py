@@ -9,8 +9,8 @@ from proxima.config import resolve
 from proxima.config.schema import DataConfig
 from proxima.data import FieldError
 from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
-from proxima.runtime.preflight import ReferenceAnswers, unreadable, validate_answers
-from proxima.runtime.run_data import load_run_data
+from proxima.runtime.launch.preflight import ReferenceAnswers, unreadable, validate_answers
+from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
 from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import Watcher, go, recipe

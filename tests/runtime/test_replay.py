@@ -14,9 +14,9 @@ from proxima.data import UserError
 from proxima.engine.local import Local
 from proxima.lab.run_comparison import compare_runs
 from proxima.lab.run_reader import read_run
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.replay import StoredRollouts
-from proxima.runtime.rollouts import ROLLOUT_SCHEMA, read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.replay import StoredRollouts
+from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
 from proxima.view.report import write_report
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 from tests.tiny import tiny_tokenizer
@@ -104,7 +104,7 @@ def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):
 
 def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "build", lambda *_: pytest.fail("an engine was built"))
-    monkeypatch.setattr("proxima.runtime.build.make_rewards", lambda *_: pytest.fail("rewards were started"))
+    monkeypatch.setattr("proxima.runtime.launch.build.make_rewards", lambda *_: pytest.fail("rewards were started"))
     assert go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None)).status == "done"
 
 
@@ -131,7 +131,7 @@ def changed(folder, generated, change):
 
 
 def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated, tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.runtime.run.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("proxima.runtime.launch.run.load_model", lambda *_: pytest.fail("the model was loaded"))
     model = tiny_model("llama")
 
     def refused(of, **changes):
@@ -189,7 +189,7 @@ def test_rollouts_of_another_format_or_vocabulary_are_refused(generated, tiny_mo
         stored.check_vocabulary(other, 300)
     stored.check_vocabulary(tiny_tokenizer(), 300)
     monkeypatch.setattr(
-        "proxima.runtime.replay.ROLLOUT_SCHEMA", ROLLOUT_SCHEMA.with_metadata({"proxima": "rollouts 6"})
+        "proxima.runtime.state.replay.ROLLOUT_SCHEMA", ROLLOUT_SCHEMA.with_metadata({"proxima": "rollouts 6"})
     )
     with pytest.raises(UserError, match="in the format 'rollouts 5'; this version reads 'rollouts 6'"):
         StoredRollouts(generated, STEPS)

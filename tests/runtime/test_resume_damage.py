@@ -7,8 +7,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from proxima.data import UserError
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.journal import Journal
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 

@@ -6,8 +6,8 @@ import signal
 import numpy as np
 import pytest
 
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from proxima.view.log_lines import LogFile
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces

@@ -12,8 +12,8 @@ from proxima.config.estimate import batch_of, memory_of, model_facts
 from proxima.data import UserError
 from proxima.model import load_scalar_model, save
 from proxima.model.load import load_tokenizer
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.tiny_run import assert_same, go, recipe, traces
 from tests.tiny import END
 

@@ -9,7 +9,7 @@ import pytest
 
 from proxima.data import Completion, Group, Prompt, Score, Trajectory
 from proxima.data import atomic_files as files
-from proxima.runtime.rollouts import (
+from proxima.runtime.state.rollouts import (
     EVAL_SCHEMA,
     ROLLOUT_SCHEMA,
     CompletionRecord,

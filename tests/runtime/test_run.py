@@ -11,14 +11,14 @@ from proxima.config import EvaluateConfig, resolve
 from proxima.data import Trajectory
 from proxima.engine.protocol import Sampling
 from proxima.model import Policy, load
-from proxima.runtime.eval_run import run_eval
-from proxima.runtime.eval_suites import load_suites, recipe_suites
-from proxima.runtime.export import export, find_checkpoint
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.inference import generate
-from proxima.runtime.journal import Journal
-from proxima.runtime.loop import RunEnded
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.launch.eval_run import run_eval
+from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
+from proxima.runtime.launch.inference import generate
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.export import export, find_checkpoint
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train import checkpoint
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.tiny_run import Watcher, go, recipe, summary_of, timeless

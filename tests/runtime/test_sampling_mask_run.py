@@ -15,9 +15,9 @@ from proxima.engine import Local, LocalEngine, Request, Sampling
 from proxima.engine.local import collect
 from proxima.engine.scheduler import Scheduler
 from proxima.model import Policy, load
-from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups, write_groups
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
 from proxima.train.checkpoint import checkpoints
 from proxima.train.forward_stage import stage_columns

@@ -7,10 +7,10 @@ import pytest
 from proxima.config import ConfigError, resolve
 from proxima.data import UserError
 from proxima.model.load import LoadedModel
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.loop import RunEnded
-from proxima.runtime.rollouts import read_rows
-from proxima.runtime.run import train
+from proxima.runtime.launch.run import train
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime import server_like
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces

@@ -4,8 +4,8 @@ written."""
 import pytest
 import yaml
 
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.view.log_lines import arithmetic
 from proxima.view.report import batch_arithmetic
 from tests.runtime.tiny_run import Watcher, go, recipe

@@ -8,10 +8,10 @@ from proxima.config import ConfigError, resolve
 from proxima.config.offline_schema import SftConfig
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.activity import Activity
-from proxima.runtime.stall import StallWatch
-from proxima.runtime.timeline import Timeline
-from proxima.runtime.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.stall import StallWatch
+from proxima.runtime.watch.timeline import Timeline
+from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from tests.engine.helpers import engine, requests
 from tests.runtime.offline import tiny_sft
 from tests.runtime.test_controller import World

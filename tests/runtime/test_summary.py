@@ -7,8 +7,8 @@ import pytest
 from proxima.config import resolve
 from proxima.data import UserError
 from proxima.model import LoadedModel
-from proxima.runtime.export import find_checkpoint
-from proxima.runtime.summary import algorithm_name
+from proxima.runtime.state.export import find_checkpoint
+from proxima.runtime.state.summary import algorithm_name
 from tests.runtime.tiny_run import Watcher, go, recipe, summary_of
 
 

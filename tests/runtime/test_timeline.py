@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from proxima.runtime import timeline as timeline_module
-from proxima.runtime.activity import Activity
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
 from tests.manual_clock import ManualClock
 from tests.runtime.offline import tiny_sft
 from tests.runtime.test_controller import World

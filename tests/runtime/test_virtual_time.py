@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from proxima.runtime.virtual_time import Deadlock, VirtualClock, run_virtually
+from proxima.runtime.watch.virtual_time import Deadlock, VirtualClock, run_virtually
 
 
 def test_sleeps_end_in_order_and_take_no_time():

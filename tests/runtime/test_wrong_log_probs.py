@@ -12,8 +12,8 @@ import torch
 from proxima.core.correction import MismatchError, MismatchGuard
 from proxima.data import FieldError
 from proxima.engine.local import Local
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.loop import RunEnded
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.folder import RunFolder
 from tests.runtime.tiny_run import go, recipe
 
 pytestmark = pytest.mark.slow  # whole runs

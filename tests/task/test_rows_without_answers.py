@@ -76,7 +76,7 @@ def test_explain_says_that_the_data_has_no_such_column(tmp_path, capsys):
 
 def test_a_reward_that_needs_an_answer_is_told_so(tmp_path):
     from proxima.config import resolve
-    from proxima.runtime.preflight import ReferenceAnswers, validate_answers
+    from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 
     task = f"task={{kind: jsonl, path: {write(tmp_path / 'rows.jsonl', PROMPTS)}}}"
     config = resolve("quickstart", [task, "reward={kind: gsm8k}", "eval.task=null"]).config

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.runtime.environment import describe_environment
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.journal import Journal
-from proxima.runtime.observer import RunInfo, Sample
-from proxima.runtime.rollouts import CompletionRecord, write_evals, write_rollouts
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.rollouts import write_evals, write_rollouts
+from proxima.runtime.watch.environment import describe_environment
+from proxima.runtime.watch.observer import RunInfo, Sample
+from proxima.train.completion_record import CompletionRecord
 
 CONFIG = """\
 model:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxima.evaluate.headline import Headline
-from proxima.runtime.observer import WarningList
+from proxima.runtime.watch.observer import WarningList
 from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import warnings_about
 from proxima.view.live import LiveView
@@ -450,7 +450,7 @@ def test_an_error_that_says_how_to_resume_is_not_followed_by_another_way():
 
 def test_live_view_of_a_fixed_data_set():
     from proxima.data import Completion, Group, Prompt
-    from proxima.runtime.offline.offline_loop import UNSCORED
+    from proxima.runtime.loop.offline_loop import UNSCORED
 
     view, _ = live_on()
     view.started(info(Path("runs/sft"), algorithm="sft", prompts=0, completions=0, examples=16))

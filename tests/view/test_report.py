@@ -11,8 +11,8 @@ import pytest
 
 from proxima.data import Score
 from proxima.data import atomic_files as files
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import write_evals, write_rollouts
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
 from proxima.view.page import HERE
 from proxima.view.report import batch_arithmetic, headline, write_report

@@ -13,7 +13,7 @@ from proxima.api.evaluation import evaluate
 from proxima.api.saved import SavedEvaluation, SavedRun, load_run
 from proxima.api.training import dpo, reward_model, sft, train
 from proxima.data import UserError
-from proxima.runtime.loop import RunEnded
+from proxima.runtime.loop.training_loop import RunEnded
 
 __all__ = [
     "RunEnded", "SavedEvaluation", "SavedRun", "UserError", "dpo", "evaluate", "load_run", "reward_model", "sft",

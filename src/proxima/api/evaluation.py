@@ -15,8 +15,8 @@ from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.runtime.eval_run import EvalOutcome
-    from proxima.runtime.eval_suites import EvalSuite
+    from proxima.runtime.launch.eval_run import EvalOutcome
+    from proxima.runtime.launch.eval_suites import EvalSuite
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = (
@@ -117,9 +117,9 @@ def run_evaluation(
     resolved = _resolve_evaluation(model, recipe, overrides, named=bool(tasks))
 
     from proxima.evaluate.suites import parse_tasks
-    from proxima.runtime.eval_run import check_folder, run_eval
-    from proxima.runtime.eval_suites import load_suites, recipe_suites
-    from proxima.runtime.observer import EvalObserver
+    from proxima.runtime.launch.eval_run import check_folder, run_eval
+    from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
+    from proxima.runtime.watch.observer import EvalObserver
     from proxima.view.eval_tables import EvalProgress
 
     folder = folder or _evaluation_folder(given)
@@ -150,7 +150,7 @@ def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, nam
             f"{model} is a sweep, not a run", remedy=f"name one of its runs, such as {find_runs([model])[0]}"
         )
     if (Path(model) / "config.yaml").is_file():
-        from proxima.runtime.export import find_checkpoint
+        from proxima.runtime.state.export import find_checkpoint
 
         recipe = recipe or model
         model = str(find_checkpoint(model, checkpoint).model)
@@ -186,7 +186,7 @@ def _named_suites(
 ) -> list["EvalSuite"]:
     """The tasks of named sets, drawn as the overrides say; what a recipe says of its own evaluation is not theirs."""
     from proxima.evaluate.suites import suite
-    from proxima.runtime.eval_suites import named_suite
+    from proxima.runtime.launch.eval_suites import named_suite
 
     said = {entry.path: entry.value for entry in resolved.entries if entry.origin == COMMAND_LINE.origin}
     sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
@@ -198,7 +198,7 @@ def _named_suites(
 
 
 def _evaluation_folder(model: str) -> Path:
-    from proxima.runtime.clock import SystemClock
+    from proxima.runtime.watch.clock import SystemClock
 
     stamp = SystemClock().wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return Path("evals") / f"{Path(model).name or 'model'}-{stamp}"

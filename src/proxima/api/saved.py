@@ -10,8 +10,8 @@ from proxima.config.families import OFFLINE
 from proxima.config.offline_schema import OfflineConfig, SftConfig
 from proxima.data import UserError
 from proxima.lab.run_reader import existing_run, read_config, read_mapping
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.observer import Record
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.observer import Record
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -98,7 +98,7 @@ class SavedRun:
 
     def model(self, checkpoint: str | int = "last") -> Path:
         """The folder with the weights of a checkpoint (`last`, `best`, or a step), for `AutoModel.from_pretrained`."""
-        from proxima.runtime.export import find_checkpoint
+        from proxima.runtime.state.export import find_checkpoint
 
         return find_checkpoint(self.folder, str(checkpoint)).model
 
@@ -129,7 +129,7 @@ class SavedRun:
     def _completions(files: Sequence[Path], columns: Sequence[str] | None) -> "DataFrame":
         import pyarrow as pa
 
-        from proxima.runtime.rollouts import read_table
+        from proxima.runtime.state.rollouts import read_table
 
         tables = [read_table(file, columns) for file in files]
         return _parsed(pa.concat_tables(tables)) if tables else _frame([])

@@ -20,8 +20,8 @@ from proxima.config.validate import warnings
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.runtime.observer import Observer
-    from proxima.runtime.summary import Summary
+    from proxima.runtime.state.summary import Summary
+    from proxima.runtime.watch.observer import Observer
 
 
 def train(
@@ -118,8 +118,8 @@ def begin(
     resolved: Resolved[Any], observer: "Observer", *, resume: bool, overwrite: bool, accept_changes: bool = False
 ) -> "Summary":
     """Run a resolved config by what its command trains."""
-    from proxima.runtime.offline.offline_run import train_offline
-    from proxima.runtime.run import train as train_policy
+    from proxima.runtime.launch.offline_run import train_offline
+    from proxima.runtime.launch.run import train as train_policy
 
     run = train_offline if isinstance(resolved.config, OfflineConfig) else train_policy
     how: Any = _how(resume, overwrite, accept_changes)

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     sampling = sampling_of(arguments)
     model, data = model_and_data(arguments)
 
-    from proxima.runtime.inference import Conversation, local_engine
+    from proxima.runtime.launch.inference import Conversation, local_engine
     from proxima.view.formatting import visible, write_safely
 
     def warn(note: str) -> None:

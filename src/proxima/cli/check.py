@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from proxima.cli.output import print_json
 from proxima.config.slots import Slot
 from proxima.data import UserError
-from proxima.runtime.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder
 
 if TYPE_CHECKING:
-    from proxima.conformance import LawResult
+    from proxima.check import LawResult
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def check_run(arguments: argparse.Namespace) -> int:
     """Check the files of a run; a line for each kind of them."""
     from proxima.lab.run_reader import existing_run
-    from proxima.runtime.folder_check import check_run_files
+    from proxima.runtime.state.folder_check import check_run_files
     from proxima.view.formatting import visible
 
     if arguments.override or arguments.slot or arguments.model:
@@ -114,13 +114,13 @@ def show(result: "LawResult") -> None:
 
 def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]:
     """The results, law by law."""
-    from proxima import conformance
+    from proxima.check import check_engine, check_reward, check_spec
 
     if slot == "reward":
-        return conformance.check_reward(spec)
+        return check_reward(spec)
     if slot == "engine":
-        return conformance.check_engine(spec, model)
-    return conformance.check_spec(slot, spec)
+        return check_engine(spec, model)
+    return check_spec(slot, spec)
 
 
 def slot_of_kind(kind: str) -> str:
@@ -147,7 +147,7 @@ def slot_of_kind(kind: str) -> str:
 
 def slot_of_class(cls: type, kind: str) -> str:
     """The slot of a class outside the tables."""
-    from proxima.conformance import PROTOCOLS
+    from proxima.check import PROTOCOLS
 
     for slot, protocol in PROTOCOLS.items():
         if protocol in cls.__mro__:

@@ -43,7 +43,7 @@ def describe_machine() -> dict[str, Any]:
 
     from proxima import __version__
     from proxima.config.estimate import gemm_rate
-    from proxima.runtime.environment import package_version
+    from proxima.runtime.watch.environment import package_version
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]

@@ -20,7 +20,7 @@ from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.data import Group
-    from proxima.runtime.eval_run import EvalOutcome
+    from proxima.runtime.launch.eval_run import EvalOutcome
 
 SAMPLING = "eval.sampling."  # the path of the options of a completion
 

@@ -120,7 +120,7 @@ def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -
 def _trained_block(resolved: "Resolved[Any]") -> str:
     """What is trained, on what, and what judges it: `train    cppo: models/m on arithmetic, rewarded by number`."""
     from proxima.config.schema import RunConfig
-    from proxima.runtime.summary import algorithm_name
+    from proxima.runtime.state.summary import algorithm_name
 
     config = resolved.config
     kinds = {entry.path: str(entry.value) for entry in resolved.entries if entry.path.endswith(".kind")}
@@ -151,7 +151,7 @@ def _example_block(batch: "ExampleStep") -> str:
 def _replay_block(config: "RunConfig") -> str:
     """The run whose rollouts are trained on, and the hash of what is read of it, or why it can't be."""
     from proxima.data import UserError
-    from proxima.runtime.replay import StoredRollouts, rollouts_sha
+    from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
 
     assert config.replayed is not None
     try:

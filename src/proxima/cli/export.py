@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.data import UserError
-    from proxima.runtime.export import check_hub_name, export, push_to_hub
-    from proxima.runtime.interrupt import quiet_transformers
+    from proxima.runtime.state.export import check_hub_name, export, push_to_hub
+    from proxima.runtime.watch.interrupt import quiet_transformers
 
     part = {"adapter": arguments.adapter, "critic": arguments.critic}
     if arguments.private and arguments.to_hub is None:

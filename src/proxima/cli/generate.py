@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = _prompts(arguments.prompt)
     model, data = model_and_data(arguments)
 
-    from proxima.runtime.inference import generate
+    from proxima.runtime.launch.inference import generate
 
     where: Any = {"seed": arguments.seed, "dtype": arguments.dtype, "device": arguments.device}
     chat: Any = {"system": data.system, "template_arguments": data.template_arguments}
@@ -106,7 +106,7 @@ def model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
     if arguments.system is not None:
         given.append(f"data.system={json.dumps(arguments.system, ensure_ascii=False)}")
     if (Path(model) / "config.yaml").is_file():
-        from proxima.runtime.export import find_checkpoint
+        from proxima.runtime.state.export import find_checkpoint
 
         data = resolve(model, given, root=PromptConfig).config.data
         return str(find_checkpoint(model, arguments.checkpoint).model), data

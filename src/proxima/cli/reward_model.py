@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 def run(arguments: argparse.Namespace) -> int:
     code = run_command(arguments)
     if not arguments.quiet and arguments.run_folder is not None:
-        from proxima.runtime.folder import RunFolder
+        from proxima.runtime.state.folder import RunFolder
         from proxima.view.eval_tables import pair_table
         from proxima.view.terminal import rendered
 

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.runtime.interrupt import quiet_transformers
+    from proxima.runtime.watch.interrupt import quiet_transformers
 
     if arguments.rows < 0:
         raise UserError(f"--rows {arguments.rows} must be >= 0; 0 prints all")
@@ -223,7 +223,7 @@ def score(
         UserError: a reward asks for a column that is not there, counts tokens without a model, or is not ready.
     """
     from proxima.reward import Function, ModelReward, RewardRunner
-    from proxima.runtime.preflight import ReferenceAnswers, require_columns
+    from proxima.runtime.launch.preflight import ReferenceAnswers, require_columns
 
     prompts: Any = [prompt for prompt, _ in asked]
     require_columns(config.reward, ReferenceAnswers(name=arguments.file, rows=prompts, count=len(prompts)), 0, 0)

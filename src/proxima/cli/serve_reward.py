@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.reward.server.fair_queue import FairQueue
     from proxima.reward.server.scorer_app import ScorerApp
     from proxima.reward.server.scorer_listener import Listener, open_socket
-    from proxima.runtime.interrupt import quiet_transformers, signals_restored
+    from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored
 
     require(0 <= arguments.port <= 65535, "--port", arguments.port, "must be in [0, 65535]; 0 takes a free one")
     limits, token = _limits(arguments), _token(arguments)

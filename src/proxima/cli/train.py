@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from proxima.cli.output import add_overrides, add_recipe
 
 if TYPE_CHECKING:
-    from proxima.runtime.summary import Summary
+    from proxima.runtime.state.summary import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
     views.progress("load", 0, 1, "models")  # before the libraries are imported, which takes seconds
-    from proxima.runtime.loop import RunEnded
+    from proxima.runtime.loop.training_loop import RunEnded
 
     try:
         with resolved.locating():

@@ -13,6 +13,7 @@ from proxima.data.sampling_mask import SamplingMask
 
 FinishReason = Literal["stop", "length", "abort"]
 REPAIR = "the engine is at fault: repair it or use another, and resume (--resume)"
+Key = tuple[int, int, int]  # of a completion, from the engine to the Parquet: prompt uid, sample, turn
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 
 
@@ -125,7 +126,7 @@ class Completion(Columns):
             raise UserError(f"{place}: Completion.policy_version: {wrong}, but {bound}", remedy=REPAIR)
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> Key:
         """Prompt uid, sample and turn: unique in a run."""
         return self.prompt_uid, self.sample, self.turn
 

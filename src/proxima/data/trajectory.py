@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxima.data.columns import Bools, Columns, Floats, Ints
-from proxima.data.flow import Completion, Prompt
+from proxima.data.flow import Completion, Key, Prompt
 from proxima.data.sampling_mask import SamplingMask
 
 
@@ -82,7 +82,7 @@ class Trajectory(Columns):
         return len(self.prompt_tokens) + len(self.tokens)
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> Key:
         """The `key` of the completion."""
         return self.uid, self.sample, self.turn
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from proxima.data import Completion, Prompt, require
 from proxima.data.columns import Columns, Floats, Ints
+from proxima.data.flow import Key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +76,7 @@ class Request:
     turn: int = 0
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> Key:
         """Prompt uid, sample and turn: the `key` of its completion."""
         return self.prompt.uid, self.sample, self.turn
 
@@ -125,7 +126,7 @@ class InFlight(Columns):
     temperature: float = 1.0
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> Key:
         """Prompt uid, sample and turn."""
         return self.prompt_uid, self.sample, self.turn
 

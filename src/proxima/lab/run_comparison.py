@@ -20,8 +20,8 @@ from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
 from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import t_quantile
-from proxima.runtime.metric_names import canonical_metric
-from proxima.runtime.observer import warning_kind
+from proxima.runtime.watch.metric_names import canonical_metric
+from proxima.runtime.watch.observer import warning_kind
 
 Item = TypeVar("Item")
 

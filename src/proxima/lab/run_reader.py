@@ -12,9 +12,9 @@ from proxima.config.problems import ConfigError, nearest
 from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.metric_names import metric_of
-from proxima.runtime.observer import Record
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.metric_names import metric_of
+from proxima.runtime.watch.observer import Record
 
 # An axis → the key of metrics.jsonl whose running sum it is; steps count themselves.
 AXES: dict[str, str | None] = {

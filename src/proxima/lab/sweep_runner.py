@@ -28,9 +28,9 @@ from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.run_reader import first_warning, read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
-from proxima.runtime.environment import describe_environment
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.folder_lock import FolderLock, is_locked
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder_lock import FolderLock, is_locked
+from proxima.runtime.watch.environment import describe_environment
 
 POLL = 0.5  # seconds between two polls of the runs
 SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails

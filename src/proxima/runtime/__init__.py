@@ -1,14 +1,11 @@
-"""Runtime: the loop, and what survives it. Read `controller.py` top to bottom and you have read the method.
+"""Runtime: a run, from its command to its folder. `train` trains without it.
 
-    execution      any run: folder, resume, loop, summary     run   `proxima train`      build      config → objects
-    loop           what loops have in common                  controller   the loop of RL
-    algorithm      what a step trains on                      learner      weights and updates
-    interrupt      Ctrl-C
-    journal, folder, store, rollouts, carried_groups   what survives a kill              resume, inputs
-    held_out, eval_suites, eval_run, inference   evaluation and generation without training
-    observer       who is told       clock      the time
+    launch/     from a config to the objects of a run, and the run itself: `proxima train`, its siblings and `eval`
+    loop/       the loops: read `loop/controller.py` top to bottom and you have read the method
+    state/      what survives a kill: journal, run folder, rollouts, checkpoints, resume
+    watch/      who looks on: observers, timeline, activity, stalls, the disk, Ctrl-C, the clock
 
-Imports: every room below (`rollout`, `train`, `evaluate`, `config` …). Imported by `lab`, `view` and `cli`.
-To add a stage: a method of `Controller` between its neighbours; a state in `journal.py` if it can be interrupted; a
-test that kills it. A forward pass before the advantages or the update is a `proxima.train.ForwardStage`.
+Imports: every room below (`rollout`, `train`, `evaluate`, `config` …). Imported by `lab`, `view`, `api` and `cli`.
+To add a stage: a method of `Controller` between its neighbours; a state in `state/journal.py` if it can be interrupted;
+a test that kills it. A forward pass before the advantages or the update is a `proxima.train.ForwardStage`.
 """

@@ -12,7 +12,7 @@
 Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`. Imported by `runtime`.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
 `proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to
-`proxima.runtime.run.train(stages=…)`.
+`proxima.runtime.launch.run.train(stages=…)`.
 """
 
 import sys

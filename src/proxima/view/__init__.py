@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Tee, WarningList, warning_kind
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Tee, WarningList, warning_kind
 from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import LogFile, lines_to
 from proxima.view.trackers.protocol import Tracker

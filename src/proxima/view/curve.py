@@ -10,8 +10,8 @@ from typing import Any
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.evaluate.headline import Headline
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.observer import Record
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.observer import Record
 from proxima.view.chart import Series, chart_axes, draw_series, new_figure, variable, write_svg_text
 from proxima.view.formatting import duration, fixed
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from proxima.runtime.observer import Record
+from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import fixed, percent
 
 

@@ -9,8 +9,8 @@ from rich.text import Text
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
-from proxima.runtime.clock import Clock
-from proxima.runtime.observer import EvalObserver, Stage
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.observer import EvalObserver, Stage
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
 from proxima.view.terminal import StageProgress, rendered, table_of_rows

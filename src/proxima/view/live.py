@@ -16,9 +16,9 @@ from rich.text import Text
 
 from proxima.data import Group as Completed  # rich has a Group, too
 from proxima.evaluate.headline import ACCURACY, Headline
-from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
-from proxima.runtime.step_metrics import idle_shares
+from proxima.runtime.loop.step_metrics import idle_shares
+from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view import log_lines
 from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
 from proxima.view.terminal import INTERVAL

@@ -18,9 +18,9 @@ from proxima.config.estimate import besides
 from proxima.data import Group
 from proxima.data.full_disk import is_disk_full
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
-from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view.formatting import (
     count,
     duration,

@@ -18,8 +18,8 @@ from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import Headline
 from proxima.lab.run_reader import existing_run, flat, read_config, read_mapping
 from proxima.rollout.dynamic_sampling import DynamicSampling
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.observer import Record, RunInfo
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.observer import Record, RunInfo
 from proxima.view.chart import svg_text, variable
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.held_out_sets import sets_table

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from proxima.evaluate.headline import PART, Headline
-from proxima.runtime.held_out import named_sets
-from proxima.runtime.metric_names import metric_of
-from proxima.runtime.observer import Record
+from proxima.evaluate.held_out import named_sets
+from proxima.runtime.watch.metric_names import metric_of
+from proxima.runtime.watch.observer import Record
 from proxima.view.chart import Series, bar_chart, line_chart
 from proxima.view.formatting import NONE, count, duration, percent
 from proxima.view.log_lines import carried_in, dropped_prompts, prompts_used

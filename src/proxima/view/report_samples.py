@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.view.formatting import fixed, signed
 
 QUESTIONS = 5  # answered before and after

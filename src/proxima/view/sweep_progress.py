@@ -14,8 +14,8 @@ from proxima.evaluate.headline import Headline
 from proxima.lab.metrics_follower import RunProgress, RunState
 from proxima.lab.seed_statistics import mean_over_seeds
 from proxima.lab.sweep_plan import Sweep
-from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.observer import Record
+from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import duration, fixed, plus_minus, printable, write_safely
 from proxima.view.log_lines import time_of_day
 from proxima.view.terminal import PATIENCE, table_of_rows

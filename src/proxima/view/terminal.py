@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.view.formatting import count, duration, write_safely
 
 INTERVAL = 0.1  # seconds between two drawings of the progress on a terminal

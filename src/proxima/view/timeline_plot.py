@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import UserError
-from proxima.runtime.timeline import ENGINE, PROMPTS, REWARDS, TRAINER, Lane, Span, timeline_spans
+from proxima.runtime.watch.timeline import ENGINE, PROMPTS, REWARDS, TRAINER, Lane, Span, timeline_spans
 from proxima.view.chart import chart_axes, new_figure
 from proxima.view.formatting import count, significant
 

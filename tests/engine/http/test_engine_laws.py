@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from proxima.conformance import EngineUnderTest, tiny_model
-from proxima.conformance.engine_case import requests
-from proxima.conformance.engine_laws import ENGINE_LAWS
-from proxima.conformance.laws import check_law
+from proxima.check import EngineUnderTest, tiny_model
+from proxima.check.engine_case import requests
+from proxima.check.engine_laws import ENGINE_LAWS
+from proxima.check.laws import check_law
 from proxima.engine.http.sglang import Sglang
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineSetup

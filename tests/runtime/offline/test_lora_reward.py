@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 
 from proxima.model import load_scalar_model
 from proxima.reward import ModelReward
-from proxima.runtime.export import export, find_checkpoint
+from proxima.runtime.state.export import export, find_checkpoint
 from tests.runtime.offline.tiny_reward import go, recipe
 
 TOKENS = torch.arange(3, 40)[None]

@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.model import load
-from proxima.runtime.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once
 from tests.runtime.offline.tiny_sft import go, recipe

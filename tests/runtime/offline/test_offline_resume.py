@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxima.data import FieldErrors, UserError
-from proxima.runtime.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.tiny_sft import go, recipe

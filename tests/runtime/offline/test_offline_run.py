@@ -7,9 +7,9 @@ import pytest
 
 import proxima
 from proxima.data import FieldError, UserError
-from proxima.runtime.export import export, find_checkpoint
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.rollouts import read_rows
+from proxima.runtime.state.export import export, find_checkpoint
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.offline import tiny_dpo, tiny_reward
 from tests.runtime.offline.tiny_sft import go, recipe
 from tests.runtime.tiny_run import Watcher, summary_of
@@ -142,7 +142,7 @@ def test_the_remedy_is_that_of_the_commonest_reason(tiny_model, tmp_path):
 
 
 def test_a_model_that_diverges_ends_the_run_with_a_remedy(tiny_model, tmp_path):
-    from proxima.runtime.loop import RunEnded
+    from proxima.runtime.loop.training_loop import RunEnded
 
     config = recipe(tiny_model("llama"), tmp_path / "rows", train__optimizer__lr=1e9, train__warmup_steps=0)
     with pytest.raises(RunEnded, match="start another run with a lower train.optimizer.lr"):

@@ -13,8 +13,8 @@ from proxima.config.offline_schema import RewardModelConfig
 from proxima.data import FieldError, UserError
 from proxima.model import load_scalar_model, save
 from proxima.reward import ModelReward
-from proxima.runtime.export import export
-from proxima.runtime.folder import RunFolder
+from proxima.runtime.state.export import export
+from proxima.runtime.state.folder import RunFolder
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press

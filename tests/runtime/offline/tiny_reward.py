@@ -7,8 +7,8 @@ from typing import Any
 
 from proxima.config import resolve
 from proxima.config.offline_schema import RewardModelConfig
-from proxima.runtime.offline.offline_run import train_offline
-from proxima.runtime.summary import Summary
+from proxima.runtime.launch.offline_run import train_offline
+from proxima.runtime.state.summary import Summary
 from tests.runtime.offline import tiny_sft
 from tests.runtime.tiny_run import changed
 

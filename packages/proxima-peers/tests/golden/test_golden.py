@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxima.conformance.by_hand import leaves
+from proxima.check.by_hand import leaves
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.aggregate import AGGREGATES
 from proxima.core.correction import CORRECTIONS

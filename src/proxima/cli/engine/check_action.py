@@ -14,7 +14,7 @@ from proxima.cli.output import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.conformance.bare_server import BareServer
+    from proxima.check.bare_server import BareServer
 
 LEAST_DRAWS = 600
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.conformance import check_live_server
+    from proxima.check import check_live_server
 
     if arguments.draws < LEAST_DRAWS:
         raise UserError(f"--draws {arguments.draws}: must be >= {LEAST_DRAWS} for the test to see anything")
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _find(arguments: argparse.Namespace) -> "BareServer":
     """The server, asked what it is and can do."""
-    from proxima.conformance.bare_server import BareServer
+    from proxima.check.bare_server import BareServer
     from proxima.engine.http.detect import detect_server
 
     async def found(client):  # type: ignore[no-untyped-def]

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from proxima.data import UserError
 from proxima.lab.run_reader import Run, read_run
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.observer import Record
-from proxima.runtime.rollouts import read_table
-from proxima.runtime.timeline import timeline_spans
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_table
+from proxima.runtime.watch.observer import Record
+from proxima.runtime.watch.timeline import timeline_spans
 
 WARM_UP = 1  # first steps that are left out of all times where there are enough others
 INSTANTS = 4000  # of the run, at which completions that run are counted

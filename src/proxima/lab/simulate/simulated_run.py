@@ -28,14 +28,14 @@ from proxima.lab.simulate.times import Times
 from proxima.reward.base import as_reward
 from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.build import make_collector, make_plan, training_groups
-from proxima.runtime.controller import Controller
-from proxima.runtime.disk import Disk
-from proxima.runtime.journal import Journal
-from proxima.runtime.loop import RunEnded
-from proxima.runtime.observer import Observer, Record
-from proxima.runtime.store import RolloutRecorder
-from proxima.runtime.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.launch.build import make_collector, make_plan, training_groups
+from proxima.runtime.loop.controller import Controller
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.store import RolloutRecorder
+from proxima.runtime.watch.disk import Disk
+from proxima.runtime.watch.observer import Observer, Record
+from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,18 @@ import numpy as np
 from torch import nn
 
 from proxima.data import Completion, Group, Prompt, Score
+from proxima.data.flow import Key
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.lab.simulate.timed_engine import TimedEngine
 from proxima.lab.simulate.times import Times
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.reward.runner import RewardRunner
-from proxima.runtime.algorithm import Algorithm, StepBatch
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.learner import Learner
-from proxima.runtime.rollouts import CompletionRecord, Key
-from proxima.runtime.store import RunStore
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.store import RunStore
 from proxima.train import TokenStatistics, UpdateResult
+from proxima.train.batch_builder import Algorithm, StepBatch
+from proxima.train.completion_record import CompletionRecord
+from proxima.train.learner import Learner
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.lab.run_reader import flat
-from proxima.runtime.observer import Record
+from proxima.runtime.watch.observer import Record
 from proxima.view.trackers.protocol import TrackedRun, Tracker
 
 LONGEST_VALUE, PARAMETERS_AT_ONCE = 500, 100  # limits of a parameter and of a call, on every kind of server

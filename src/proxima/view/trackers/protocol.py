@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from proxima.runtime.observer import Record
+from proxima.runtime.watch.observer import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxima.runtime.observer import Record
+from proxima.runtime.watch.observer import Record
 from proxima.view.trackers.protocol import TrackedRun, Tracker
 
 

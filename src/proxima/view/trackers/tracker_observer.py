@@ -10,9 +10,9 @@ from typing import Any
 from proxima.config.describe import kind_of
 from proxima.data.atomic_files import write_atomic
 from proxima.lab.run_reader import read_config, read_mapping
-from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.observer import Observer, Record, RunInfo, Sample
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample
 from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
 PATIENCE = 30.0  # seconds that a tool may take for one call, and at the end of the run for all that waits

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.runtime.observer import Record
+from proxima.runtime.watch.observer import Record
 from proxima.view.trackers.protocol import TrackedRun, Tracker
 
 

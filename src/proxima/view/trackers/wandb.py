@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from proxima.runtime.observer import Record
+from proxima.runtime.watch.observer import Record
 from proxima.view.trackers.protocol import TrackedRun, Tracker
 from proxima.view.trackers.tracker_observer import PATIENCE
 

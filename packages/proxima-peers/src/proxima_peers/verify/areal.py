@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import as_tensor
+from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Gae, Grpo, Rloo, TokenRewards
 from proxima.core.advantage.group import standardised
 from proxima.core.advantage.token import place_scores, with_kl

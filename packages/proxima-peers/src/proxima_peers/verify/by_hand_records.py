@@ -3,17 +3,17 @@
     {"name": …, "source": "by hand", "surrogate": {"kind": "topr", "upper": 1.0}, "inputs": …, "expected": …}
 
 Slots: surrogate, correction, penalty, aggregate, advantage, distillation, selection, preference, reward_kl, proximal,
-mismatch. What inputs and expected numbers may be called is in `proxima.conformance.by_hand`."""
+mismatch. What inputs and expected numbers may be called is in `proxima.check.by_hand`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from proxima.check.by_hand import SLOTS, TOLERANCE, numbers_by_hand
 from proxima.config import resolve
 from proxima.config.problems import suggestion
 from proxima.config.slots import Slot
 from proxima.config.tree import Source, node_of
-from proxima.conformance.by_hand import SLOTS, TOLERANCE, numbers_by_hand
 from proxima.core.correction import MismatchGuard
 from proxima.core.reward_kl import RewardKl
 from proxima.data import UserError

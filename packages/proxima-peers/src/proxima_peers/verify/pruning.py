@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from proxima.conformance.by_hand import as_tensor
+from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.metrics import Spread
 from proxima.core.selection import Prune

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import SLOTS, as_tensor, leaves, padded_to
+from proxima.check.by_hand import SLOTS, as_tensor, leaves, padded_to
 from proxima.data import PolicyBatch, UserError
 
 BY_HAND = "by hand"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import as_tensor
+from proxima.check.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import OffPolicySequence, TopEntropy
 from proxima.core.loss import Corrected, Loss

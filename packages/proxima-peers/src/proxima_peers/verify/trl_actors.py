@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import as_tensor
+from proxima.check.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import Importance, TopEntropy
 from proxima.core.loss import check_needs

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from proxima.conformance.by_hand import as_tensor
+from proxima.check.by_hand import as_tensor
 from proxima.core import DISTILLATIONS, TokenMean, distillation_loss
 from proxima.data import PolicyBatch
 from proxima_peers.verify.record import Attempt, Check, NoReading, Record

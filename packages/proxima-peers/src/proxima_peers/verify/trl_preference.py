@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import as_tensor
+from proxima.check.by_hand import as_tensor
 from proxima.core.preference import PREFERENCES, Kto, PreferencePairs, completion_log_prob, wpo_weight
 from proxima.core.value import RewardLoss
 from proxima_peers.verify.record import Attempt, Check, Record, Tracked

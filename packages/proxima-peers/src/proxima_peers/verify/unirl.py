@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.conformance.by_hand import as_tensor
+from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.metrics import Spread, k2, k3

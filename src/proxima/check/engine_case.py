@@ -1,0 +1,172 @@
+"""What the laws of engines are checked on: an engine, a small model, prompts, and the trainer's forward pass."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from proxima.check.laws import Law, Violation, require_that
+from proxima.data import Completion, Prompt
+from proxima.data.columns import Floats, Ints
+from proxima.engine.protocol import Capabilities, Engine, EngineSetup, Request, Sampling, close_engine
+from proxima.model.load import LoadedModel
+
+SECONDS = 300.0  # until a law counts as hung
+BOUNDS = {"float32": 2e-3, "float16": 0.02}  # nats, mean over tokens, between two forward passes of the same weights
+WIDE_BOUND = 0.12  # in bfloat16
+QUANTIZED_BOUND = 0.5
+LIMIT = 4096  # tokens: longer contexts are not filled
+
+
+@dataclass(frozen=True)
+class EngineUnderTest:
+    """The spec of an engine, and the model that it runs.
+
+    Args:
+        setup: what it is built from.
+        model: gives the model in this process, whose forward pass the engine is compared with; None: there is none, and
+            the laws that need it are skipped.
+        dtype: of the engine's weights; None: unknown, which counts as bfloat16.
+        quantized: they are fewer bits than that.
+        draws: tokens that are drawn to compare their frequencies.
+    """
+
+    spec: Any
+    setup: EngineSetup
+    model: Callable[[], LoadedModel] | None = None
+    dtype: str | None = None
+    quantized: bool = False
+    draws: int = 3000
+
+    @property
+    def bound(self) -> float:
+        """Nats that log-probs of the engine may be off the trainer's on average."""
+        return QUANTIZED_BOUND if self.quantized else BOUNDS.get(self.dtype or "", WIDE_BOUND)
+
+    def reference(self) -> LoadedModel:
+        """The model.
+
+        Raises:
+            Violation: there is none; `needs_model` says so before.
+        """
+        if self.model is None:
+            raise Violation("no model to compare with")
+        return self.model()
+
+    def full_length(self) -> int:
+        """Tokens of prompt and completion together that fit."""
+        limits = [self.setup.max_length, getattr(self.reference().model.config, "max_position_embeddings", None)]
+        return min(limit for limit in limits if limit is not None)
+
+
+def tiny_model() -> LoadedModel:
+    """A Llama of a few thousand random weights, with one token for each of 64 letters; made without any file."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = ["<end>", *(chr(code) for code in range(48, 111))]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[])),
+        eos_token="<end>",
+        pad_token="<end>",
+    )
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), **sizes))
+        model.lm_head.weight.mul_(12)  # logits as far apart as those of a trained model: a flat one hides temperatures
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, path="tiny")
+
+
+def requests(prompts: int = 3, samples: int = 2, **sampling: Any) -> list[Request]:
+    """Prompts of different lengths, `samples` requests each."""
+    chosen = Sampling(**({"max_tokens": 12} | sampling))
+    found = []
+    for uid in range(prompts):
+        tokens = (np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1
+        prompt = Prompt(uid=uid, messages=(), tokens=tokens.astype(np.int32))
+        found += [Request(prompt=prompt, sample=sample, sampling=chosen, seed=7) for sample in range(samples)]
+    return found
+
+
+async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Completion]:
+    """All completions, in the order of the requests."""
+    found = {completion.key: completion async for completion in engine.generate(wanted)}
+    keys = [request.key for request in wanted]
+    missing, other = sorted(set(keys) - set(found)), sorted(set(found) - set(keys))
+    counts = f"{len(found)} completions for {len(keys)} requests"
+    which = f"missing {missing[:1]}, not requested {other[:1]} (prompt, sample, turn)"
+    require_that(not missing and not other, f"{counts}: {which}")
+    return [found[key] for key in keys]
+
+
+async def ask(engine: Engine, prompt: Sequence[int], samples: int = 1, **sampling: Any) -> list[Completion]:
+    """`samples` completions of one prompt."""
+    chosen = Sampling(**({"max_tokens": 12} | sampling))
+    asked = Prompt(uid=0, messages=(), tokens=np.asarray(prompt, np.int32))
+    wanted = [Request(prompt=asked, sample=sample, sampling=chosen, seed=11) for sample in range(samples)]
+    return await completions(engine, wanted)
+
+
+def forward(model: LoadedModel, prompt: Sequence[int] | Ints, tokens: Sequence[int] | Ints) -> np.ndarray:
+    """[T, V] float64 logits before each of `tokens`, by the trainer's forward pass, in the model's own dtype."""
+    import torch
+
+    ids = [*map(int, prompt), *map(int, tokens)]
+    with torch.inference_mode():
+        logits = model.model(torch.tensor([ids], device=model.model.device), use_cache=False).logits[0].double()
+    found: np.ndarray = logits[len(prompt) - 1 : len(ids) - 1].cpu().numpy()
+    return found
+
+
+def log_softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """[..., V] nats."""
+    scaled = logits / (temperature or 1.0)
+    scaled = scaled - scaled.max(-1, keepdims=True)
+    found: np.ndarray = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    return found
+
+
+def chosen_of(log_probs: np.ndarray, tokens: Sequence[int] | Ints) -> Floats:
+    """[T] of the tokens."""
+    found: Floats = np.take_along_axis(log_probs, np.asarray(tokens, np.int64)[:, None], -1)[:, 0]
+    return found
+
+
+def mean_off(found: np.ndarray, expected: np.ndarray) -> float:
+    """Nats, mean over the tokens; infinite where one is no number."""
+    off = float(np.abs(found - expected).mean()) if len(found) else 0.0
+    return off if np.isfinite(off) else np.inf
+
+
+def known_capabilities(case: EngineUnderTest) -> Capabilities:
+    """What the engine can do; it is built for the question."""
+    engine = case.spec.build(case.setup)
+    close_engine(engine)
+    found: Capabilities = engine.capabilities
+    return found
+
+
+def engine_law(
+    name: str, consequence: str, check: Callable[[EngineUnderTest, Engine], Awaitable[None]], **more: Any
+) -> Law:
+    """The law that `check(case, engine)` holds; the engine is built for it, and what it has started is ended."""
+
+    async def limited(case: EngineUnderTest) -> None:
+        engine = case.spec.build(case.setup)
+        try:
+            await asyncio.wait_for(check(case, engine), SECONDS)
+        finally:
+            close_engine(engine)
+
+    return Law(name, consequence, lambda case, _: asyncio.run(limited(case)), **more)
+
+
+def needs_model(case: EngineUnderTest) -> str | None:
+    """Why an engine can't be compared with a model, or None."""
+    return None if case.model is not None else "no model to compare with: give --model FOLDER"

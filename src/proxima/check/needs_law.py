@@ -1,0 +1,77 @@
+"""What a spec declares in `needs`, and what it reads: the laws that every slot of a loss has."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.check.batches import batch_cases, make_batch, with_new_leaf
+from proxima.check.laws import Law, Violation, require_that
+from proxima.data import PolicyBatch
+
+Outcome = Callable[[Any, PolicyBatch], tuple[Tensor, ...]]  # (spec, batch) → what the spec decides
+NOT_NEEDED = ("sampled", "group", "selected", "weight", "host_counts")  # optional, but no spec can demand them
+OPTIONAL_FIELDS = tuple(f.name for f in fields(PolicyBatch) if f.default is None and f.name not in NOT_NEEDED)
+
+
+def needs_are_read(spec: Any, outcome: Outcome) -> None:
+    """Every tensor in `needs` changes the outcome of some batch."""
+    unread = set(spec.needs) - {"log_prob"}
+    long = make_batch([200, 300])
+    for b in (*(case.batch for case in batch_cases()), with_new_leaf(long, advantage=3 * long.masked("advantage"))):
+        plain = outcome(spec, b) if unread else ()
+        unread -= {name for name in unread if not _same(plain, outcome(spec, _with_other(b, name)))}
+    names = ", ".join(sorted(unread))
+    require_that(not unread, f"needs declares {names}, which changes no result; remove it from needs")
+
+
+def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
+    """The batch with other values of a field: those of other tokens, or other ids."""
+    value = getattr(b, name).flip(0)
+    return replace(b, **{name: value if value.is_floating_point() else value + 1})
+
+
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a.double().nan_to_num(0.123), b.double().nan_to_num(0.123)) for a, b in pairs)
+
+
+def require_needs(spec: Any, b: PolicyBatch, run: Any, outcome: Outcome) -> None:
+    """Raise `Violation` unless `run(batch)` works with exactly `spec.needs` and names each of them that is missing, and
+    the tensors that are not in it leave the outcome as it is."""
+    unknown = sorted(set(spec.needs) - {"log_prob", *OPTIONAL_FIELDS})
+    require_that(not unknown, f"needs names no field of PolicyBatch: {', '.join(unknown)}")
+    others = set(OPTIONAL_FIELDS) - set(spec.needs)
+    try:
+        run(_without(b, others))
+    except Exception as error:
+        names = ", ".join(sorted(spec.needs)) or "log_prob"
+        raise Violation(f"with only {names} in the batch it raised {error}; add what it reads to needs") from None
+    plain = outcome(spec, b)
+    read = [name for name in sorted(others) if not _same(plain, outcome(spec, _without(b, {name})))]
+    require_that(not read, f"without {', '.join(read)} the result is another one; add what it reads to needs")
+    for name in sorted(set(spec.needs) - {"log_prob"}):
+        try:
+            run(_without(b, {*others, name}))
+        except ValueError as error:
+            require_that(f"`{name}`" in str(error), f"without {name} it raised {error}; the message must name it")
+        else:
+            raise Violation(f"it runs without {name}, which needs declares; remove it from needs")
+
+
+def _without(b: PolicyBatch, names: set[str]) -> PolicyBatch:
+    """The batch without these fields; the proximal policy does not default to behavior."""
+    changes: dict[str, Any] = dict.fromkeys(names)
+    bare = replace(b, **changes)
+    for name in names:
+        object.__setattr__(bare, name, None)
+    return bare
+
+
+def needs_law(outcome: Outcome) -> Law:
+    """The law of `needs_are_read`."""
+    consequence = "a run computes a tensor that nobody reads"
+    cure = "remove from `needs` what the call does not use"
+    return Law("needs_are_read", consequence, lambda spec, _: needs_are_read(spec, outcome), cure=cure)

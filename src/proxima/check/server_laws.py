@@ -1,0 +1,278 @@
+"""Laws of servers, each asked by itself: what a run asks for beyond the protocol of engines.
+
+The laws of `CONTROL_LAWS` pause the server and load weights: they disturb whoever else uses it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proxima.check.bare_server import BareServer, all_chunks
+from proxima.check.engine_case import LIMIT, SECONDS, mean_off
+from proxima.check.laws import Law, require_that
+from proxima.engine.http.client import ServerClient
+from proxima.engine.http.dialect import Chunk, TokenRequest, WeightHandover
+from proxima.engine.protocol import Sampling
+
+PROMPT = tuple(3 + 5 * i % 50 for i in range(11))
+LABEL = "proxima-check"
+TEXTS = (  # what tokenizers differ in
+    "What is 17 + 25?",
+    "  two spaces,\ttab\nand\r\nlines \n\n",
+    "naïve café, Straße, ﬁ, e\u0301",
+    "数学は楽しい。 Привет, мир! שלום",
+    "🙂👩‍👩‍👧 ‍",
+    "def f(x):\n    return x**2  # 1_000.5e-3",
+    "<|im_start|>user\n<|im_end|></s><s>[INST]",
+    "1234567890 3.14159 ½ ²",
+)
+
+
+@dataclass(frozen=True)
+class ServerUnderTest:
+    """A server that answers.
+
+    Args:
+        server: how it is reached.
+        tokenizer: of the model that it should serve; None: unknown.
+        folder: with the weights that it should have, for the laws that load them; None: there is none.
+    """
+
+    server: BareServer
+    tokenizer: Any = None
+    folder: Path | None = None
+
+
+async def token_ids(case: ServerUnderTest, client: ServerClient) -> None:
+    """Token ids come out, and a log-prob with each."""
+    facts = case.server.facts
+    require_that(facts.token_ids, "completions come as text, not as token ids")
+    require_that(facts.log_probs is not None, "the log-probs of sampled tokens do not come, or of what is unknown")
+    chunks = await all_chunks(case.server, client, asked("ids", temperature=1.0))
+    require_that(bool(np.isfinite(values(chunks)).all()), "log-probs are not finite")
+
+
+async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
+    """A stop token ends a completion, and is its last."""
+    free = tokens(await all_chunks(case.server, client, asked("free", temperature=0.0)))
+    at = next((i for i in range(1, len(free)) if free[i] not in free[:i]), None)
+    require_that(at is not None, "the greedy completion repeats one token")
+    assert at is not None
+    stop = (int(free[at]),)
+    chunks = await all_chunks(case.server, client, asked("stopped", temperature=0.0, stop_tokens=stop))
+    reason = chunks[-1].finish_reason
+    require_that(reason == "stop", f"finish_reason {reason!r} at the stop token {free[at]}")
+    require_that(int(tokens(chunks)[-1]) == free[at], "the stop token is not the last of the completion")
+    require_that(free[at] not in tokens(chunks)[:-1], "tokens come after the stop token")
+
+
+async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
+    """An abort ends its request with the tokens that it has, and no other request."""
+    most = min((case.server.facts.max_length or LIMIT) - len(PROMPT) - 1, LIMIT)
+    one, ten = asked("end-1", max_tokens=most), asked("end-10", max_tokens=most)
+    seen: dict[str, list[Chunk]] = {one.id: [], ten.id: []}
+    news = asyncio.Event()
+
+    async def read(request: TokenRequest) -> None:
+        async for chunk in case.server.dialect.stream(client, case.server.facts, request):
+            seen[request.id].append(chunk)
+            news.set()
+
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            news.clear()
+            await asyncio.wait_for(news.wait(), case.server.seconds)
+
+    tasks = [asyncio.create_task(read(request)) for request in (one, ten)]
+    try:
+        await until(lambda: all(seen.values()))
+        await case.server.dialect.abort(client, case.server.facts, [one.id, "no-such-request"])
+        await asyncio.wait_for(tasks[0], case.server.seconds)
+        reason, number = seen[one.id][-1].finish_reason, len(tokens(seen[one.id]))
+        require_that(reason == "abort", f"finish_reason {reason!r} after an abort, {number} tokens")
+        held = len(seen[ten.id])
+        await until(lambda: len(seen[ten.id]) > held or seen[ten.id][-1].finish_reason is not None)
+        told = seen[ten.id][-1].finish_reason
+        require_that(told != "abort", "the abort of end-1 ended end-10 too")
+        await case.server.dialect.abort(client, case.server.facts, [ten.id])
+        await asyncio.wait_for(tasks[1], case.server.seconds)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def seeds(case: ServerUnderTest, client: ServerClient) -> None:
+    """The same request with the same seed gives the same tokens."""
+    one, two = [tokens(await all_chunks(case.server, client, asked(f"seed-{i}", seed=9))) for i in range(2)]
+    require_that(np.array_equal(one, two), "the same seed gave other tokens")
+    other = tokens(await all_chunks(case.server, client, asked("seed-2", seed=10)))
+    require_that(not np.array_equal(one, other), "another seed gave the same tokens")
+
+
+async def vocabulary(case: ServerUnderTest, client: ServerClient) -> None:
+    """The server's tokenizer gives the ids of the model's."""
+    differ = []
+    for text in TEXTS:
+        found = await case.server.dialect.tokenize(client, case.server.facts, text)
+        if found is not None and found != list(case.tokenizer(text, add_special_tokens=False).input_ids):
+            differ.append(text)
+    require_that(not differ, f"{len(differ)} of {len(TEXTS)} texts have other ids, {differ[:1]!r} for one")
+
+
+async def spans(case: ServerUnderTest, client: ServerClient) -> None:
+    """The version spans of a completion cover all of its tokens, once."""
+    check_spans(await all_chunks(case.server, client, asked("spans", chunk_tokens=3)))
+
+
+async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
+    """A pause that keeps stops the tokens until the server resumes; one that aborts ends what runs."""
+    dialect, facts = case.server.dialect, case.server.facts
+    for mode in sorted(facts.pause_modes & {"keep", "abort"}):
+        seen: list[Chunk] = []
+        begun = asyncio.Event()
+
+        async def read(into: list[Chunk], told: asyncio.Event, name: str) -> None:
+            async for chunk in dialect.stream(client, facts, asked(name, max_tokens=200)):
+                into.append(chunk)
+                told.set()
+
+        task = asyncio.create_task(read(seen, begun, f"pause-{mode}"))
+        await asyncio.wait_for(begun.wait(), case.server.seconds)
+        await dialect.pause(client, facts, mode)
+        try:
+            if mode == "abort":
+                await asyncio.wait_for(task, case.server.seconds)
+            else:
+                await dialect.health(client, facts)  # answers come in order: what was sent before is here
+                held = len(tokens(seen))
+                for _ in range(3):
+                    await dialect.health(client, facts)
+                require_that(len(tokens(seen)) <= held + 1, "tokens come while the server is paused")
+        finally:
+            await dialect.resume(client, facts)
+        await asyncio.wait_for(task, SECONDS)
+        reason, expected = seen[-1].finish_reason, "abort" if mode == "abort" else "length"
+        require_that(reason == expected, f"finish_reason {reason!r} after a pause with {mode}")
+
+
+async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
+    """Weights that are loaded have their version, the completions after them say so, and their log-probs are the same:
+    they are those that the server has."""
+    dialect, facts = case.server.dialect, case.server.facts
+    assert case.folder is not None
+    probe = np.asarray(PROMPT, np.int32)
+    before = await dialect.score(client, facts, probe[:4], probe[4:]) if facts.scores else None
+    await dialect.pause(client, facts, "abort")
+    try:
+        how = facts.weight_updates[0]
+        handover = WeightHandover(version=1, label=LABEL, folder=case.folder.resolve(), how=how)
+        await dialect.load_weights(client, facts, handover)
+        await dialect.reset_prefix_cache(client, facts, running=False)
+    finally:
+        await dialect.resume(client, facts)
+    told = (await dialect.health(client, facts)).weight_version
+    require_that(told == LABEL, f"the version is {told!r} after {LABEL!r} was loaded")
+    chunks = await all_chunks(case.server, client, asked("after"))
+    if facts.version_spans:
+        require_that({span[0] for span in check_spans(chunks)} == {LABEL}, "completions carry another version")
+    if before is not None:
+        off = mean_off(await dialect.score(client, facts, probe[:4], probe[4:]), before)
+        require_that(off < 0.5, f"log-probs moved by {off:.3g} nats: the server had other weights than {case.folder}")
+
+
+def check_spans(chunks: list[Chunk]) -> tuple[tuple[str, int, int], ...]:
+    """The spans, if they cover all tokens once."""
+    found = chunks[-1].version_spans
+    require_that(bool(found), "no version spans at the end of a completion")
+    assert found is not None
+    edges = [0, *(end for _, _, end in found)]
+    covered = [start for _, start, _ in found] == edges[:-1] and edges[-1] == len(tokens(chunks))
+    require_that(covered, f"version spans {found} for {len(tokens(chunks))} tokens")
+    return found
+
+
+def asked(
+    name: str, *, stop_tokens: tuple[int, ...] = (), seed: int | None = None, chunk_tokens: int = 1, **sampling: Any
+) -> TokenRequest:
+    """A request of a fixed prompt."""
+    return TokenRequest(
+        id=f"proxima-check-{name}",
+        tokens=PROMPT,
+        sampling=Sampling(**({"max_tokens": 16} | sampling)),
+        seed=seed,
+        stop_tokens=stop_tokens,
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def tokens(chunks: list[Chunk]) -> np.ndarray:
+    """[T] of all chunks."""
+    return np.concatenate([np.zeros(0, np.int32), *(chunk.tokens for chunk in chunks)])
+
+
+def values(chunks: list[Chunk]) -> np.ndarray:
+    """[T] log-probs of all chunks."""
+    return np.concatenate([chunk.log_prob for chunk in chunks])
+
+
+def _tokenizes(case: ServerUnderTest) -> str | None:
+    if case.tokenizer is None:
+        return "no tokenizer to compare with: give --model FOLDER"
+
+    async def ask(client: ServerClient) -> list[int] | None:
+        return await case.server.dialect.tokenize(client, case.server.facts, "a")
+
+    return None if _with_client(case, ask) is not None else "the server has no call that tokenizes"
+
+
+ABSENT = {  # what a server may lack, and how it is told
+    "pause_modes": "it can't be paused",
+    "seeds": "it has no seeds",
+    "version_spans": "it does not say which weights sampled which token; proxima counts by itself",
+}
+
+
+def _has(fact: str) -> Callable[[ServerUnderTest], str | None]:
+    return lambda case: None if getattr(case.server.facts, fact) else ABSENT[fact]
+
+
+def _loads(case: ServerUnderTest) -> str | None:
+    if case.folder is None:
+        return "no weights to load: give --model FOLDER"
+    return None if case.server.facts.weight_updates else "the server takes no weights"
+
+
+def _with_client(case: ServerUnderTest, use: Callable[[ServerClient], Awaitable[Any]]) -> Any:
+    async def used() -> Any:
+        client = case.server.connect()
+        try:
+            return await asyncio.wait_for(use(client), SECONDS)
+        finally:
+            await client.close()
+
+    return asyncio.run(used())
+
+
+def server_law(name: str, consequence: str, check: Callable[..., Awaitable[None]], **more: Any) -> Law:
+    """The law that `check(case, client)` holds."""
+    return Law(name, consequence, lambda case, _: _with_client(case, partial(check, case)), **more)
+
+
+SERVER_LAWS = (
+    server_law("token_ids", "the trainer reads wrong tokens", token_ids),
+    server_law("tokenizer", "prompts and completions mean something else", vocabulary, applies=_tokenizes),
+    server_law("stop_tokens", "completions run on after their end", stop_tokens),
+    server_law("abort", "work that nobody wants goes on, or work that is wanted is lost", aborts_of_server),
+    server_law("seeds", "a completion that is asked for again is another one", seeds, applies=_has("seeds")),
+    server_law("version_spans", "the age of the data is unknown", spans, applies=_has("version_spans")),
+)
+CONTROL_LAWS = (
+    server_law("pause", "tokens are sampled while the weights change", pauses_of_server, applies=_has("pause_modes")),
+    server_law("weights", "the data comes from other weights than it says", loaded_weights, applies=_loads),
+)

@@ -1,0 +1,106 @@
+"""Held-out evaluation: the same engine and the same rewards, on questions that training never sees."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proxima.data import Group, Prompt
+from proxima.data.errors import nearest, suggestion
+from proxima.evaluate.eval_metrics import mean_estimates, powers_of_two, question_scores
+from proxima.evaluate.headline import Headline, bound_keys
+from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
+from proxima.rollout.generator import GroupGenerator, RolloutListener
+
+
+class Evaluation(RolloutListener):
+    """Held-out questions, and the engine, rewards and sampling by which they are answered and scored. Their uids are
+    never those of training, so that the draws differ. `progress` is called with (answers generated,
+    answers in all). `others` are further sets by name."""
+
+    def __init__(
+        self, prompts: Sequence[Prompt], generator: GroupGenerator, progress: Callable[[int, int], None]
+    ) -> None:
+        self.prompts, self.generator, self.progress = prompts, generator, progress
+        self.others: Mapping[str, Evaluation] = {}
+
+    async def groups(self) -> list[Group]:
+        """A scored group for each question, in the order of the questions."""
+        groups = {group.prompt.uid: group async for group in self.generator.generate(self.prompts, self)}
+        return [groups[prompt.uid] for prompt in self.prompts]
+
+    def completed(self, done: int, total: int) -> None:
+        self.progress(done, total)
+
+
+def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The records of the further sets in the record of an evaluation, by name."""
+    names = [key.removesuffix("/questions") for key in record if key.endswith("/questions")]
+    return {
+        name: {key.removeprefix(f"{name}/"): value for key, value in record.items() if key.startswith(f"{name}/")}
+        for name in names
+    }
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, Any]:
+    """The metrics of a run's evaluation, flat.
+
+    Accuracy is the share of correct answers among the valid ones; a failed reward is counted apart, never as wrong.
+    `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question, bootstrap
+    over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These and the
+    means of `mean_estimates` have the bootstrap's interval (`bound_keys`).
+    """
+    pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
+    known = [bool(s.correct) for _, s in pairs if s.valid and s.correct is not None]
+    return {
+        "accuracy": sum(known) / len(known) if known else None,
+        **_estimates(groups),
+        "correct": sum(known) if known else None,
+        "questions": len(groups),
+        "answers": len(pairs),
+        "invalid": sum(not s.valid for _, s in pairs),
+        "reward/mean": None,
+        "length/mean": None,
+        "truncated_fraction": None,
+        **_flat(mean_estimates(groups)),
+        "tokens/generated": sum(len(c.tokens) for c, _ in pairs),
+    }
+
+
+def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
+    """The key of `eval.metric` in the record of an evaluation, and what is wrong with the name; empty: nothing.
+
+    What a reward gives beside its value is known only when it runs.
+    """
+    headline = Headline.of([record], metric)
+    if headline.value(record) is not None or record["invalid"] == record["answers"]:
+        return headline.key, ""
+    known = [Headline(key).name for key in record if bound_keys(key)[0] in record]
+    instead = nearest(metric, known) or ("reward" if "reward" in known else None)
+    problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, known)}"
+    return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"
+
+
+def _estimates(groups: Sequence[Group]) -> dict[str, float]:
+    """Interval of the accuracy, mean@n and pass@k; empty where no reward knows which answers are correct."""
+    questions = [question for group in groups if (question := question_scores(group, None)).judged]
+    if not questions:
+        return {}
+    samples = max(len(question.correct) for question in questions)
+    if samples == 1:
+        low, high = wilson(sum(sum(question.judged) for question in questions), len(questions))
+        return {"accuracy/low": low, "accuracy/high": high}
+    mean = bootstrap_mean([value for question in questions if (value := question.mean()) is not None])
+    found = {"accuracy/low": mean.low, "accuracy/high": mean.high, **_flat({f"mean@{samples}": mean})}
+    for k in powers_of_two(samples):
+        passed = [value for question in questions if (value := question.passed(k)) is not None]
+        if k > 1 and passed:
+            found |= _flat({f"pass@{k}": bootstrap_mean(passed)})
+    return found
+
+
+def _flat(estimates: Mapping[str, Interval]) -> dict[str, float]:
+    """Each value with its interval beside it."""
+    found: dict[str, float] = {}
+    for key, interval in estimates.items():
+        low, high = bound_keys(key)
+        found |= {key: interval.value, low: interval.low, high: interval.high}
+    return found

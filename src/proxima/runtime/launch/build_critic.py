@@ -1,0 +1,82 @@
+"""From a config to the critic: loading, resuming, and what is refused before any weights are loaded."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from proxima.config.critic_schema import HeadCritic, ModelCritic
+from proxima.data import FieldError, UserError, renamed
+from proxima.model import LoadedModel, ScalarModel, load_scalar_model
+from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem
+from proxima.model.scalar_model import make_value_head
+from proxima.runtime.launch.build import make_stack, packed_settings
+from proxima.train import ValueObjective, ValueStage
+from proxima.train.checkpoint import CRITIC, VALUE_HEAD
+from proxima.train.critic import Critic, ValueHead
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+
+def check_critic_tokens(config: "RunConfig") -> None:
+    """Refuse a critic whose token ids mean something else than the policy's.
+
+    Raises:
+        FieldError: `critic.path` has another tokenizer, or can't be read.
+    """
+    critic, model = config.critic, config.model
+    if not isinstance(critic, ModelCritic) or critic.path is None:
+        return
+    with renamed("model.path", "critic.path"):
+        other = load_tokenizer(critic.path, critic.revision)
+    ours = load_tokenizer(model.path, model.revision)
+    if problem := vocabulary_problem(ours.get_vocab(), other.get_vocab()):
+        raise FieldError("critic.path", critic.path, problem, remedy="start the critic from a model of the same family")
+
+
+def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None = None) -> Critic | ValueHead | None:
+    """The critic of a config; None without one. Called in the compute thread. The trunk of `policy` carries a head;
+    `restored` is the checkpoint that the run resumes from.
+
+    Raises:
+        UserError: `critic.path` can't be loaded, or the checkpoint has no critic.
+    """
+    spec = config.critic
+    if isinstance(spec, HeadCritic):
+        objective = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
+        layer = make_value_head(policy.model, spec.head_std, config.seed)
+        if restored is not None:
+            with torch.no_grad():
+                layer.weight.copy_(load_file(_existing(restored / VALUE_HEAD))["weight"])
+        return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
+    if not isinstance(spec, ModelCritic):
+        return None
+    model = ScalarModel(_load(config, spec, restored), **packed_settings(config.model))
+    train = spec.training(config.train)
+    planned = train.updates_per_step * train.epochs_per_step
+    return Critic(
+        stack=make_stack(train, model, train.steps * planned),
+        objective=ValueObjective(loss=spec.loss, aggregate=spec.aggregate),
+        stage=ValueStage(model, spec.bootstrap),
+        updates=train.updates_per_step,
+        epochs=train.epochs_per_step,
+        seed=config.seed,
+    )
+
+
+def _load(config: "RunConfig", spec: ModelCritic, restored: Path | None) -> LoadedModel:
+    place: dict[str, Any] = {"dtype": DTYPES[config.model.dtype], "device": config.model.device}
+    if restored is not None:
+        return load_scalar_model(str(_existing(restored / CRITIC)), **place)
+    with renamed("model.path", "critic.path"):
+        path, revision = (spec.path, spec.revision) if spec.path else (config.model.path, config.model.revision)
+        return load_scalar_model(path, revision=revision, new_head=spec.head_std, seed=config.seed, **place)
+
+
+def _existing(place: Path) -> Path:
+    if not place.exists():
+        message = f"{place.parent}: no {place.name}, the critic's weights, is in this checkpoint"
+        raise UserError(message, remedy="delete this checkpoint to use the one before, or start another run")
+    return place

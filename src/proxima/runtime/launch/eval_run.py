@@ -1,0 +1,208 @@
+"""An evaluation from the command line: one model answers sets of questions, and the result is written to a folder.
+
+The model is loaded once for all sets. Metrics and formats are those of `proxima.evaluate`: result.json and the
+completions are the same bytes for the same command; what may differ (time, machine) is in environment.json.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, is_dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import torch
+
+from proxima.config.describe import kind_of
+from proxima.data import Group, UserError
+from proxima.data.atomic_files import atomic_writer, write_atomic
+from proxima.data.jsonl import dumps
+from proxima.engine.protocol import EngineSetup, WeightUpdate, close_engine
+from proxima.evaluate.eval_metrics import eval_metrics
+from proxima.evaluate.held_out import Evaluation
+from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
+from proxima.evaluate.votes import answer_extractor
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.files import model_files
+from proxima.rollout.generator import GroupGenerator, GroupSpec
+from proxima.runtime.launch.build import load_model, make_rewards
+from proxima.runtime.launch.engine_needs import build_engine, evaluation_needs
+from proxima.runtime.launch.eval_suites import LoadedSuite
+from proxima.runtime.launch.run_data import EVAL_UID
+from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.environment import describe_environment, package_version
+from proxima.runtime.watch.interrupt import quiet_transformers
+from proxima.runtime.watch.observer import EvalObserver, evaluation_progress
+
+if TYPE_CHECKING:
+    from proxima.config.schema import EvaluateConfig
+
+
+ENGINE_LOG = "engine.log"  # of a process that the engine starts
+
+
+@dataclass(kw_only=True)
+class EvalOutcome:
+    """The result of an evaluation."""
+
+    result: dict[str, Any]  # the content of result.json
+    seconds: dict[str, float]  # by suite, generation and scoring; `load` for the model
+    groups: dict[str, list[Group]] = field(default_factory=dict)  # by suite
+    folder: Path | None = None  # where it was written; None: nowhere
+
+
+def check_folder(folder: Path, *, overwrite: bool = False) -> None:
+    """Refuse a folder that is not empty.
+
+    Raises:
+        UserError: it contains a result and overwrite is not set; it contains something else, or is a file.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; give a folder")
+    if not any((folder / name).is_file() for name in (RESULT, ENVIRONMENT)):
+        raise UserError(f"--out {folder} contains files, but no evaluation; give another folder")
+    if not overwrite:
+        raise UserError(f"--out {folder} contains an evaluation; replace it with --overwrite, or give another folder")
+
+
+def run_eval(
+    config: "EvaluateConfig",
+    suites: Sequence[LoadedSuite],
+    *,
+    ks: Sequence[int] = (),
+    folder: Path | None = None,
+    overwrite: bool = False,
+    observer: EvalObserver | None = None,
+    clock: Clock | None = None,
+) -> EvalOutcome:
+    """Generate and score answers to all questions, and write them.
+
+    Args:
+        config: model, engine, seed and reward timeouts; tasks and rewards are those of the suites.
+        ks: of pass@k and maj@k; empty: powers of two up to the samples.
+        folder: a new folder, or with `overwrite` one with an earlier evaluation; None writes nothing.
+
+    Raises:
+        UserError: as `check_folder`, or the model can't be loaded.
+    """
+    observer, clock = observer or EvalObserver(), clock or SystemClock()
+    started = clock.now()
+    if folder is not None:
+        _prepare_folder(config, folder, overwrite)
+    observer.progress("load", 0, 1, "models")
+    with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
+        sha = background.submit(model_sha, config.model.path, config.model.revision)
+        model = load_model(config)
+        compute = ComputeThread()
+        log = None if folder is None else folder / ENGINE_LOG
+        setup = EngineSetup.of(model, max_length=suites[0].context, compute=compute, log=log)
+        samplings = [one.sampling for one in suites]
+        needs = evaluation_needs(config, model.tokenizer, suites[0].context, samplings)
+        engine, notes = build_engine(config.engine, setup, needs)
+        opened.callback(close_engine, engine)
+        if not getattr(config.engine, "needs_weights", False) and "module" in engine.capabilities.weight_updates:
+            # a server has the weights that it was started with
+            compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
+        outcome = EvalOutcome(result={}, seconds={"load": clock.now() - started}, folder=folder)
+        facts: dict[str, Any] = {}
+        for note in notes:
+            observer.warning(note)
+        for loaded in suites:
+            name, start = loaded.suite.name, clock.now()
+            for note in loaded.notes:
+                observer.warning(note)
+            observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
+            spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
+            with closing(make_rewards(config, loaded.suite.rewards, compute)) as rewards:
+                generator = GroupGenerator(engine, rewards, spec, clock.now)
+                groups = compute.serve(Evaluation(loaded.prompts, generator, evaluation_progress(observer)).groups())
+            outcome.groups[name] = groups
+            facts[name] = _suite_facts(config, loaded, groups, ks)
+            outcome.seconds[name] = clock.now() - start
+            if folder is not None:
+                table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
+                with atomic_writer(folder / f"{name}.parquet") as file:
+                    pq.write_table(table, file, compression="zstd")
+            observer.suite_finished(name, facts[name], outcome.seconds[name])
+        outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
+    if folder is not None:
+        tokens, seconds = {name: one["tokens"] for name, one in facts.items()}, outcome.seconds
+        may_differ = {  # between two runs of one command
+            **describe_environment(config.seed, outcome.result["model"]),
+            "seconds": seconds,
+            "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
+        }
+        write_atomic(folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
+        write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
+    return outcome
+
+
+def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> None:
+    """Empty the folder, and mark it so that another attempt may replace an unfinished one."""
+    check_folder(folder, overwrite=overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, ENGINE_LOG):
+            entry.unlink()
+    write_atomic(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
+
+
+def _suite_facts(
+    config: "EvaluateConfig", loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]
+) -> dict[str, Any]:
+    """The suite's part of result.json."""
+    suite, extract = loaded.suite, answer_extractor(loaded.suite.rewards)
+    return {
+        **eval_metrics(groups, samples=suite.samples, ks=ks, extract=extract, seed=config.seed),
+        "metric": config.eval.metric,
+        "sampling": asdict(loaded.sampling),
+        "system": config.data.system,
+        "template_arguments": dict(config.data.template_arguments),
+        "task": _spec_facts(suite.task),
+        "rewards": [_spec_facts(reward) for reward in suite.rewards],
+        "data": {
+            "source": suite.data,
+            "rows": loaded.rows,
+            "limit": suite.limit,
+            "skipped": loaded.skipped,
+            "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in loaded.prompts]),
+        },
+    }
+
+
+def _spec_facts(spec: Any) -> dict[str, Any]:
+    """A spec as its kind and its fields."""
+    return {"kind": kind_of(spec), **(asdict(spec) if is_dataclass(spec) and not isinstance(spec, type) else {})}
+
+
+def _run_facts(config: "EvaluateConfig", loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
+    """What result.json says of model, engine and versions."""
+    model, environment = config.model, describe_environment(config.seed)
+    parsers = {name: version for name in ("math-verify", "sympy") if (version := package_version(name)) is not None}
+    return {
+        "model": {
+            "path": model.path,
+            "revision": model.revision,
+            "name": loaded.name,
+            "parameters": loaded.parameters,
+            "sha256": sha,
+        },
+        "seed": config.seed,
+        "k": list(ks),
+        "engine": _spec_facts(config.engine),
+        "device": str(loaded.model.device),
+        "threads": torch.get_num_threads(),
+        "versions": {name: environment[name] for name in ("proxima", "python")} | environment["packages"] | parsers,
+    }
+
+
+def model_sha(path: str, revision: str | None = None) -> str | None:
+    """SHA-256 over the names and hashes of `model_files`; None if there are none."""
+    files = model_files(path, revision)
+    lines = "".join(f"{name} {value}\n" for name, value in files.items())
+    return sha256(lines.encode()).hexdigest() if files else None

@@ -1,0 +1,166 @@
+"""The question sets of `proxima eval`, loaded and validated before any weights are read.
+
+An `EvalSuite` is a named set or a recipe's `eval` section. `load_suites` finds its data, lets the rewards check the
+reference answers, and builds the prompts; `eval_run` then runs the model on them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from proxima.config.describe import kind_of
+from proxima.data import FieldError, Prompt, UserError
+from proxima.engine.protocol import Sampling
+from proxima.evaluate.eval_metrics import check_ks
+from proxima.evaluate.suites import Suite
+from proxima.runtime.launch.engine_needs import ask_engine, evaluation_needs
+from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
+from proxima.runtime.launch.run_data import held_out_prompts, load_tokenizer_and_context, prompt_source
+from proxima.runtime.watch.interrupt import quiet_transformers
+from proxima.task.prompts import template_note
+from proxima.task.protocol import Rows
+
+if TYPE_CHECKING:
+    from proxima.config.schema import EvalSetConfig, EvaluateConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSuite:
+    """A set of questions, how they are sampled and how they are scored."""
+
+    name: str  # file name of the completions, and key in the result
+    task: Any
+    rewards: tuple[Any, ...]
+    sampling: Sampling
+    samples: int = 1  # answers per question
+    limit: int = 0  # the first questions of the data, at most; 0: all
+    data: str = ""  # where the questions come from, for people
+    remedy: str = ""  # what to do if the data is missing; empty: the error says enough
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedSuite:
+    """A suite with its prompts."""
+
+    suite: EvalSuite
+    prompts: list[Prompt]  # those that fit the context
+    skipped: int  # those that do not
+    rows: int  # of the whole data set
+    sampling: Sampling  # of the suite, with fewer tokens than the context
+    context: int  # tokens of prompt and answer together
+    notes: tuple[str, ...] = ()  # warnings about the data
+
+
+def named_suite(
+    suite: Suite,
+    *,
+    given: Path | None = None,
+    data: Path | None = None,
+    samples: int = 1,
+    limit: int = 0,
+    sampling: Mapping[str, Any],
+) -> EvalSuite:
+    """A named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling` overrides.
+
+    Raises:
+        UserError: the data or a package of a reward is missing, or several samples at temperature 0.
+    """
+    settings = {"temperature": 0.0 if samples == 1 else 1.0, "max_tokens": suite.max_tokens, **sampling}
+    if samples > 1 and settings["temperature"] == 0:
+        remedy = "greedy answers are all the same; set --temperature 1, or --samples 1"
+        raise UserError(f"samples={samples} must be 1 at temperature 0: {remedy}")
+    task, place = suite.find(given, data)
+    return EvalSuite(
+        name=suite.name,
+        task=task,
+        rewards=tuple(suite.judges()),
+        sampling=Sampling(**settings),
+        samples=samples,
+        limit=limit,
+        data=place,
+        remedy=f"{suite.remedy}, or name a file: --task {suite.name}=PATH",
+    )
+
+
+def recipe_suites(config: "EvaluateConfig") -> list[EvalSuite]:
+    """The suites of a recipe's `eval` section, scored by the recipe's rewards or their own.
+
+    Raises:
+        FieldError: the section has no task.
+    """
+    if config.eval.task is None:
+        remedy = (
+            "name a task, for example eval.task.kind=gsm8k, or --task gsm8k; held-out rows "
+            "of proxima sft, reward and dpo have no reward, and are measured during the training"
+        )
+        raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
+    suites = [_recipe_suite(one, config.reward) for one in config.eval.all_sets.values()]
+    taken = {suite.name for suite in suites[1:]}
+    return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
+
+
+def _recipe_suite(held_out: "EvalSetConfig", reward: Sequence[Any]) -> EvalSuite:
+    name = held_out.name or kind_of(held_out.task).rpartition(":")[2].lower()
+    return EvalSuite(
+        name=name,  # a file is named after it
+        task=held_out.task,
+        rewards=tuple(held_out.reward or reward),
+        sampling=held_out.sampling or Sampling(temperature=0.0 if held_out.samples == 1 else 1.0),
+        samples=held_out.samples,
+        limit=held_out.limit,
+        data=str(getattr(held_out.task, "path", "") or name),
+    )
+
+
+def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
+    """Data and prompts of all suites; needs the tokenizer, no weights.
+
+    Raises:
+        UserError: a k above the samples, missing data, more unreadable answers than `data.max_unreadable`, or no prompt
+            fits the context.
+    """
+    for suite in suites:
+        check_ks(ks, suite.samples)
+    torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+    data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
+    with quiet_transformers():
+        tokenizer, context = load_tokenizer_and_context(config.model)
+    needs = evaluation_needs(config, tokenizer, context, [suite.sampling for suite in suites])
+    data[0][2].extend(ask_engine(config.engine, needs))
+    data[0][2].extend(template_note(tokenizer, config.model.path))  # once, whatever the number of suites
+    return [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
+
+
+def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Rows, list[str]]:
+    """The rows, and the warnings of the rewards about their answers."""
+    try:
+        rows: Rows = suite.task.rows(config.seed)
+    except UserError as error:
+        if not suite.remedy:
+            raise
+        raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=suite.remedy) from None
+    answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
+    return rows, validate_answers(replace(config, reward=suite.rewards), [answers])
+
+
+def _with_prompts(
+    config: "EvaluateConfig", suite: EvalSuite, rows: Rows, notes: Sequence[str], tokenizer: Any, context: int
+) -> LoadedSuite:
+    source = prompt_source(config, rows, tokenizer, context, shuffle=False)
+    prompts, count = held_out_prompts(source, suite.limit)
+    if not prompts:
+        raise UserError(
+            f"{suite.name}: none of the {count} questions fits a context of {context} tokens; raise model.max_length"
+        )
+    return LoadedSuite(
+        suite=suite,
+        prompts=prompts,
+        skipped=count - len(prompts),
+        rows=len(rows),
+        sampling=replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, context - 1)),
+        context=context,
+        notes=tuple(notes),
+    )

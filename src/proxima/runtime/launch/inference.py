@@ -1,0 +1,121 @@
+"""Answers of a model without training: what `proxima generate` and `proxima chat` call."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+
+from proxima.data import Completion, Message, Prompt
+from proxima.engine.completion_text import decoded, stop_at
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling
+from proxima.model import load
+from proxima.model.chat import prompt_tokens
+from proxima.runtime.watch.clock import SystemClock
+from proxima.runtime.watch.interrupt import quiet_transformers
+from proxima.task.prompts import template_note, with_system
+
+PIECE_SECONDS = 0.05  # between two looks at the answer so far
+
+
+def local_engine(
+    path: str, dtype: Literal["bfloat16", "float32"], device: str, warn: Callable[[str], object]
+) -> tuple[Any, LocalEngine]:
+    """The tokenizer of a model and an engine that runs it."""
+    with quiet_transformers():
+        loaded = load(path, dtype=torch.float32, device=device)
+    for note in template_note(loaded.tokenizer, path):
+        warn(note)
+    return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype))
+
+
+@dataclass
+class Conversation:
+    """A chat with a model, turn by turn.
+
+    Args:
+        tokenizer, engine: of `local_engine`.
+        system: the system prompt; None: none.
+    """
+
+    tokenizer: Any
+    engine: LocalEngine
+    sampling: Sampling
+    system: str | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    messages: list[Message] = field(default_factory=list)
+
+    def answer(self, text: str, show: Callable[[str], object]) -> bool:
+        """Ask, and pass the pieces of the answer to `show` as they are sampled; False if `max_tokens` cut it off.
+
+        What was shown until a KeyboardInterrupt is the model's turn. Raises: UserError if the chat leaves no room for
+        an answer, or the template refuses it; the question is then not part of the chat.
+        """
+        chat = with_system((*self.messages, {"role": "user", "content": text}), self.system)
+        tokens = prompt_tokens(chat, self.tokenizer, self.template_arguments)
+        prompt = Prompt(uid=len(self.messages), messages=chat, tokens=tokens)
+        request = Request(prompt=prompt, sample=0, sampling=self.sampling, seed=self.seed)
+        pieces: list[str] = []
+
+        def add(piece: str) -> None:
+            pieces.append(piece)
+            show(piece)
+
+        try:
+            return asyncio.run(self._stream(request, add)).finish_reason != "length"
+        finally:
+            if pieces:
+                self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(pieces)}]
+
+    async def _stream(self, request: Request, add: Callable[[str], None]) -> Completion:
+        answer, shown = asyncio.ensure_future(collect(self.engine, [request])), 0
+        while not answer.done():
+            await asyncio.wait({answer}, timeout=PIECE_SECONDS)
+            for running in () if answer.done() else await self.engine.in_flight():
+                text = decoded(self.tokenizer, running.tokens)
+                if stop_at(text, self.sampling.stop) is None and not text.endswith("\ufffd"):  # half a character
+                    certain = len(text) - max(
+                        map(len, self.sampling.stop), default=0
+                    )  # the rest may begin a stop string
+                    if certain > shown:
+                        add(text[shown:certain])
+                        shown = certain
+        (completion,) = await answer
+        add(completion.text[shown:])
+        return completion
+
+
+def generate(
+    path: str,
+    questions: Sequence[str],
+    *,
+    sampling: Sampling,
+    samples: int = 1,
+    system: str | None = None,
+    template_arguments: Mapping[str, Any] = MappingProxyType({}),
+    seed: int = 0,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    device: str = "auto",
+    warn: Callable[[str], object] = lambda text: None,
+) -> tuple[list[Completion], float]:
+    """Answers of a model (a path, or a run folder's last checkpoint) through the local engine.
+
+    `warn` is told if the model has no chat template.
+
+    Returns: `samples` completions for each question, in order, and the seconds that generation took.
+    """
+    tokenizer, engine = local_engine(path, dtype, device, warn)
+    chats = [with_system(({"role": "user", "content": question},), system) for question in questions]
+    prompts = [
+        Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, tokenizer, template_arguments))
+        for i, chat in enumerate(chats)
+    ]
+    requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
+    clock = SystemClock()
+    began = clock.now()
+    completions = asyncio.run(collect(engine, requests))
+    return completions, clock.now() - began

@@ -1,0 +1,143 @@
+"""What a run reads, by content: with other weights, another chat template, other questions or another reward function
+it is another run."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from proxima.config.comparable import flat_values
+from proxima.data import FieldError, UserError
+from proxima.model.files import model_files, weight_files
+from proxima.reward.function import UserFunction
+from proxima.reward.model_reward import ModelReward
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal, copied_journal
+from proxima.runtime.state.replay import StoredRollouts
+from proxima.runtime.watch.environment import package_version
+from proxima.task.prompts import PromptSource
+from proxima.task.protocol import EmptyPromptError, Rows
+
+if TYPE_CHECKING:
+    from proxima.config.schema import ModelConfig, RunConfig
+
+ROWS_READ = 20_000  # of a larger data set, rows at even distances
+LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
+
+
+def input_hashes(
+    config: "RunConfig", source: PromptSource | StoredRollouts, held_out: Mapping[str, Rows]
+) -> dict[str, str]:
+    """SHA-256 of each file of the model and of reward models, of the training questions (in a replay, of the rollouts)
+    and the held-out ones, and of each file outside proxima that holds a reward (not of what such a file imports), by
+    what it is called in a message; `held_out` has the rows of each set by their name there."""
+    named = model_hashes(config.model)
+    if (distillation := config.algorithm.distillation) is not None:
+        taught = model_files(distillation.path)
+        named |= {f"algorithm.distillation.path: {name}": value for name, value in taught.items()}
+    named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
+    named |= _reward_hashes("reward", config.reward)
+    for number, one in enumerate(config.eval.sets):
+        named |= _reward_hashes(f"eval.sets.{number}.reward", one.reward)
+    return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
+
+
+def model_hashes(model: "ModelConfig") -> dict[str, str]:
+    """SHA-256 of each file of the model, and of the adapter that LoRA starts from, by what a message calls it."""
+    named = {f"model.path: {name}": value for name, value in model_files(model.path, model.revision).items()}
+    if model.lora is None or model.lora.path is None:
+        return named
+    return named | {f"model.lora.path: {name}": value for name, value in weight_files(model.lora.path).items()}
+
+
+def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for n, reward in enumerate(rewards):
+        if isinstance(reward, ModelReward):
+            files = model_files(reward.path, reward.revision)
+            named |= {f"{path}.{n}.path: {name}": value for name, value in files.items()}
+        if (file := _reward_file(reward)) is not None:
+            named[f"{path}.{n}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
+    return named
+
+
+def check_replayed_rewards(config: "RunConfig") -> None:
+    """Refuse a replay whose held-out answers would be scored by another reward file than the run that it replays:
+    their figures would not be those of one reward. A run without a journal names no files.
+
+    Raises:
+        FieldError: names the file, and the remedy.
+    """
+    if config.replayed is None or config.eval.task is None:
+        return
+    with copied_journal(RunFolder(config.replayed).journal) as journal:
+        before = journal.get("inputs") or {}
+    now = _reward_hashes("reward", config.reward)
+    if differing := [name for name, value in now.items() if before.get(name, value) != value]:
+        reason = f"was trained with another version of {', '.join(differing)}, which would score the held-out answers"
+        remedy = "restore the file, or set eval.task=null"
+        raise FieldError("rollouts", str(config.rollouts), reason, remedy=remedy)
+
+
+def _reward_file(reward: Any) -> Path | None:
+    """The file of a reward function, or of a class that is not proxima's."""
+    if isinstance(reward, UserFunction):
+        return reward.file
+    module = type(reward).__module__
+    found = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
+    return None if found is None else Path(found)
+
+
+def rows_sha(rows: Rows) -> str:
+    """SHA-256 of the rows of a task, of a large one those at even distances."""
+    count = len(rows)
+    numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
+    digest = sha256(str(count).encode())
+    for number in numbers:
+        try:
+            row = rows[number]
+            content = [row.messages, row.answer, row.metadata]
+        except EmptyPromptError as error:  # skipped by the run
+            content = [error.field, error.value]
+        digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
+    return digest.hexdigest()
+
+
+def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:
+    """Refuse other inputs than those that the journal names; a journal without any gets these.
+
+    Returns: the rewards that differ and that the user accepts, which the caller records.
+
+    Raises:
+        UserError: names what differs, and the remedy.
+    """
+    before = journal.get("inputs")
+    if before is None:
+        journal.set("inputs", dict(now))
+        return []
+    found = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    accepted = [name for name in found if accept and name.startswith("reward.")]
+    if differing := [name for name in found if name not in accepted]:
+        remedy = "restore it, or start another run with folder=PATH"
+        if all(name.startswith("reward.") for name in differing):
+            remedy += "; --accept-changes resumes with it, and says so in log, summary and report"
+        place = f"since the run in {journal.path.parent} was started"
+        raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
+    return accepted
+
+
+def numerics_note(journal: Journal, config: Any) -> str | None:
+    """A warning if settings or versions that change the last bits of the numbers are others than before."""
+    values = flat_values(config)
+    now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
+    now |= {name: package_version(name) for name in ("torch", "transformers")}
+    before = journal.get("numerics") or now
+    journal.set("numerics", now)
+    changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
+    if not changed:
+        return None
+    return f"{', '.join(changed)}: the run continues, but differs in the last bits from one that was never interrupted"

@@ -1,0 +1,108 @@
+"""A run on a fixed data set from its config: what `proxima sft` and its siblings call."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
+from proxima.config.preference_schema import PreferenceConfig
+from proxima.data import FieldError
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.launch.build import describe_model, make_plan, make_stack
+from proxima.runtime.launch.execution import RunOptions, execute
+from proxima.runtime.launch.inputs import model_hashes, rows_sha
+from proxima.runtime.launch.offline_data import load_offline_data
+from proxima.runtime.launch.run_data import load_tokenizer_and_context
+from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
+from proxima.runtime.loop.training_loop import Trained
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.store import RunStore
+from proxima.runtime.state.summary import Summary
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.observer import Observer, RunInfo
+from proxima.task.prompts import template_note
+from proxima.train.checkpoint import Checkpoint
+from proxima.train.offline.method import OfflineMethod
+from proxima.train.offline.preference_method import PreferenceMethod
+from proxima.train.offline.reward_method import RewardMethod
+from proxima.train.offline.sft_method import SftMethod
+
+METHODS: dict[type[OfflineConfig], type[OfflineMethod[Any, Any]]] = {
+    SftConfig: SftMethod,
+    RewardModelConfig: RewardMethod,
+    PreferenceConfig: PreferenceMethod,
+}
+OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
+
+
+def train_offline(config: OfflineConfig, **how: Unpack[RunOptions]) -> Summary:
+    """Train on a fixed data set as the config says, by the method of its class; see `execute`."""
+    observer = how.get("observer") or Observer()
+    return execute(lambda: OfflineTraining(config, observer), config, **how)
+
+
+class OfflineTraining:
+    """The `Workload` of the commands that train on a fixed data set."""
+
+    def __init__(self, config: OfflineConfig, observer: Observer) -> None:
+        torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+        self.config = config
+        tokenizer, self.context = load_tokenizer_and_context(config.model)
+        self.method = METHODS[type(config)](config, tokenizer, self.context)
+        self.data = load_offline_data(config, self.method, observer)
+        self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
+        if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
+            if config.checkpoint.keep_best:
+                raise FieldError("checkpoint.keep_best", True, f"has no figure to go by: {why}", remedy=OTHER_ROWS)
+            self.notes.append(f"{why}; {OTHER_ROWS}")
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps_of(len(self.data.items))
+
+    def hashes(self) -> dict[str, str]:
+        return (
+            model_hashes(self.config.model)
+            | {name: rows_sha(rows) for name, rows in self.data.rows.items()}
+            | dict(self.method.inputs())
+        )
+
+    def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        self.data.cursor.load(checkpoint.facts["cursor"])
+
+    def load(self, path: str | None) -> LoadedModel:
+        return self.method.load(path)
+
+    def make_loop(
+        self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
+    ) -> OfflineLoop:
+        config = self.config
+        self.notes += self.method.notes(loaded)
+        stack = make_stack(config.train, self.method.model(loaded), self.steps)
+        trained, samples = Trained(loaded=loaded, stack=stack, compute=compute), None
+        if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
+            most = getattr(config.eval, "sample_tokens", 0)
+            samples = HeldOutSamples(prompts, loaded, compute, max_tokens=most, max_length=self.context)
+        plan = make_plan(config, self.steps)
+        return OfflineLoop(plan, trained, self.method, self.data, samples, store, observer, clock)
+
+    def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
+        config = self.config
+        return RunInfo(
+            **describe_model(config, loaded),
+            algorithm=config.command,
+            command=config.command,
+            folder=folder,
+            steps=self.steps,
+            resumed_at=step,
+            examples=config.train.examples_per_step,
+        )
+
+    def facts(self, journal: Journal) -> Mapping[str, Any]:
+        return {"algorithm": self.config.command}
+
+    def close(self) -> None:
+        """Nothing is open."""

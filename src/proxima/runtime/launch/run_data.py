@@ -1,0 +1,139 @@
+"""What a run knows before its weights are loaded: training prompts, held-out prompts, and warnings about the data."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from proxima.data import Prompt
+from proxima.model.load import context_limit, load_config, load_tokenizer
+from proxima.runtime.launch.engine_needs import check_engines
+from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
+from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
+from proxima.runtime.launch.teacher import check_teacher
+from proxima.runtime.state.replay import StoredRollouts
+from proxima.task.cursor import Cursor, Draw
+from proxima.task.prompts import PromptSource, template_note
+from proxima.task.protocol import Rows, open_tasks
+
+if TYPE_CHECKING:
+    from proxima.config.schema import EvalSetConfig, EvaluateConfig, ModelConfig, RunConfig
+
+LENGTH_CHECK = 2000  # rows whose length is checked before the run
+EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
+
+
+@dataclass(kw_only=True)
+class RunData:
+    """What a run knows before its weights are loaded; `notes` are warnings about the data. In a replay the training
+    questions are not read: the source is the other run's rollouts."""
+
+    source: PromptSource | StoredRollouts
+    held_out: list["HeldOutSet"]
+    max_length: int
+    notes: list[str]
+
+    @property
+    def held_out_rows(self) -> dict[str, Rows]:
+        """The rows of the held-out sets, by what they are called in a message."""
+        return {f"eval.sets {one.spec.name}" if one.spec.name else "eval.task": one.rows for one in self.held_out}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutSet:
+    """A held-out set: its config, all its rows, and the prompts that are asked."""
+
+    spec: "EvalSetConfig"
+    rows: Rows
+    prompts: list[Prompt]
+
+
+def load_run_data(config: "RunConfig") -> RunData:
+    """The training and held-out questions.
+
+    Raises:
+        UserError: something is wrong with the model folder, a task or the prompts.
+    """
+    torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+    tokenizer, context = load_tokenizer_and_context(config.model)
+    check_teacher(config, tokenizer, context)
+    notes = check_engines(config, tokenizer, context)
+    checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
+    trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
+    source: PromptSource | StoredRollouts
+    tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
+    if config.replayed is None:
+        notes += template_note(tokenizer, config.model.path)
+        tasks = {"task": config.task} | tasks
+    rows_of = open_tasks(tasks, config.seed)
+    if config.replayed is not None:
+        source = StoredRollouts(config.replayed, config.train.steps)
+        text_config = load_config(config.model.path, config.model.revision).get_text_config()
+        source.check_vocabulary(tokenizer, text_config.vocab_size)
+    else:
+        rows = rows_of["task"]
+        source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
+        checks.append((config.reward, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
+        trials[id(config.reward)] = config.reward, trial_prompts(source)
+    for path, spec in config.eval.all_sets.items():
+        rows = rows_of[f"{path}.task"]
+        questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
+        prompts, count = held_out_prompts(questions, spec.limit)
+        held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts))
+        trials.setdefault(id(spec.reward or config.reward), (spec.reward or config.reward, prompts[:PROMPTS]))
+        checks.append((spec.reward or config.reward, ReferenceAnswers(name=f"{path}.task", rows=rows, count=count)))
+    for reward in {id(reward): reward for reward, _ in checks}.values():
+        notes += validate_answers(replace(config, reward=reward), [answers for by, answers in checks if by is reward])
+    for reward, tried in trials.values():
+        notes += try_rewards(config, reward, tried, tokenizer)
+    return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
+
+
+def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:
+    """The tokenizer, and the tokens that prompt and completion may have together."""
+    text_config = load_config(model.path, model.revision).get_text_config()
+    limit = context_limit(text_config)
+    return load_tokenizer(model.path, model.revision), min(model.max_length or limit, limit)
+
+
+def prompt_source(
+    config: "RunConfig | EvaluateConfig",
+    rows: Rows,
+    tokenizer: Any,
+    context: int,
+    *,
+    shuffle: bool,
+    notes: list[str] | None = None,
+) -> PromptSource:
+    """The prompts of a task in order; `notes`, if given, gets a warning about prompts that are too long."""
+    data, cursor = config.data, Cursor(len(rows), config.seed, shuffle)
+    source = PromptSource(
+        rows,
+        tokenizer,
+        context=context,
+        cursor=cursor,
+        system=data.system,
+        template_arguments=data.template_arguments,
+        over_length=data.over_length,
+    )
+    source.check_template()
+    if notes is not None and (too_long := source.count_over_length(LENGTH_CHECK)):
+        notes.append(
+            f"{too_long} of {min(LENGTH_CHECK, len(rows))} prompts leave no room for a token in a context of {context} "
+            "and are skipped; shorten them or raise model.max_length"
+        )
+    return source
+
+
+def trial_prompts(source: PromptSource) -> list[Prompt]:
+    """Prompts from the whole of a task."""
+    count = len(source.rows)
+    draws = (Draw(uid=i, index=i, epoch=0) for i in range(0, count, max(1, count // PROMPTS)))
+    return [prompt for draw in list(draws)[:PROMPTS] if (prompt := source.prompt(draw)) is not None]
+
+
+def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], int]:
+    """The first `limit` (0: all) prompts of a source without those that are too long, and how many rows that is."""
+    count = min(limit or len(source.rows), len(source.rows))
+    prompts = (source.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
+    return [prompt for prompt in prompts if prompt is not None], count

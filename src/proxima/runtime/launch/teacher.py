@@ -1,0 +1,121 @@
+"""Teacher and reference: what is checked before any weights are loaded, and the stages that ask them."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.config.describe import kind_of
+from proxima.data import FieldError, renamed
+from proxima.engine.protocol import EngineSetup, close_engine
+from proxima.model import Policy, load
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
+from proxima.runtime.launch.engine_needs import TEACHER, build_engine, scoring_engine
+from proxima.train import ForwardStage
+from proxima.train.engine_stage import EngineStage
+from proxima.train.objectives import DistillationTerm
+from proxima.train.teacher_stage import TeacherStage
+
+if TYPE_CHECKING:
+    from proxima.config.algorithm_schema import DistillationConfig
+    from proxima.config.schema import RunConfig
+
+PATH = "algorithm.distillation.path"
+FAMILY = "use a teacher of the student's family: they are compared token by token"
+
+
+def check_teacher(config: "RunConfig", tokenizer: Any, context: int) -> None:
+    """Refuse a teacher that reads other tokens than the student, whose tokenizer this is, or fewer at once than the
+    `context` that prompt and completion may have together.
+
+    Raises:
+        FieldError: names what differs.
+    """
+    distillation = config.algorithm.distillation
+    if distillation is None:
+        return
+    path = distillation.path
+    with renamed("model.path", PATH):
+        limits, other = load_config(path).get_text_config(), load_tokenizer(path)
+    if problem := vocabulary_problem(tokenizer.get_vocab(), other.get_vocab()):
+        raise FieldError(PATH, path, problem, remedy=FAMILY)
+    for name in ("bos_token_id", "eos_token_id"):
+        ours, theirs = getattr(tokenizer, name, None), getattr(other, name, None)
+        if ours != theirs:
+            raise FieldError(PATH, path, f"has {name}={theirs}, and model.path has {ours}", remedy=FAMILY)
+    if (limit := context_limit(limits)) < context:
+        reason = f"reads at most {limit} tokens, and prompt and completion may have {context}"
+        raise FieldError(PATH, path, reason, remedy=f"set model.max_length={limit}")
+    if distillation.divergence.top_k > (size := shared_vocabulary(config)):
+        field = "algorithm.distillation.divergence.top_k"
+        raise FieldError(field, distillation.divergence.top_k, f"must be at most the vocabulary, {size}")
+
+
+def shared_vocabulary(config: "RunConfig") -> int:
+    """Ids that both models have; what lies beyond, in one of them, is padding of its output layer."""
+    assert config.algorithm.distillation is not None
+    configs = load_config(config.model.path, config.model.revision), load_config(config.algorithm.distillation.path)
+    return min(int(one.get_text_config().vocab_size) for one in configs)
+
+
+def make_distillation(config: "RunConfig") -> DistillationTerm | None:
+    """The loss of the teacher; None without one."""
+    if (found := config.algorithm.distillation) is None:
+        return None
+    return DistillationTerm(divergence=found.divergence, aggregate=found.aggregate, coefficient=found.coefficient)
+
+
+def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", compute: ComputeThread) -> ForwardStage:
+    """The stage of a teacher whose weights are loaded here.
+
+    Raises:
+        FieldError: they can't be loaded.
+    """
+    divergence = distillation.divergence
+    with renamed("model.path", PATH):
+        teacher = compute.call(_load, config, distillation.path)
+    teacher.model.requires_grad_(False)
+    policy = Policy(
+        teacher,
+        share_prompt=config.model.share_prompt,
+        compute_dtype=DTYPES[config.model.compute_dtype],
+        log_prob_chunk=config.model.log_prob_chunk,
+    )
+    return TeacherStage(
+        policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=shared_vocabulary(config)
+    )
+
+
+def make_engine_stage(
+    config: "RunConfig", path: str, policy: LoadedModel, compute: ComputeThread, log: Path | None
+) -> ForwardStage:
+    """The stage that asks the engine of reference or teacher, which is built here.
+
+    Args:
+        path: where the config has it, `REFERENCE` or `TEACHER`.
+        policy: whose tokenizer and length count. The reference has its first weights, without an adapter.
+        log: file for the output of what the engine starts.
+
+    Raises:
+        FieldError: the engine does not score, or its weights can't be loaded.
+    """
+    context = min(config.model.max_length or policy.max_length, policy.max_length)
+    spec, needs = scoring_engine(config, path, policy.tokenizer, context)
+    setup = EngineSetup(
+        model_path=needs.model_path,
+        tokenizer=needs.tokenizer,
+        load_weights=partial(_load, config, needs.model_path, needs.revision),
+        max_length=context,
+        compute=compute,
+        log=log,
+    )
+    with renamed("model.path", PATH if path == TEACHER else "model.path"):
+        engine, _ = build_engine(spec, setup, needs, path)
+    if not engine.capabilities.score:
+        close_engine(engine)
+        raise FieldError(path, kind_of(spec), "does not score tokens", remedy=f"set {path}=null, or use one that does")
+    return EngineStage(column="teacher_log_prob" if path == TEACHER else "reference_log_prob", engine=engine)
+
+
+def _load(config: "RunConfig", path: str, revision: str | None = None) -> LoadedModel:
+    return load(path, revision=revision, dtype=DTYPES[config.model.dtype], device=config.model.device)

@@ -1,0 +1,183 @@
+"""The loop of training on a fixed data set. Read `OfflineLoop.train` top to bottom and you have read the method.
+
+rows → items → order → update → held-out items → checkpoint
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from proxima.data import Group, Prompt, Score
+from proxima.engine.local import Local, collect
+from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.launch.offline_data import OfflineData
+from proxima.runtime.loop.step_metrics import mean_metrics
+from proxima.runtime.loop.training_loop import Plan, Trained, TrainingLoop
+from proxima.runtime.state.store import RunStore
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.observer import Observer
+from proxima.train import UpdateResult
+from proxima.train.checkpoint import read_checkpoint
+from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
+
+UNSCORED = Score(value=float("nan"), valid=False)  # nobody judges them
+
+
+class HeldOutSamples:
+    """Prompts, at least one, and the engine in this process that completes them, with a copy of the trained weights.
+    `max_length` counts the tokens of prompt and completion together."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        loaded: LoadedModel,
+        compute: ComputeThread,
+        *,
+        max_tokens: int,
+        max_length: int,
+    ) -> None:
+        self.prompts, self.loaded = prompts, loaded
+        self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+        self.engine = Local(slots=len(prompts)).build(EngineSetup.of(loaded, max_length=max_length, compute=compute))
+
+    async def groups(self, version: int) -> list[Group]:
+        """A group of one completion without a score for each prompt, under the present weights."""
+        await self.engine.publish(WeightUpdate(version=version, module=self.loaded.model))
+        completions = await collect(
+            self.engine, [Request(prompt=p, sample=0, sampling=self.sampling) for p in self.prompts]
+        )
+        pairs = zip(self.prompts, completions, strict=True)
+        return [Group(prompt=prompt, completions=(one,), scores=(UNSCORED,)) for prompt, one in pairs]
+
+
+class OfflineLoop(TrainingLoop):
+    """Everything that the loop touches, and the loop.
+
+    Args:
+        plan, trained, store, observer, clock: see `TrainingLoop`.
+        method: what is trained.
+        data: the items, and the order in which they come.
+        samples: held-out prompts that are completed at each evaluation; None: there are none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        trained: Trained,
+        method: OfflineMethod[Any, Any],
+        data: OfflineData,
+        samples: HeldOutSamples | None,
+        store: RunStore,
+        observer: Observer,
+        clock: Clock,
+    ) -> None:
+        super().__init__(plan, trained, store, observer, clock)
+        self.method, self.data, self.samples = method, data, samples
+        self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
+
+    async def train(self) -> None:
+        """All steps and evaluations that the run still lacks."""
+        if self.steps_left or not self.store.evaluated(self.journal.step):
+            await self.prepare()
+        if self.journal.step == 0 and self.plan.evaluate_before:
+            await self.evaluate("before")
+        await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
+        while self.steps_left:
+            step = self.journal.step + 1
+            self._times, cpu = {}, self.clock.cpu()
+            with self.timed("step", step=step):
+                items = self.data.next()
+                self.whole = False
+                result = await self.update(items)
+            self._times["cpu"] = self.clock.cpu() - cpu
+            await self.finish_step(self.record(step, len(items), result))
+            self.whole = True
+            await self.evaluate_if_due(step)
+            await self.checkpoint_if_due(step)
+        if self.plan.evaluate_after:
+            await self.evaluate("after")
+
+    async def prepare(self) -> None:
+        """What the method adds once to the items, to those alone that the run comes to."""
+
+        def prepare(progress: Progress) -> None:
+            drawn = self.data.drawn(self.plan.steps)
+            ready = self.method.prepare([self.data.items[i] for i in drawn], progress)
+            for i, item in zip(drawn, ready, strict=True):
+                self.data.items[i] = item
+            self.data.held_out = self.method.prepare(self.data.held_out, progress, held_out=True)
+
+        with self.activity.stage("prepare"):
+            await self.computed("prepare", prepare)
+
+    async def update(self, items: list[Any]) -> UpdateResult:
+        """One optimizer step on the items, beside the event loop."""
+        update = partial(self.trained.stack.update, self.method.objective(), [range(len(items))], items)
+        with self.timed("train"):
+            return await self.computed("train", update)
+
+    async def finish_step(self, record: dict[str, Any]) -> None:
+        """The file first, then the journal's one transaction: a step in the journal has left all its traces."""
+        await self.disk.write(self.folder.append_metrics, record)
+        self._cursor = self.data.cursor.state()
+        consume = partial(self.journal.consume, version=record["policy_version"])
+        await self.disk.write(consume, record["step"], (), self._cursor, record)
+        self.observer.step(record, None)
+
+    async def evaluate(self, label: str) -> None:
+        step, start = self.journal.step, self.now()
+        if not self.data.held_out or self.store.evaluated(step):
+            return
+        with self.activity.stage("evaluate", step=step):
+            measured = await self.measured()
+        record = {
+            "kind": "eval",
+            "step": step,
+            "label": label,
+            "time": self.now(),
+            "time/evaluate": self.now() - start,
+            "examples": len(measured),
+            "metric": self.method.headline,
+            **self.method.summarise(measured),
+        }
+        groups = []
+        if self.samples is not None:
+            groups = await self.unless_stopped(self.samples.groups(self.journal.version))
+            await self.write_aside(self.store.write_evals, step, label, groups)
+        if self.method.marks_model and read_checkpoint(self.folder.checkpoint(step)) is not None:
+            await self.write_checkpoint(step)
+        await self.keep_evaluation(record)
+        self.observer.sampled(groups)
+
+    async def measured(self) -> list[Any]:
+        """What the method measures on each held-out item."""
+        measured: list[Any] = []
+        while len(measured) < len(self.data.held_out):
+            some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]
+            stack = self.trained.stack
+            measured += await self.unless_stopped(self.compute.run(self.method.measure, stack, some))
+            self.progress("evaluate", len(measured), len(self.data.held_out), "examples")
+        return measured
+
+    def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
+        return {"cursor": self._cursor}, {}
+
+    def record(self, step: int, examples: int, result: UpdateResult) -> dict[str, Any]:
+        """The step's line of metrics.jsonl."""
+        training = self._times["train"]
+        return {
+            "kind": "train",
+            "step": step,
+            "time": self.now(),
+            "examples": examples,
+            "epoch": self.data.cursor.drawn / self.data.cursor.size,
+            **mean_metrics(result.metrics),
+            "updates": result.updates,
+            "tokens/trained": result.tokens,
+            "tokens_per_second/train": result.tokens / training if training else 0.0,
+            **{f"time/{name}": value for name, value in self._times.items()},
+            "policy_version": self.journal.version + 1,
+        }

@@ -1,0 +1,249 @@
+"""What every training loop has in common: when it evaluates and saves, how it stops, and how it ends.
+
+`Controller` is the loop of RL, `offline.offline_loop` that of a fixed data set.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from proxima.data import NotFiniteError, UserError
+from proxima.engine.protocol import Health
+from proxima.evaluate.plateau import Plateau
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread, Progress
+from proxima.rollout.generator import GroupGenerator
+from proxima.runtime.state.store import RunStore
+from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.disk import StoppedWaiting
+from proxima.runtime.watch.observer import Observer, Stage
+from proxima.runtime.watch.stall import StallWatch
+from proxima.runtime.watch.timeline import Timeline
+from proxima.train import TrainStack
+from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The user asked the run to stop; the unfinished step is discarded, and a resume repeats it."""
+
+
+class RunEnded(Exception):
+    """The run can't continue, although nothing in it is broken; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """When the loop does what."""
+
+    steps: int  # of the whole run
+    seed: int = 0  # of every draw; stored in the checkpoints
+    evaluate_every: int = 0  # steps; 0: only before and after
+    evaluate_before: bool = True
+    evaluate_after: bool = True
+    stop_after: Plateau | None = None  # see `EvalConfig`
+    checkpoint_every: int = 0  # steps; 0: only at the end
+    keep_last: int = 2  # see `CheckpointConfig`, as for the next one
+    keep_best: bool = False
+    metric: str | None = None  # see `EvalConfig`
+    max_unscored_steps: int = 0  # consecutive steps without a score after which the run ends; 0: never
+    stall_seconds: float = 0.0  # without a token or a finished stage, until a warning says what waits; 0: never
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a checkpoint holds of a loop: the model with its tokenizer, and what updates it. `others` are further models
+    with what updates them, by the name of their folder in a checkpoint."""
+
+    loaded: LoadedModel  # written as a Hugging Face folder
+    stack: TrainStack  # optimizer and schedule
+    compute: ComputeThread  # the thread of all tensor work
+    others: Mapping[str, TrainStack] = field(default_factory=dict)
+
+
+class TrainingLoop:
+    """Steps until the last one, with evaluations and checkpoints between them. A subclass says what a step is
+    (`train`), what an evaluation is (`evaluate`) and what a checkpoint holds beside the weights
+    (`checkpoint_contents`).
+
+    Args:
+        plan: when the loop does what.
+        trained: the weights, and what changes them.
+        store: journal and run folder.
+        observer, clock: who watches, and the time.
+    """
+
+    def __init__(self, plan: Plan, trained: Trained, store: RunStore, observer: Observer, clock: Clock) -> None:
+        self.plan, self.trained, self.compute = plan, trained, trained.compute
+        self.store, self.journal, self.folder = store, store.journal, store.folder
+        self.observer, self.clock = observer, clock
+        timeline = Timeline(self.folder.timeline, observer.warning)
+        self.activity = store.activity = Activity(clock, self.folder.elapsed(), timeline)
+        self.disk = store.disk
+        self._stop = store.disk.stop
+        self._times: dict[str, float] = {}
+        self.whole = True  # the weights are those after the last step of the journal
+        self._plateau = self._reached()
+
+    async def train(self) -> None:
+        """All steps and evaluations that the run still lacks."""
+        raise NotImplementedError
+
+    async def evaluate(self, label: str) -> None:
+        """Held-out figures under the present weights, once per step; `label` is `before`, `step` or `after`."""
+        raise NotImplementedError
+
+    def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
+        """JSON facts, the data cursor among them, and further files by name, each with what writes it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what the loop started beside this process."""
+
+    @property
+    def generator(self) -> GroupGenerator | None:
+        """Engine and rewards that the steps wait for; None: they need none."""
+        return None
+
+    def on_health(self, health: Health) -> None:
+        """Called with each answer of the engine to a health check, at any moment of a step."""
+
+    async def run(self) -> bool:
+        """Train to the last step, or until `stop`; both end with a checkpoint.
+
+        Returns: True when all steps are done.
+
+        Raises:
+            RunEnded, UserError: the run can't continue; a checkpoint is written all the same, unless the weights
+                diverged or are in the middle of a step.
+        """
+        watch = StallWatch(
+            self.plan.stall_seconds, self.activity, self.observer.warning, self.generator, self.on_health
+        )
+        watching = asyncio.create_task(watch.run())
+        try:
+            return await self._run()
+        except StoppedWaiting as error:  # perhaps in the middle of a step
+            saved = checkpoints(self.folder.checkpoints)
+            place = f"from the checkpoint of step {saved[-1].step}" if saved else "from the start, without a checkpoint"
+            self.observer.warning(f"{error}: stopped without another checkpoint; --resume continues {place}")
+            return False
+        finally:
+            watching.cancel()
+            self.activity.timeline.close()
+
+    async def _run(self) -> bool:
+        try:
+            await self.train()
+            done = True
+        except Stopped:
+            done = False
+        except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
+            raise RunEnded(self.diverged(error)) from error
+        except (RunEnded, UserError):
+            if self.whole:
+                with suppress(StoppedWaiting):
+                    await self.checkpoint(self.journal.step)
+            raise
+        await self.checkpoint(self.journal.step)
+        return done
+
+    def stop(self) -> None:
+        """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop."""
+        self._stop.set()
+
+    @property
+    def steps_left(self) -> bool:
+        """Whether there is another step: the run has more of them, and no plateau is reached."""
+        return self.journal.step < self.plan.steps and not self._plateau
+
+    async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Write the record of an evaluation, and tell the observer."""
+        await self.store.write_evaluation(record)
+        self.observer.evaluated(record)
+        if self.plan.stop_after is not None and (problem := self.plan.stop_after.unknown(record)):
+            raise RunEnded(problem)
+        self._plateau = self._reached()
+
+    def _reached(self) -> bool:
+        rule = self.plan.stop_after
+        return rule is not None and bool(rule.reached(self.journal.get("evaluations") or ()))
+
+    async def evaluate_if_due(self, step: int) -> None:
+        if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
+            await self.evaluate("after" if step == self.plan.steps else "step")
+
+    async def checkpoint_if_due(self, step: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        if self.plan.checkpoint_every and step % self.plan.checkpoint_every == 0:
+            await self.checkpoint(step)
+
+    async def checkpoint(self, step: int) -> None:
+        """Everything a resume needs, written aside and renamed, and older ones deleted. An existing checkpoint of the
+        step stays: a kill may have come before the deleting."""
+        if step and read_checkpoint(self.folder.checkpoint(step)) is None:
+            await self.write_checkpoint(step)
+        self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+
+    async def write_checkpoint(self, step: int) -> None:
+        self.observer.progress("checkpoint", 0, 1, "checkpoints")
+        facts, files = self.checkpoint_contents()
+        facts = {"policy_version": self.journal.version, "seed": self.plan.seed, **facts}
+        own = self.trained
+        parts = own.loaded, own.stack, facts, files, own.others
+        with self.activity.stage("checkpoint", step=step):
+            await self.write_aside(write_checkpoint, self.folder.checkpoints, step, *parts)
+
+    def diverged(self, error: NotFiniteError) -> str:
+        """What happened in the step that could not be finished, and what to do."""
+        resume = "there is no checkpoint to resume from. Training"
+        if saved := checkpoints(self.folder.checkpoints):
+            resume = f"the checkpoint of step {saved[-1].step} is finite. Resume (--resume) to continue from there; if "
+            resume += "it happens again, training"
+        remedy = "diverges: start another run with a lower train.optimizer.lr or train.max_grad_norm"
+        return f"step {self.journal.step + 1}: {error}; {resume} {remedy}"
+
+    async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
+        """Write a large file in the compute thread, as soon as there is space for it."""
+        await self.disk.patiently(lambda: self.compute.run(write, *arguments))
+
+    def now(self) -> float:
+        """Seconds since the run began, over all resumes."""
+        return self.activity.now()
+
+    @contextmanager
+    def timed(self, stage: str, **facts: Any) -> Iterator[None]:
+        """A stage of a step; its seconds are in the step's record, and its span with the `facts` in the timeline."""
+        start = self.clock.now()
+        try:
+            with self.activity.stage(stage, **facts):
+                yield
+        finally:
+            self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
+
+    async def computed(self, stage: Stage, call: Callable[[Progress], T]) -> T:
+        """What the call returns, made in the compute thread; it tells of its progress in tokens."""
+        return await self.compute.run_with_progress(call, lambda done, of: self.progress(stage, done, of, "tokens"))
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        """Report the progress of the running stage to the observer."""
+        self.activity.advanced(done, total, unit)
+        self.observer.progress(stage, done, total, unit)
+
+    async def unless_stopped(self, work: Awaitable[Any]) -> Any:
+        """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is known."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                raise Stopped
+            return task.result()
+        finally:
+            for waiting in (task, stop):
+                waiting.cancel()

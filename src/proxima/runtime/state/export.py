@@ -1,0 +1,130 @@
+"""Find and export the checkpoints of a run, to a folder and to the hub."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxima.config.recipe_reader import read_yaml
+from proxima.data import UserError
+from proxima.evaluate.headline import Headline
+from proxima.model import load, load_scalar_model, save
+from proxima.model.adapter_files import base_of, is_adapter
+from proxima.model.load import DTYPES
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.model_card import HUB_NAME, model_card
+from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
+
+
+def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
+    """A run's checkpoint: `last`, `best` (`best_checkpoint`), or a step's number.
+
+    Raises:
+        UserError: the folder contains no run, no checkpoint, or not that one; lists the existing ones. The best was
+            not kept: `checkpoint.keep_best` was false, and a step without a checkpoint was better.
+    """
+    folder = RunFolder(run)
+    found = checkpoints(folder.checkpoints)
+    if not found:
+        raise UserError(f"{run} contains no checkpoint; give a run folder written by `proxima train`")
+    if which == "last":
+        return found[-1]
+    if which == "best":
+        best = best_checkpoint(folder, found)
+        if best is None:
+            remedy = f"use last, or a step of {[c.step for c in found]}"
+            raise UserError(f"{run}: no checkpoint was evaluated, so none is best", remedy=remedy)
+        _refuse_deleted_best(folder, best)
+        return best
+    wanted = [c for c in found if str(c.step) == which.lstrip("0")]
+    if not wanted:
+        raise UserError(f"{run}: no checkpoint {which!r}; use one of {[c.step for c in found]}, last or best")
+    return wanted[0]
+
+
+def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
+    """Without `checkpoint.keep_best`, that of the best evaluation may be deleted: another is not the best."""
+    if not folder.config.is_file() or read_yaml(folder.config).to_python().get("checkpoint", {}).get("keep_best"):
+        return
+    scores = _scores(folder)
+    step = max((s for s in scores if s), key=lambda s: (scores[s], -s))
+    if scores[step] > scores[best.step]:
+        reason = f"{folder.path}: the best evaluation is that of step {step}, whose checkpoint was not kept"
+        remedy = f"use last or {best.step}; train with checkpoint.keep_best=true and checkpoint.every to keep it"
+        raise UserError(reason, remedy=remedy)
+
+
+def best_checkpoint(folder: RunFolder, found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The one with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
+    scores = _scores(folder)
+    return max((c for c in found if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
+
+
+def _scores(folder: RunFolder) -> dict[int, float]:
+    """Step → headline of its evaluation, so that higher is better."""
+    evals = [r for r in folder.read_metrics() if r["kind"] == "eval"]
+    headline = Headline.of(evals)
+    return {r["step"]: value for r in evals if (value := headline.score(r)) is not None}
+
+
+def export(
+    run: str | Path, out: str | Path, *, which: str = "last", adapter: bool = False, critic: bool = False
+) -> Path:
+    """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads, with a model card; atomic.
+    Of a run with LoRA, the base with the adapter merged, in the base's dtype; with `adapter` the adapter's folder,
+    which peft reads. With `critic` the critic, which `AutoModelForSequenceClassification` loads.
+
+    Raises:
+        UserError: no such checkpoint, `out` exists, no adapter or critic in the checkpoint, or the adapter's base has
+            changed or is gone.
+    """
+    checkpoint, target = find_checkpoint(run, which), Path(out)
+    source = checkpoint.path / CRITIC if critic else checkpoint.model
+    if critic and not source.is_dir():
+        reason = f"{checkpoint.path} has no critic: the run has none, or it is a head on the policy"
+        raise UserError(reason, remedy="leave out --critic")
+    if target.exists():
+        raise UserError(f"{target} exists already; give a new folder")
+    if adapter and not is_adapter(str(source)):
+        raise UserError(f"{run} was trained without model.lora, so it has no adapter", remedy="leave out --adapter")
+    aside = target.with_name(f".{target.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    if is_adapter(str(source)) and not adapter:
+        scalar = (source / "config.json").is_file()
+        read = load_scalar_model if scalar else load
+        merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
+        save(merged.model, merged.tokenizer, aside)
+    else:
+        shutil.copytree(source, aside)
+    library = "peft" if adapter else "transformers"
+    (aside / "README.md").write_text(model_card(RunFolder(run), checkpoint.step, library), encoding="utf-8")
+    aside.rename(target)
+    return target
+
+
+def check_hub_name(name: str) -> None:
+    """UserError unless a model can be pushed to the hub under this name from here."""
+    if not HUB_NAME.fullmatch(name):
+        raise UserError(f"--to-hub {name} is no name of a repository", remedy="write ORG/NAME")
+    if not os.environ.get("HF_TOKEN"):
+        reason = "--to-hub needs a token with write access in the environment variable HF_TOKEN"
+        raise UserError(reason, remedy="make one at https://huggingface.co/settings/tokens")
+
+
+def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
+    """Upload an exported folder in one commit, and return its address; the repository is made if it is missing.
+
+    Raises:
+        UserError: the hub can't be reached, or refuses; with its own words.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi(token=os.environ["HF_TOKEN"])
+    try:
+        made = hub.create_repo(name, private=private or None, exist_ok=True)
+        hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model trained with proxima")
+    except Exception as error:  # among others those of its HTTP library, which another version has from elsewhere
+        reason = f"{folder} was not pushed to the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise UserError(reason, remedy=f"try again with hf upload {name} {folder}") from None
+    return str(made)

@@ -1,0 +1,219 @@
+"""The run folder: its files, its lock, and how it is restored to an earlier step.
+
+config.yaml  environment.json  metrics.jsonl  run.sqlite  rollouts/000012.parquet  evals/000012-after.parquet
+checkpoints/000040/  timeline.json  summary.json  report.html  log.txt  engine.log
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from proxima.data import UserError
+from proxima.data.atomic_files import flush_to_disk, write_atomic
+from proxima.data.jsonl import complete_length, dumps, json_text, read_lines
+from proxima.runtime.state.folder_lock import FolderLock
+from proxima.runtime.watch.timeline import rewind_timeline
+
+MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
+
+
+class RunFolder:
+    """Paths and files of one run. The constructor touches nothing; `begin` creates the folder and locks it."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.environment = self.path / "environment.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.journal = self.path / "run.sqlite"
+        self.rollouts = self.path / "rollouts"
+        self.evals = self.path / "evals"
+        self.checkpoints = self.path / "checkpoints"
+        self.timeline = self.path / "timeline.json"
+        self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
+        self.log = self.path / "log.txt"
+        self.engine_log = self.path / "engine.log"
+        self.trackers = self.path / "trackers"
+        self._lock: FolderLock | None = None
+        self.earlier_warnings: list[dict[str, Any]] = []  # of the run that `rewind` found, up to its step
+        self._spent = 0.0  # seconds up to the end of the run that `rewind` found, if it repeats no step of it
+
+    def rollout_file(self, step: int) -> Path:
+        """The completions of a step."""
+        return self.rollouts / f"{step:06d}.parquet"
+
+    def eval_file(self, step: int, label: str) -> Path:
+        """The completions of an evaluation; `label` is `before`, `step` or `after`, with `-NAME` of a further set."""
+        return self.evals / f"{step:06d}-{label}.parquet"
+
+    def eval_files(self, name: str = "") -> list[Path]:
+        """The files of the evaluations of `eval.task`, or of a further set, in the order of the steps."""
+        ends = [name] if name else []
+        return [file for file in sorted(self.evals.glob("[0-9]*.parquet")) if file.stem.split("-", 2)[2:] == ends]
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of a step's checkpoint."""
+        return self.checkpoints / f"{step:06d}"
+
+    @property
+    def has_run(self) -> bool:
+        """True when the folder contains a run."""
+        return any((self.path / name).exists() for name in MARKS)
+
+    def check(self, *, resume: bool = False, overwrite: bool = False) -> None:
+        """Raise before a model is loaded if `begin` would refuse.
+
+        Raises:
+            UserError: there is a run and neither resume nor overwrite is set; both are set; `path` is a file; or the
+                folder contains something other than a run.
+        """
+        if resume and overwrite:
+            raise UserError("resume and overwrite exclude each other; choose one")
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; give the run its own folder with folder=PATH")
+        if resume or self._is_empty():
+            return
+        if not self.has_run:
+            raise UserError(f"{self.path} contains files but no run; give the run its own folder with folder=PATH")
+        if not overwrite:
+            raise UserError(
+                f"{self.path} contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH"
+            )
+
+    def begin(self, *, resume: bool = False, overwrite: bool = False) -> bool:
+        """Create the folder and lock it; returns True when there is a run to resume.
+
+        `resume` in a folder without a run starts one, so the same command works whenever the last one died. An
+        incomplete last line of metrics.jsonl is removed.
+
+        Raises:
+            UserError: as `check`, or another process uses the folder.
+        """
+        self.check(resume=resume, overwrite=overwrite)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self.path / ".lock")
+        if overwrite:
+            self._clear()
+        for folder in (self.rollouts, self.evals, self.checkpoints):
+            folder.mkdir(exist_ok=True)
+        if self.metrics.exists() and (whole := complete_length(self.metrics)) < self.metrics.stat().st_size:
+            os.truncate(self.metrics, whole)
+        flush_to_disk(self.path)
+        return resume and self.has_run
+
+    def lock_for_reading(self) -> None:
+        """Keep writers out until `release`; other readers may come.
+
+        Raises:
+            UserError: a process writes to the folder.
+        """
+        if (self.path / ".lock").is_file():  # a copy may lack it
+            self._lock = FolderLock(self.path / ".lock", shared=True)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the folder was deleted or moved after `begin`."""
+        return self._lock is not None and self._lock.is_gone
+
+    def release(self) -> None:
+        """Unlock the folder; the end of the process, however it ends, unlocks it too."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append a record (with `kind`, `step` and `time`) to metrics.jsonl; it is on disk when this returns.
+
+        Raises:
+            OSError: the disk is full or read-only; the existing lines are unchanged.
+        """
+        for name in ("kind", "step", "time"):
+            if name not in record:
+                raise ValueError(f"metrics record lacks {name!r}: {sorted(record)}")
+        line = (dumps(record) + "\n").encode("utf-8")
+        with self.metrics.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                written = file.write(line)
+                if written != len(line):  # a nearly full disk takes a part without an error
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError as error:
+                file.truncate(before)
+                error.filename = str(self.metrics)
+                raise
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All records in order, without an incomplete last line."""
+        return read_lines(self.metrics)
+
+    def elapsed(self) -> float:
+        """Seconds that the run took, over all resumes: up to its last record, or up to its end where it ended there."""
+        return max([self._spent, *(float(r["time"]) for r in self.read_metrics())])
+
+    def write_config(self, text: str) -> None:
+        """Write config.yaml."""
+        write_atomic(self.config, text)
+
+    def write_environment(self, facts: Mapping[str, Any]) -> None:
+        """Write environment.json."""
+        write_atomic(self.environment, json_text(facts))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        write_atomic(self.summary, json_text(summary))
+
+    def rewind(
+        self, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Mapping[str, Any]]:
+        """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
+        summary and report, and the timeline after the last record. Checkpoints and log.txt stay.
+
+        Step 0 is the run before anything happened: the evaluation before the first step is deleted too. `steps` and
+        `evaluations` are the journal's records; metrics.jsonl may lack any of them.
+
+        Returns: the evaluations that are left.
+        """
+        self._spent = 0.0
+        with suppress(OSError, ValueError, KeyError):
+            ended = json.loads(self.summary.read_text(encoding="utf-8"))
+            self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
+            told = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
+            self.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in told]
+        known = [*(r for r in self.read_metrics() if r["kind"] == "eval"), *evaluations]
+        evals = list({r["step"]: r for r in known if 0 < step >= r["step"]}.values())
+        records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
+        write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))
+        rewind_timeline(self.timeline, self.elapsed())
+        for folder in (self.rollouts, self.evals):
+            for file in folder.glob("*.parquet"):
+                number = file.stem.partition("-")[0]
+                if number.isdigit() and not 0 < step >= int(number):
+                    file.unlink()
+        for path in (self.summary, self.report):
+            path.unlink(missing_ok=True)
+        return evals
+
+    def _is_empty(self) -> bool:
+        """True when the folder contains nothing but what `begin` creates."""
+        skeleton = {".lock", self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
+        return not self.has_run and all(
+            entry.name in skeleton or entry.name.endswith(".part") for entry in self.path.iterdir()
+        )
+
+    def _clear(self) -> None:
+        """Delete the files of the run; others stay."""
+        for folder in (self.rollouts, self.evals, self.checkpoints, self.trackers):
+            shutil.rmtree(folder, ignore_errors=True)
+        journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
+        files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
+        for path in (*files, self.timeline, *journal):
+            path.unlink(missing_ok=True)

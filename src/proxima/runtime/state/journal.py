@@ -1,0 +1,378 @@
+"""The journal: the state of each prompt, in a SQLite file that survives `kill -9` at any instant.
+
+    queued → generating → scored → selected | dropped → consumed
+
+`consume` ends a step in one transaction: its prompts become consumed, and the step, the data cursor, the policy version
+and the metrics are written. So either all of a step happened or none of it. The rules are in the database itself
+(checks and triggers): no code path can consume a prompt twice or skip a state.
+"""
+
+import errno
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from proxima.data import UserError
+from proxima.data.checksum import Checksum
+from proxima.data.full_disk import as_disk_full
+from proxima.data.jsonl import dumps
+from proxima.runtime.state.journal_checksums import JournalChecksums
+from proxima.runtime.state.journal_schema import FORMAT, SCHEMA, sql_statements
+from proxima.runtime.watch.clock import Clock, SystemClock
+
+if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
+    from proxima.data import Group, Prompt
+
+State = Literal["queued", "generating", "scored", "selected", "dropped", "consumed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRecord:
+    """A prompt's row in the journal; times are ISO 8601, UTC."""
+
+    uid: int
+    epoch: int
+    state: State
+    admitted_after: int
+    attempts: int
+    policy_version: int | None
+    completions: int | None
+    invalid: int | None
+    reward: float | None
+    step: int | None
+    reason: str | None
+    admitted_at: str
+    generating_at: str | None
+    scored_at: str | None
+    selected_at: str | None
+    consumed_at: str | None
+
+
+class Journal:
+    """The states of a run's prompts, and its steps.
+
+    Every method that writes is one transaction, on disk when it returns (WAL, `synchronous=FULL`). Any number of
+    readers (a viewer, the report) may have the file open meanwhile; the lock of the run folder keeps other writers out.
+
+    Args:
+        path: the SQLite file; created if missing.
+        clock: gives the timestamps.
+
+    Raises:
+        OSError: the disk is full; from any method, which has then changed nothing.
+        UserError: the file is not a journal, or has another format.
+        ValueError: a transition that the states don't allow; names the prompt and its state. Nothing is changed.
+    """
+
+    def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
+        self.path = Path(path)
+        self._clock = clock or SystemClock()
+        self._opened = False
+        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0, check_same_thread=False)
+        self._db.text_factory = lambda text: text.decode(errors="replace")  # of a damaged file, the checksums tell
+        self.checksums = JournalChecksums(self._db)
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(" ".join(damage.split()))
+            with self._transaction():  # if two processes open a new file at once, the second one sees the tables
+                if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+                    for statement in sql_statements(SCHEMA):
+                        self._db.execute(statement)
+                    self.checksums.create()
+                    self._set("format", FORMAT)
+                self.checksums.create()  # of a run that an earlier version began
+            found = self.get("format")
+        except OSError:
+            self._db.close()
+            raise
+        except (sqlite3.DatabaseError, ValueError) as error:  # also text that is no UTF-8, or no JSON
+            self._db.close()
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                if full := self._disk_full(error):
+                    raise full from error
+                remedy = "check the disk, then resume with --resume"
+                raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
+            remedy = "move it away, and a resume restores the steps up to the last checkpoint from metrics.jsonl"
+            raise UserError(f"{self.path} is damaged, or no journal of proxima ({error})", remedy=remedy) from error
+        if found != FORMAT:
+            self._db.close()
+            remedy = "resume with the version of proxima that started the run"
+            raise UserError(f"{self.path}: format {found}, this version reads {FORMAT}", remedy=remedy)
+        self._opened = str(path) != ":memory:"
+
+    def close(self) -> None:
+        """Release the file. The journal is safe without it."""
+        self._db.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def step(self) -> int:
+        """The last finished step; 0 before the first."""
+        return int(self._db.execute("SELECT COALESCE(MAX(step), 0) FROM steps").fetchone()[0])
+
+    @property
+    def version(self) -> int:
+        """The policy version after the last finished step: how often new weights were published."""
+        row = self._db.execute("SELECT policy_version FROM steps ORDER BY step DESC LIMIT 1").fetchone()
+        return int(row[0]) if row else 0
+
+    @property
+    def cursor(self) -> Any:
+        """The data cursor after all prompts admitted so far; None before the first."""
+        return self.get("cursor")
+
+    def get(self, key: str) -> Any:
+        """A value of the meta table; None if it is missing."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def set(self, key: str, value: Any) -> None:
+        """Write a JSON value to the meta table."""
+        with self._transaction():
+            self._set(key, value)
+
+    def evaluated(self, record: Mapping[str, Any]) -> None:
+        """Keep an evaluation's record, and the checksums of its files."""
+        with self._transaction():
+            self._set("evaluations", [*(self.get("evaluations") or ()), dict(record)])
+            self.checksums.record_files()
+        self.checksums.files.clear()
+
+    def replace(self, name: str, new: Checksum, *, done: bool) -> None:
+        """Record that a file of the folder is about to be replaced, or, if `done`, that it has been."""
+        with self._transaction():
+            self.checksums.record_replacement(name, new, done=done)
+
+    def admit(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
+        """Add prompts to the run: they are queued.
+
+        Args:
+            prompts: with uids that are new in this run.
+            size: rows of the dataset: the epoch is uid // size; 0 leaves it at 0.
+            cursor_state: the data cursor after these prompts, any JSON value.
+        """
+        step, now = self.step, self._clock.wall()
+        rows = [(p.uid, p.uid // size if size else 0, step, now) for p in prompts]
+        insert = "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (?, ?, 'queued', ?, ?)"
+        with self._transaction():
+            for row in rows:
+                try:
+                    self._db.execute(insert, row)
+                except sqlite3.IntegrityError as error:
+                    found = self.prompt(row[0])
+                    state = found.state if found else error
+                    raise ValueError(f"prompt {row[0]} was admitted before ({state}); a uid is used once") from error
+            if cursor_state is not None:
+                self._set("cursor", cursor_state)
+
+    def generating(self, uids: Iterable[int]) -> None:
+        """The prompts went to the engine: queued → generating, one more attempt."""
+        with self._transaction():
+            for uid in uids:
+                self._move(uid, "generating", "attempts = attempts + 1, generating_at = :now")
+
+    def scored(self, groups: Iterable["Group"]) -> None:
+        """The groups are complete and have their scores: generating → scored."""
+        columns = "scored_at = :now, policy_version = :version, completions = :completions, invalid = :invalid"
+        with self._transaction():
+            for group in groups:
+                values = [s.value for s in group.scores if s.valid]
+                self._move(
+                    group.prompt.uid,
+                    "scored",
+                    f"{columns}, reward = :reward",
+                    version=group.oldest_version,
+                    completions=len(group.completions),
+                    invalid=len(group.scores) - len(values),
+                    reward=sum(values) / len(values) if values else None,
+                )
+
+    def select(self, step: int, kept: Iterable[int], dropped: Mapping[int, str] | None = None) -> None:
+        """Decide what `step` trains on: scored → selected, and scored or generating → dropped.
+
+        Args:
+            step: `journal.step + 1` or later.
+            kept: uids that are trained.
+            dropped: uid → reason, one word (`uniform`, `failed`, `pruned` …).
+        """
+        if step <= self.step:
+            raise ValueError(f"select(step={step}): step {self.step} is finished already")
+        with self._transaction():
+            for uid in kept:
+                self._move(uid, "selected", "selected_at = :now, step = :step", step=step)
+            for uid, reason in (dropped or {}).items():
+                columns = "selected_at = :now, step = :step, reason = :reason"
+                self._move(uid, "dropped", columns, step=step, reason=reason)
+
+    def consume(
+        self, step: int, uids: Iterable[int], cursor_state: Any, metrics: Mapping[str, Any], *, version: int
+    ) -> None:
+        """Finish `step`: its selected and dropped prompts become consumed.
+
+        Args:
+            step: `journal.step + 1`.
+            uids: all prompts selected for the step; those dropped in it may be among them and are consumed anyway.
+            cursor_state: the data cursor after all prompts admitted so far, any JSON value.
+            metrics: the step's record; numbers that are not finite are stored as null.
+            version: policy version after the step.
+        """
+        wanted = set(uids)
+        with self._transaction():
+            if step != self.step + 1:
+                raise ValueError(
+                    f"consume(step={step}): step {self.step} is the last finished, so the next is {self.step + 1}"
+                )
+            query = "SELECT uid, state FROM prompts WHERE step = ? AND state != 'consumed'"
+            states: dict[int, State] = dict(self._db.execute(query, (step,)).fetchall())
+            if missing := {uid for uid, state in states.items() if state == "selected"} - wanted:
+                raise ValueError(f"consume(step={step}): prompts {sorted(missing)} were selected for it but not named")
+            if unknown := wanted - states.keys():
+                raise ValueError(f"consume(step={step}): prompts {sorted(unknown)} were not selected for it")
+            row = (step, version, dumps(cursor_state), dumps(metrics), self._clock.wall())
+            self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
+            for uid in states:
+                self._move(uid, "consumed", "consumed_at = :now")
+            self._set("cursor", cursor_state)
+            self.checksums.record_step(step)
+            self.checksums.record_files()
+        self.checksums.files.clear()
+
+    def prompt(self, uid: int) -> PromptRecord | None:
+        """The record of one prompt; None if it was never admitted."""
+        return next(iter(self._records("WHERE uid = ?", (uid,))), None)
+
+    def prompts(self) -> list[PromptRecord]:
+        """The records of all prompts, by uid."""
+        return self._records("ORDER BY uid")
+
+    def consumed(self, step: int) -> list[PromptRecord]:
+        """The records of the prompts that a finished step consumed, by uid; the dropped ones have a `reason`."""
+        return self._records("WHERE state = 'consumed' AND step = ? ORDER BY uid", (step,))
+
+    def counts(self) -> dict[State, int]:
+        """Number of prompts by state."""
+        return dict(self._db.execute("SELECT state, COUNT(*) FROM prompts GROUP BY state").fetchall())
+
+    def metrics(self, step: int) -> dict[str, Any] | None:
+        """The record of a finished step; None for other steps."""
+        row = self._db.execute("SELECT metrics FROM steps WHERE step = ?", (step,)).fetchone()
+        return None if row is None else dict(json.loads(row[0]))
+
+    def rewind(self, step: int) -> Any:
+        """Restore the journal as it was right after `step`; returns the data cursor of that moment, None for step 0.
+
+        Every resume calls it with the step of its checkpoint. Later steps are deleted, and so are prompts admitted
+        after `step`: the cursor draws them again. A prompt admitted before and not consumed by then (a group carried
+        over) is queued again, because the cursor is past it.
+
+        Raises:
+            UserError: the journal ends before `step`.
+        """
+        kept = "uid, epoch, state, admitted_after, attempts, admitted_at"
+        with self._transaction():
+            last = self.step
+            if not 0 <= step <= last:
+                remedy = "is the checkpoint from another run?"
+                raise UserError(f"rewind(step={step}): the journal ends at step {last}", remedy=remedy)
+            self._db.execute("DELETE FROM prompts WHERE admitted_after >= ?", (step,))
+            unfinished = "FROM prompts WHERE state != 'consumed' OR step > ?"
+            rows = self._db.execute(f"SELECT {kept} {unfinished}", (step,)).fetchall()
+            self._db.execute(f"DELETE {unfinished}", (step,))
+            queued = [(uid, epoch, "queued", *rest) for uid, epoch, _, *rest in rows]
+            self._db.executemany(f"INSERT INTO prompts ({kept}) VALUES (?, ?, ?, ?, ?, ?)", queued)
+            self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
+            self.checksums.rewind(step)
+            row = self._db.execute("SELECT cursor FROM steps WHERE step = ?", (step,)).fetchone()
+            cursor = json.loads(row[0]) if row else None
+            self._set("cursor", cursor)
+        return cursor
+
+    def restore_steps(self, records: Iterable[Mapping[str, Any]], cursor_state: Any) -> None:
+        """Append finished steps whose rows were lost, from their metrics; delete prompts that were not consumed."""
+        with self._transaction():
+            self._db.execute("DELETE FROM prompts WHERE state != 'consumed'")
+            for record in records:
+                row = (record["step"], record["policy_version"], dumps(cursor_state), dumps(record), self._clock.wall())
+                self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
+                self.checksums.record_step(record["step"])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        if self._opened and not self.path.exists():  # SQLite would go on in a file without a name
+            remedy = "resume the run (--resume): the steps up to the last checkpoint are restored from metrics.jsonl"
+            raise UserError(f"{self.path} was deleted during the run", remedy=remedy)
+        try:
+            self._db.execute(
+                "BEGIN IMMEDIATE"
+            )  # a writer at once: a later upgrade could fail with "database is locked"
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError) and (full := self._disk_full(error)):
+                raise full from error
+            raise
+
+    def _disk_full(self, error: sqlite3.OperationalError) -> OSError | None:
+        """The full disk behind an error of SQLite, which calls a spent quota, and what it can't place beside the file,
+        an I/O error."""
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        return as_disk_full(error, self.path) if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR else None
+
+    def _move(self, uid: int, target: State, columns: str, **values: Any) -> None:
+        """Change the state of a prompt, inside a transaction."""
+        named = {**values, "now": self._clock.wall(), "uid": uid, "target": target}
+        try:
+            changed = self._db.execute(
+                f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
+            ).rowcount
+        except sqlite3.IntegrityError as error:
+            found = self.prompt(uid)
+            query = "SELECT source FROM moves WHERE target = ? ORDER BY source"
+            sources = " or ".join(source for (source,) in self._db.execute(query, (target,)))
+            state = found.state if found else "absent"
+            raise ValueError(f"prompt {uid} is {state}, and only {sources} becomes {target} ({error})") from error
+        if not changed:
+            raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
+
+    def _records(self, where: str, values: Sequence[Any] = ()) -> list[PromptRecord]:
+        names = list(PromptRecord.__dataclass_fields__)
+        rows = self._db.execute(f"SELECT {', '.join(names)} FROM prompts {where}", values).fetchall()
+        return [PromptRecord(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def _set(self, key: str, value: Any) -> None:
+        insert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        self._db.execute(insert, (key, dumps(value)))
+        self.checksums.record_key(key, dumps(value))
+
+
+@contextmanager
+def copied_journal(path: Path) -> Iterator[Journal]:
+    """A copy of a journal, for reading: SQLite may write beside a file that it only reads. It is empty where there is
+    no journal."""
+    with TemporaryDirectory() as place:
+        for file in path.parent.glob(f"{path.name}*"):
+            copyfile(file, Path(place, file.name))
+        copy = Path(place, path.name)
+        try:
+            journal = Journal(copy)
+        except UserError as error:
+            raise UserError(error.reason.replace(str(copy), str(path)), remedy=error.remedy) from error
+        with journal:
+            yield journal

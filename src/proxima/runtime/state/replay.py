@@ -1,0 +1,208 @@
+"""A replay: another run's stored groups in place of generated ones, step by step, for another loss on the same tokens.
+
+Reads metrics.jsonl, rollouts/ and the lock of that run, and writes nothing there.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from hashlib import file_digest, sha256
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from proxima.data import Completion, FieldError, Group, Prompt, Score
+from proxima.data.checksum import Checksum
+from proxima.data.jsonl import utf8
+from proxima.rollout.collector import CollectedBatch, Collector, History
+from proxima.rollout.generator import GroupGenerator, RolloutListener
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import copied_journal
+from proxima.runtime.state.list_columns import MASK_COLUMNS, numpy_columns, read_mask
+from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows, read_table
+from proxima.task.protocol import Row
+
+PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob")
+CHECKED = 32  # completions of the first step that are decoded again
+
+
+class StoredRollouts(Collector):
+    """The groups of a run's steps, in its order: to the loop, what `BatchCollector` is to a run that generates.
+
+    A group that the run used is judged again by the replay's own selection; one that it dropped before its advantages
+    (dynamic sampling, too old) stays dropped.
+
+    Args:
+        path: the folder of the run; it is locked against writers until `close`.
+        steps: how many of its steps are needed.
+
+    Raises:
+        FieldError: it is no run, is being trained, has fewer finished steps, lacks files, or is of another format.
+    """
+
+    rows: Sequence[Row] = ()  # prompts come with the groups
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.folder, self.steps, self.listener = RunFolder(path), steps, RolloutListener()
+        self.generator: GroupGenerator | None = None  # only held-out questions are generated
+        if not self.folder.metrics.is_file():
+            raise self._refused("has no metrics.jsonl, so no finished step", "give the folder of a run")
+        self.folder.lock_for_reading()
+        try:
+            self._versions = self._checked()
+        except BaseException:
+            self.close()
+            raise
+        self._step = 0
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        self.folder.release()
+
+    def _checked(self) -> list[int]:
+        """The policy version at the beginning of each step, after all files are found to be there and whole."""
+        versions = [0] + [r["policy_version"] for r in self.folder.read_metrics() if r["kind"] == "train"]
+        finished = len(versions) - 1
+        if finished < self.steps:
+            reason = f"is more than the {finished} finished steps of {self.folder.path}"
+            raise FieldError("train.steps", self.steps, reason, remedy=f"set train.steps={finished} or fewer")
+        with copied_journal(self.folder.journal) as journal:
+            recorded = journal.checksums.read()
+        for step in range(1, self.steps + 1):
+            file = self.folder.rollout_file(step)
+            try:
+                schema = pq.read_schema(file)
+            except FileNotFoundError:
+                remedy = f"restore it, or replay fewer steps, train.steps={step - 1}"
+                raise self._refused(f"lacks rollouts/{file.name}", remedy) from None
+            except (OSError, pa.ArrowInvalid) as error:
+                raise self._refused(f"has a damaged rollouts/{file.name} ({error})", "restore it") from error
+            found, wanted = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in (schema, ROLLOUT_SCHEMA))
+            if found != wanted:
+                remedy = "train that run again with this version"
+                raise self._refused(
+                    f"stores its rollouts in the format {found!r}; this version reads {wanted!r}", remedy
+                )
+            checksum = recorded.get(f"rollouts/{file.name}")
+            if checksum is not None and Checksum.of(file) != checksum:
+                reason = f"has a damaged rollouts/{file.name}: its content is not what was written"
+                raise self._refused(reason, f"restore it, or replay fewer steps, train.steps={step - 1}")
+        return versions
+
+    def _refused(self, reason: str, remedy: str) -> FieldError:
+        return FieldError("rollouts", str(self.folder.path), reason, remedy=remedy)
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of each file that is read, by what it is called in a message."""
+        out = {}
+        for step in range(1, self.steps + 1):
+            with self.folder.rollout_file(step).open("rb") as stream:
+                out[f"rollouts: {self.folder.rollout_file(step).name}"] = file_digest(stream, "sha256").hexdigest()
+        return out
+
+    def check_vocabulary(self, tokenizer: Any, vocabulary: int) -> None:
+        """Refuse a model to be trained that reads the stored tokens as other text than the one that wrote them;
+        `vocabulary` is the rows of its embedding.
+
+        Raises:
+            FieldError: a token id outside the vocabulary, or a text that differs.
+        """
+        table = read_table(self.folder.rollout_file(1), ["tokens", "prompt_tokens", "text"])
+        ids = np.concatenate([column for name in ("tokens", "prompt_tokens") for column in numpy_columns(table[name])])
+        remedy = "use a model with the vocabulary of the run that wrote the rollouts"
+        if ids.size and ids.max() >= vocabulary:
+            reason = f"has token {ids.max()}, and the vocabulary of model.path has {vocabulary}"
+            raise self._refused(reason, remedy)
+        texts = table["text"].to_pylist()
+        for tokens, text in zip(numpy_columns(table["tokens"])[:CHECKED], texts, strict=False):
+            read = utf8(tokenizer.decode(tokens, skip_special_tokens=True))
+            if not read.startswith(text):  # a stop string is cut off
+                shown = f"{text!r:.40}, which the tokenizer of model.path reads as {read!r:.40}"
+                raise self._refused(f"has a completion {shown}", remedy)
+
+    async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
+        """The groups of the next step. Ages are those of the run that generated them, whose version the batch names;
+        `version` and `history`, of the replay, are unused."""
+        self._step += 1
+        used, dropped = stored_groups(self.folder.rollout_file(self._step))
+        groups = (*used, *(group for group, _ in dropped))
+        self.listener.admitted([group.prompt for group in groups])
+        for number, group in enumerate(groups, 1):
+            self.listener.scored(group)
+            self.listener.rewarded(number, len(groups))
+        return CollectedBatch(
+            groups=used,
+            dropped=dropped,
+            generated=groups,
+            gen_batches=0,
+            replayed=True,
+            version=self._versions[self._step - 1],
+            accepted=len(used),
+            unscored=sum(not any(score.valid for score in group.scores) for group in groups),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """JSON values that `load` restores."""
+        return {"replayed": self._step}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state`."""
+        self._step = int(state["replayed"])
+
+
+def rollouts_sha(hashes: Mapping[str, str]) -> str | None:
+    """SHA-256 over the names and hashes of the rollout files among a run's `inputs`; None if there are none."""
+    lines = [f"{name} {value}\n" for name, value in hashes.items() if name.startswith("rollouts: ")]
+    return sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
+def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
+    """The groups of a step's file, exact to the bit: those that the step used, and those dropped before, with the
+    reason. Of a prompt, the file has its tokens and its question."""
+    scalars = [field.name for field in ROLLOUT_SCHEMA if not pa.types.is_list(field.type)]
+    rows = read_rows(path, scalars)
+    table = read_table(path, ["prompt_tokens", *PER_TOKEN, *MASK_COLUMNS])
+    for name in table.column_names:
+        for row, values in zip(rows, numpy_columns(table[name]), strict=True):
+            row[name] = values
+    top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
+    k = max(top, default=0)
+    used, dropped = [], []
+    for uid, found in groupby(rows, key=itemgetter("prompt_uid")):
+        members = list(found)
+        first = members[0]
+        group = Group(
+            prompt=Prompt(
+                uid=uid,
+                messages=({"role": "user", "content": first["question"]},),
+                tokens=first["prompt_tokens"],
+                answer=first["answer"],
+            ),
+            completions=tuple(_completion(row, k) for row in members),
+            scores=tuple(_score(row) for row in members),
+            baseline=first["baseline"],
+        )
+        if first["used"]:
+            used.append(group)
+        else:
+            dropped.append((group, str(first["outcome"]).removeprefix("dropped_")))
+    return tuple(used), tuple(dropped)
+
+
+def _completion(row: Mapping[str, Any], k: int) -> Completion:
+    columns = {name: row[name] for name in PER_TOKEN}
+    for name in ("top_k", "top_k_log_prob"):
+        if row[name] is not None:
+            columns[name] = row[name].reshape(len(row["tokens"]), k)
+    facts = {name: row[name] for name in ("prompt_uid", "sample", "turn", "text", "finish_reason", "temperature")}
+    return Completion(**facts, **columns, sampling_mask=read_mask(row))
+
+
+def _score(row: Mapping[str, Any]) -> Score:
+    facts = {name: row[name] for name in ("valid", "parts", "error", "correct")}
+    return Score(value=float("nan") if row["reward"] is None else row["reward"], **facts)

@@ -1,0 +1,110 @@
+"""summary.json: the outcome of a run in one small file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from proxima.config.describe import kind_of
+from proxima.config.presets import ALGORITHMS
+from proxima.evaluate.headline import Headline
+from proxima.evaluate.held_out import named_sets
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`.
+
+    `eval` has the figure that stands for an evaluation as `metric`, `value`, `low` and `high`, and under `sets` those
+    of each further set; `replay` is the run whose rollouts were trained on, and the SHA-256 of these.
+    """
+
+    status: str
+    steps: int
+    seconds: float
+    model: str
+    seed: int
+    algorithm: str = ""
+    folder: str
+    eval: Mapping[str, Any] = field(default_factory=dict)
+    tokens_per_second: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_bytes: int | None = None
+    replay: Mapping[str, str | None] | None = None
+    changes: Sequence[
+        Mapping[str, Any]
+    ] = ()  # resumes with other settings: `step`, and `field`, `before`, `now` of each
+    warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `last`, `text` and `times` of each: see `WarningList`
+    links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
+    error: str | None = None
+    plateau: str = ""  # why the run ended before its last step
+
+
+def algorithm_name(config: "RunConfig") -> str:
+    """The preset's name, or the kind of the surrogate or preference loss; `cppo with surrogate ppo_clip` if it is not
+    the preset's."""
+    algorithm = config.algorithm
+    preset, slot = algorithm.preset, "surrogate" if algorithm.preference is None else "preference"
+    kind = kind_of(getattr(algorithm, slot))
+    if not preset or preset not in ALGORITHMS:
+        return preset or kind
+    own = ALGORITHMS[preset].get(slot, {}).get("kind")
+    return preset if own == kind else f"{preset} with {slot} {kind}"
+
+
+def summarise_run(
+    config: Any, folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None
+) -> Summary:
+    """What any run's records say; its workload adds the facts that it alone knows."""
+    records = folder.read_metrics()
+    evals = [r for r in records if r["kind"] == "eval"]
+    headline = Headline.of(evals)
+    named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
+    rule, plateau = config.eval.stop_after, ""
+    if rule is not None and status == "done" and named["after"] is None and (plateau := rule.reached(evals)):
+        named["after"] = evals[-1]
+    steps = [r for r in records if r["kind"] == "train"]
+    beside = any("idle/engine" in r for r in steps)  # then the time of the stage `generate` is the trainer's wait
+
+    def rate(tokens: str, time: str) -> float:
+        spent = sum(r.get(time) or 0.0 for r in steps)
+        return sum(r.get(tokens) or 0 for r in steps) / spent if spent else 0.0
+
+    return Summary(
+        status=status,
+        steps=journal.step,
+        seconds=seconds,
+        model=config.model.path,
+        seed=config.seed,
+        folder=str(folder.path),
+        eval={label: _outcome(r, headline) for label, r in named.items() if r is not None},
+        tokens_per_second={
+            "generate": rate("tokens/generated", "time/step" if beside else "time/generate"),
+            "train": rate("tokens/trained", "time/train"),
+        },
+        peak_memory_bytes=_peak_memory(),
+        changes=journal.get("changes") or (),
+        error=error,
+        plateau=plateau,
+    )
+
+
+def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:
+    """An evaluation in the summary."""
+    low, high = headline.bounds(record) or (None, None)
+    facts = {key: record.get(key) for key in ("accuracy", "correct", "questions", "step")}
+    outcome = facts | {"metric": headline.name, "value": headline.value(record), "low": low, "high": high}
+    further = {name: {**one, "step": record.get("step")} for name, one in named_sets(record).items()}
+    sets = {name: _outcome(one, Headline.of([one])) for name, one in further.items()}
+    return outcome | {"sets": sets} if sets else outcome
+
+
+def _peak_memory() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

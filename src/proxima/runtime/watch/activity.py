@@ -1,0 +1,142 @@
+"""What a run is doing at this moment: the stage of the loop, and where each prompt stands.
+
+The stall watch reads it; what ends is written to the timeline.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.timeline import ENGINE, REWARDS, TRAINER, Lane, Timeline
+
+
+@dataclass
+class PromptLife:
+    """When a prompt passed from state to state, in seconds of the run; None: not yet."""
+
+    lane: int
+    admitted: float
+    generated: float | None = None
+    scored: float | None = None
+
+
+@dataclass
+class RunningStage:
+    """A running stage: its name, since when, facts of its span, such as the step, and in words what it has done so far;
+    empty: it does not say."""
+
+    name: str
+    since: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    done: str = ""
+
+
+class Activity:
+    """Told by the loop and by the rollout; what has ended is written to the timeline. The run took `spent` seconds
+    before this process."""
+
+    def __init__(self, clock: Clock, spent: float, timeline: Timeline) -> None:
+        self.clock, self.timeline = clock, timeline
+        self._start = clock.now() - spent
+        self.stages: list[RunningStage] = []  # the innermost last
+        self.generating: dict[int, float] = {}  # uid → since when; completions are missing
+        self.scoring: dict[int, float] = {}  # likewise; rewards are missing
+        self.moved_at = self.now()
+        self._lives: dict[int, PromptLife] = {}  # of these, and of those that wait for their step
+        self._free: list[int] = []  # lanes
+        self._busy_since: dict[Lane, float] = {}
+        self._counted = {"running": 0, "queue": 0}
+        if spent:
+            timeline.mark("resumed", self.now())
+
+    def now(self) -> float:
+        """Seconds since the run began, over all resumes."""
+        return self.clock.now() - self._start
+
+    def moved(self) -> float:
+        """Note that something was finished just now; returns the time."""
+        self.moved_at = self.now()
+        return self.moved_at
+
+    @contextmanager
+    def stage(self, name: str, **facts: Any) -> Iterator[None]:
+        """A stage of the loop, within those that are running."""
+        stage = RunningStage(name, self.moved(), facts)
+        self.stages.append(stage)
+        try:
+            yield
+        finally:
+            self.stages.remove(stage)
+            self.timeline.span(name, stage.since, self.moved(), TRAINER, **facts)
+            self.timeline.flush()
+
+    def advanced(self, done: int, total: int, unit: str) -> None:
+        """Note how much of its work the innermost stage has done."""
+        self.moved()
+        if self.stages:
+            self.stages[-1].done = f"{done:,} of {total:,} {unit}"
+
+    def published(self, version: int) -> None:
+        """Note that the engine has these weights."""
+        self.timeline.mark(f"weights {version}", self.moved(), version=version)
+
+    # ---- prompts -----------------------------------------------------------------------------------------------------
+
+    def admitted(self, uids: Iterable[int]) -> None:
+        """Note that the engine gets these prompts next."""
+        at = self.moved()
+        for uid in uids:
+            lane = heapq.heappop(self._free) if self._free else len(self._lives) + 1
+            self._lives[uid] = PromptLife(lane, at)
+            self.generating[uid] = at
+        self._changed(at)
+
+    def generated(self, uid: int) -> None:
+        """Note that all completions of the prompt have arrived."""
+        at = self.moved()
+        if self.generating.pop(uid, None) is not None:
+            self._lives[uid].generated = self.scoring[uid] = at
+            self._changed(at)
+
+    def scored(self, uid: int) -> None:
+        """The scores are final: the group waits for its step. A prompt that was not admitted came from elsewhere."""
+        if uid not in self._lives:
+            self.admitted([uid])
+        self._lives[uid].scored = at = self.moved()
+        for waiting in (self.generating, self.scoring):
+            waiting.pop(uid, None)
+        self._changed(at)
+
+    def taken(self, uids: Iterable[int]) -> None:
+        """A step has taken the groups, or dropped them."""
+        at = self.moved()
+        for uid in uids:
+            if (life := self._lives.pop(uid, None)) is not None:
+                heapq.heappush(self._free, life.lane)
+                if self.timeline.has_room(at):
+                    self._write(uid, life, at)
+        self._changed(at)
+
+    def _changed(self, at: float) -> None:
+        for lane, name, waiting in ((ENGINE, "generating", self.generating), (REWARDS, "scoring", self.scoring)):
+            if waiting:
+                self._busy_since.setdefault(lane, at)
+            elif (since := self._busy_since.pop(lane, None)) is not None:
+                self.timeline.span(name, since, at, lane)
+        running = len(self.generating) + len(self.scoring)
+        counted = {"running": running, "queue": len(self._lives) - running}
+        if counted != self._counted and self.timeline.has_room(at):
+            self._counted = counted
+            self.timeline.count("prompts", at, **counted)
+
+    def _write(self, uid: int, life: PromptLife, end: float) -> None:
+        lane = Lane(2, life.lane)
+        self.timeline.span(f"prompt {uid}", life.admitted, end, lane, prompt=uid)
+        begin = life.admitted
+        for name, until in (("generating", life.generated), ("scoring", life.scored), ("queued", end)):
+            if until is not None and life.generated is not None:
+                self.timeline.span(name, begin, until, lane, prompt=uid)
+                begin = until

@@ -1,0 +1,73 @@
+"""Ctrl-C, and silence around the live view."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.loop.training_loop import TrainingLoop
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM on exit. Does nothing outside the main thread, which alone may."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_on_interrupt(loop: TrainingLoop, compute: ComputeThread) -> None:
+    """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
+
+    Python runs signal handlers in the main thread, which is the compute thread: the second Ctrl-C ends its call.
+    """
+    events = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def stop() -> None:
+        if len(seen) > 1:  # the second one came first: the run has ended already
+            return
+        again = "press Ctrl-C again" if seen[0] == signal.SIGINT else "send SIGTERM again"
+        loop.observer.warning(
+            f"stopping: a checkpoint is written first; {again} to quit now and lose what came after the last checkpoint"
+        )
+        loop.stop()
+
+    def handle(number: int, frame: Any) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        events.call_soon_threadsafe(stop)
+
+    if compute.call(lambda: threading.current_thread() is threading.main_thread()):  # it alone can set handlers
+        for number in SIGNALS:
+            compute.call(signal.signal, number, handle)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence the progress bars and advice of transformers, which would break the live view."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    before = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,195 @@
+"""The `Observer` of a run: the loop reports to it, and knows no terminals, files or browsers.
+
+Records are the lines of metrics.jsonl as dictionaries. An observer must not fail the run: `Tee` drops a failing one and
+warns through the others.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from proxima.data import Group
+
+Stage = Literal["tokenize", "load", "prepare", "generate", "score", "train", "evaluate", "checkpoint"]
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What is known at the start of a run."""
+
+    version: str  # of proxima
+    algorithm: str  # the preset's name, or the surrogate's kind; on a fixed data set the command
+    model: str  # name or last folder of the path
+    seed: int
+    folder: Path
+    steps: int  # of the whole run
+    prompts: int = 0  # per step; 0 on a fixed data set
+    completions: int = 0  # per prompt; 0 on a fixed data set
+    examples: int = 0  # rows per step of training on a fixed data set
+    command: str = "train"  # of `proxima`, which resumes the run
+    kept: int | None = None  # completions per prompt after pruning; None: all
+    at_once: int | None = None  # prompts per batch of dynamic sampling; 0: as many as needed; None: there is none
+    updates: int = 1  # of the optimizer, per step: updates_per_step × epochs_per_step
+    tokens_per_micro_batch: int = 0  # token budget of a forward pass
+    micro_batches: int = 0  # estimate for a step; 0 if unknown
+    parameters: int = 0  # of the model; 0 if unknown
+    adapter: int = 0  # parameters of the adapter, which alone is trained; 0: there is none
+    device: str = "cpu"  # of the forward pass, as the next two
+    threads: int = 0
+    dtype: str = "float32"
+    resumed_at: int = 0  # the last finished step when this process resumed the run; 0 for a new run
+    replay_of: Path | None = None  # the folder of the run whose rollouts are trained on; None: they are generated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One completion of a step, for people to look at."""
+
+    question: str
+    text: str
+    answer: Any = None
+    reward: float | None = None  # None: the score is invalid
+    correct: bool | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class Observer:
+    """Ignores everything; override what is of interest.
+
+    Called in order: `started`, then `progress`, `evaluated`, `sampled`, `step` and `warning`, then `ending` and
+    `finished` (also after a failure). All calls come from the thread of the event loop. `progress` and `warning` may
+    come before `started`, while the model loads; if that fails, nothing else comes.
+    """
+
+    def started(self, info: RunInfo) -> None:
+        """The run starts, or resumes (`info.resumed_at`)."""
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        """Within a step or an evaluation: `done` of `total` `unit` (completions, tokens …). Called often: be fast."""
+
+    def evaluated(self, record: Record) -> None:
+        """An evaluation is finished; `record` is its line of metrics.jsonl (kind `eval`)."""
+
+    def sampled(self, groups: Sequence[Group]) -> None:
+        """Completions of held-out prompts that nobody judges, after the `evaluated` of training on a fixed data set."""
+
+    def step(self, record: Record, sample: Sample | None) -> None:
+        """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""
+
+    def synced(self, record: Record) -> None:
+        """The engine has new weights, and has measured that it computes with them: `version`, `how`, and `sync/`
+        figures."""
+
+    def warning(self, text: str) -> None:
+        """Something that affects the result: what it means and what to do, in one line."""
+
+    def lasting(self, text: str) -> None:
+        """A warning about a state, told after each step in which the state is found. Views print it now and then."""
+        self.warning(text)
+
+    def ending(self) -> Mapping[str, str]:
+        """The run has ended. Returns where it can be looked at, by name: URLs, paths, or commands, for summary.json."""
+        return {}
+
+    def warned(self) -> Sequence[Record]:
+        """The warnings so far, for summary.json; see `WarningList`."""
+        return ()
+
+    def finished(self, summary: Record) -> None:
+        """The run has ended; `summary` is the content of summary.json."""
+
+
+def evaluation_progress(observer: Observer) -> Callable[[int, int], None]:
+    """What `Evaluation` calls with (answers generated, answers in all)."""
+    return lambda done, total: observer.progress("evaluate", done, total, "answers")
+
+
+class WarningList:
+    """Warnings with the steps after which each came first and last. Those that differ only in their numbers are one."""
+
+    MOST = 50
+
+    def __init__(self) -> None:
+        self._records: dict[str, dict[str, Any]] = {}
+
+    def add(self, text: str, step: int, times: int = 1, last: int | None = None) -> None:
+        """The first `MOST` are kept; a later one of the same kind counts up `times`."""
+        kind, last = warning_kind(text), step if last is None else last
+        if record := self._records.get(kind):
+            record |= {"last": max(record["last"], last), "times": record["times"] + times}
+        elif len(self._records) < self.MOST:
+            self._records[kind] = {"step": step, "last": last, "text": text, "times": times}
+
+    def records(self) -> list[dict[str, Any]]:
+        """`step`, `last`, `text` and `times` of each, in the order in which they came."""
+        return [dict(record) for record in self._records.values()]
+
+
+def warning_kind(text: str) -> str:
+    """The text without its numbers: the same for warnings that differ only in these."""
+    return re.sub(r"\d[\d.,]*", "0", text)
+
+
+class EvalObserver(Observer):
+    """An observer that is also told about the suites."""
+
+    def suite_started(self, name: str, questions: int, answers: int) -> None:
+        """The model answers a suite next: `answers` completions to `questions` questions."""
+
+    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
+        """A suite is finished; `facts` is its part of result.json."""
+
+
+class Tee(Observer):
+    """Forwards to several observers, in order. One that raises is dropped and the others get a warning. A
+    KeyboardInterrupt passes through."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = list(observers)
+
+    def started(self, info: RunInfo) -> None:
+        self._tell("started", info)
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        self._tell("progress", stage, done, total, unit)
+
+    def evaluated(self, record: Record) -> None:
+        self._tell("evaluated", record)
+
+    def sampled(self, groups: Sequence[Group]) -> None:
+        self._tell("sampled", groups)
+
+    def step(self, record: Record, sample: Sample | None) -> None:
+        self._tell("step", record, sample)
+
+    def synced(self, record: Record) -> None:
+        self._tell("synced", record)
+
+    def warning(self, text: str) -> None:
+        self._tell("warning", text)
+
+    def lasting(self, text: str) -> None:
+        self._tell("lasting", text)
+
+    def ending(self) -> Mapping[str, str]:
+        return {name: link for links in self._tell("ending") for name, link in links.items()}
+
+    def finished(self, summary: Record) -> None:
+        self._tell("finished", summary)
+
+    def _tell(self, event: str, *facts: Any) -> list[Any]:
+        """Tell all, and return their answers."""
+        answers = []
+        for observer in list(self._observers):
+            try:
+                answers.append(getattr(observer, event)(*facts))
+            except Exception as error:
+                self._observers.remove(observer)
+                name = type(observer).__name__
+                self.warning(
+                    f"{name} failed in {event} ({type(error).__name__}: {error}) and is disabled; the run continues"
+                )
+        return answers

@@ -1,0 +1,51 @@
+"""What became of one completion in its step: what a row of the rollouts says beside the completion and its score."""
+
+from dataclasses import dataclass
+
+from proxima.data import Trajectory
+from proxima.data.columns import Bools, Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRecord:
+    """What became of one completion in its step.
+
+    Args:
+        outcome: `trained`, `skipped_zero_advantage`, `critic_only` (the policy waits for its critic),
+            `dropped_<reason>` or `invalid`.
+        used: False for a group that was dropped before the advantages of the step.
+        advantage: reward units; None where none was computed.
+        trajectory: what the trainer was given; None for a completion that was dropped.
+        log_prob: [T] float32, nats, the trainer's first forward. None where it made none.
+        keep: [T] bool, the surrogate kept the token at the first update.
+        entropy: [T] float32, nats.
+    """
+
+    outcome: str
+    used: bool = True
+    advantage: float | None = None
+    trajectory: Trajectory | None = None
+    log_prob: Floats | None = None
+    keep: Bools | None = None
+    entropy: Floats | None = None
+
+    @property
+    def behavior_log_prob(self) -> Floats | None:
+        """[T] nats, the policy that the algorithm chose as μ."""
+        return None if self.trajectory is None else self.trajectory.behavior_log_prob
+
+    @property
+    def next_log_prob(self) -> Floats | None:
+        """[T] nats, what the next-policy cache had for the step."""
+        return None if self.trajectory is None else self.trajectory.next_log_prob
+
+    @property
+    def token_advantage(self) -> Floats | None:
+        """[T] reward units, where it differs over the tokens."""
+        values = None if self.trajectory is None else self.trajectory.advantage
+        return None if values is None or not values.size or (values == values[0]).all() else values
+
+    @property
+    def token_reward(self) -> Floats | None:
+        """[T] reward units, where it is more than the score on the last loss token."""
+        return None if self.trajectory is None else self.trajectory.reward

@@ -1,0 +1,271 @@
+"""The next-policy cache of segment-wise decoupled PPO: log-probs of each token under the version after its own.
+
+While V is the newest version, the tokens of version V - 1 that no step has taken get log pi_V: those of completions in
+the queue, of unfinished groups, and of completions that are still running. A step at a later version reads them. The
+engine computes them in a hook, before it pauses for V + 1; or the trainer does, before it updates V.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from proxima.data import Completion, Prompt, Trajectory, UserError
+from proxima.data.columns import Bools, Columns, Floats, Ints
+from proxima.data.flow import Key
+from proxima.engine.protocol import Engine, InFlight, ScoreRequest
+from proxima.rollout.collector import Pending
+from proxima.train.batch_builder import StepBatch
+from proxima.train.objectives import TokenStatistics
+
+SCORE_SECONDS = 300.0  # that the engine may take for one window; less than a hook may
+COMPARED = 8  # completions of a step on which engine and trainer are compared
+Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
+LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NextLogProbs(Columns):
+    """The log-probs of one completion, or of its beginning, with its tokens and the versions that sampled them: a
+    completion that was generated again has others."""
+
+    uid: int
+    sample: int
+    turn: int
+    tokens: Ints  # [T] int32
+    policy_version: Ints  # [T] int32
+    log_prob: Floats  # [T] float32, nats, each under the version after its own; NaN where unknown
+
+    @property
+    def key(self) -> Key:
+        """That of the completion."""
+        return self.uid, self.sample, self.turn
+
+    def begins(self, other: "InFlight | Trajectory") -> bool:
+        """Whether the other has these tokens first, of the same versions."""
+        own = len(self.tokens)
+        versions = other.policy_version
+        same = versions is not None and np.array_equal(versions[:own], self.policy_version)
+        return same and np.array_equal(other.tokens[:own], self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Tokens `[start:end]` of a completion, which are all of one version and unknown under the next."""
+
+    of: InFlight
+    start: int
+    end: int
+
+    @property
+    def prompt(self) -> tuple[int, int]:
+        """What it has the prompt tokens in common with: uid and turn."""
+        return self.of.prompt_uid, self.of.turn
+
+    def trajectory(self, group: int) -> Trajectory:
+        """The completion up to the end of the segment, for the trainer."""
+        one = self.of
+        return Trajectory(
+            group=group, prompt_tokens=one.prompt_tokens, tokens=one.tokens[: self.end], temperature=one.temperature
+        )
+
+    def request(self) -> ScoreRequest:
+        """The segment after everything before it, for the engine."""
+        before = np.concatenate([self.of.prompt_tokens, self.of.tokens[: self.start]])
+        tokens = self.of.tokens[self.start : self.end]
+        return ScoreRequest(prompt_tokens=before, tokens=tokens, temperature=self.of.temperature)
+
+
+class NextPolicy:
+    """The cache, and what fills it.
+
+    A log-prob is written once, under the one version that it is of. Nothing else is kept: a token that nobody found
+    while its next version was the newest has none, and is counted.
+
+    Args:
+        engine: what generates; in `before_pause` it also scores.
+        unconsumed: all completions that the engine has delivered and no step has used yet.
+        trainer: log-probs of trajectories under the trained policy, which `prepare` then writes; None: `before_pause`
+            does.
+        entries: of a checkpoint.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        unconsumed: Unconsumed,
+        trainer: LogProbs | None = None,
+        entries: Iterable[NextLogProbs] = (),
+    ) -> None:
+        self.engine, self.unconsumed, self.trainer = engine, unconsumed, trainer
+        self.entries = {one.key: one for one in entries}
+        self._compared: list[tuple[Segment, Floats, Floats]] = []  # with trainer's log-probs and behavior's
+        self._metrics: dict[str, float] = {}
+        self.missed = ""  # why the engine gave nothing in the last window; the controller tells it, and clears it
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    async def before_pause(self) -> None:
+        """The executor's hook. The engine itself says which version it holds: at the start of a run, and after a
+        resume, that is one that no token is older than.
+
+        An engine that fails or takes more than `SCORE_SECONDS` costs the window, not the run: `missed` says why.
+
+        Raises:
+            UserError: of the engine, NotFiniteError among them.
+        """
+        compared, self._compared = self._compared, []
+        try:
+            async with asyncio.timeout(SCORE_SECONDS):
+                segments = await self._segments((await self.engine.health()).version)
+                asked = [one.request() for one in [*segments, *(one for one, _, _ in compared)]]
+                scored = await self.engine.score(asked)
+            lengths = [len(one.tokens) for one in asked], [len(column) for column in scored]
+            if lengths[0] != lengths[1]:
+                raise ValueError(f"score gave {lengths[1]} log-probs for {lengths[0]} tokens")
+        except Exception as error:
+            self._miss(error)
+            return
+        self._write(segments, scored)
+        self._compare(compared, scored[len(segments) :])
+
+    def _miss(self, error: Exception) -> None:
+        if isinstance(error, UserError):
+            raise error
+        why = f"{error}" or (f"no answer in {SCORE_SECONDS:g} s" if isinstance(error, TimeoutError) else "")
+        self.missed = f"{type(error).__name__}: {why}".removesuffix(": ")
+
+    async def prepare(self, batch: StepBatch, version: int) -> StepBatch:
+        """The batch with `next_log_prob` as far as it is known, before its update from the weights of `version`."""
+        self._metrics = {"next/written": 0.0}
+        if self.trainer is not None:
+            try:
+                async with asyncio.timeout(SCORE_SECONDS):
+                    segments = await self._segments(version)
+            except Exception as error:
+                self._miss(error)
+                segments = []
+            segments.sort(key=lambda one: one.prompt)  # neighbours share their prompt
+            groups = {prompt: number for number, prompt in enumerate(dict.fromkeys(one.prompt for one in segments))}
+            found = await self.trainer([one.trajectory(groups[one.prompt]) for one in segments])
+            self._write(segments, [column[one.start :] for one, column in zip(segments, found, strict=True)])
+        trajectories = tuple(self._filled(item) for item in batch.trajectories)
+        self._metrics |= missing_metrics(trajectories, version)
+        return replace(batch, trajectories=trajectories)
+
+    async def _segments(self, version: int) -> list[Segment]:
+        """What has to be computed while `version` is the newest."""
+        # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
+        found = {one.key: one for one in await self.engine.in_flight() if one.temperature > 0}
+        found |= {one.key: InFlight.of(one, prompt.tokens) for prompt, one in self.unconsumed()}
+        segments = []
+        for one in found.values():
+            entry = self._entry(one)
+            wanted = one.policy_version == version - 1
+            if entry is not None:
+                wanted[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
+            places = wanted.nonzero()[0]
+            if len(places):
+                segments.append(Segment(of=one, start=int(places[0]), end=int(places[-1]) + 1))
+        return segments
+
+    def _entry(self, one: InFlight | Trajectory) -> NextLogProbs | None:
+        """What is known of this completion; not of an earlier one with the same key."""
+        entry = self.entries.get(one.key)
+        return entry if entry is not None and entry.begins(one) else None
+
+    def _write(self, segments: Sequence[Segment], columns: Sequence[Floats]) -> None:
+        for segment, column in zip(segments, columns, strict=False):
+            one, entry = segment.of, self._entry(segment.of)
+            log_prob = np.full(segment.end, np.nan, np.float32)
+            if entry is not None:
+                log_prob[: len(entry.log_prob)] = entry.log_prob
+            log_prob[segment.start :] = column
+            self.entries[one.key] = NextLogProbs(
+                uid=one.prompt_uid,
+                sample=one.sample,
+                turn=one.turn,
+                tokens=one.tokens[: segment.end],
+                policy_version=one.policy_version[: segment.end],
+                log_prob=log_prob,
+            )
+            self._metrics["next/written"] = self._metrics.get("next/written", 0.0) + len(column)
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _filled(self, item: Trajectory) -> Trajectory:
+        column, entry = np.full(len(item.tokens), np.nan, np.float32), self._entry(item)
+        if entry is not None:
+            column[: len(entry.log_prob)] = entry.log_prob
+        return replace(item, next_log_prob=column)
+
+    def trained(self, batch: StepBatch, statistics: Mapping[int, TokenStatistics], version: int) -> None:
+        """Remember some tokens of the version before, with the trainer's log-probs under the present one, for
+        `before_pause` to compare the engine's with: `statistics`, by index of the trajectory, of the first forward
+        pass, which was under `version`."""
+        for i in (i for indices in batch.updates[:1] for i in indices):
+            item = batch.trajectories[i]
+            if len(self._compared) == COMPARED or self.trainer is not None:
+                return
+            if i not in statistics or item.policy_version is None or item.behavior_log_prob is None:
+                continue
+            places = (item.policy_version == version - 1).nonzero()[0]
+            if len(places):
+                start, end = int(places[0]), int(places[-1]) + 1
+                of = InFlight(
+                    prompt_uid=item.uid,
+                    sample=item.sample,
+                    turn=item.turn,
+                    prompt_tokens=item.prompt_tokens,
+                    tokens=item.tokens,
+                    policy_version=item.policy_version,
+                    temperature=item.temperature,
+                )
+                part = slice(start, end)
+                segment = Segment(of=of, start=start, end=end)
+                self._compared.append((segment, statistics[i].log_prob[part], item.behavior_log_prob[part]))
+
+    def _compare(self, compared: Sequence[tuple[Segment, Floats, Floats]], scored: Sequence[Floats]) -> None:
+        if not compared:
+            return
+        engine, trainer, behavior = (
+            np.concatenate(columns).astype(np.float64)
+            for columns in (scored, [one[1] for one in compared], [one[2] for one in compared])
+        )
+        weights = {"engine": np.exp(engine - behavior), "trainer": np.exp(trainer - behavior)}
+        self._metrics["next/engine_trainer_absdiff"] = float(np.abs(engine - trainer).mean())
+        for name, weight in weights.items():
+            self._metrics[f"next/weight_{name}"] = float(weight.mean())
+            self._metrics[f"next/weight_{name}_std"] = float(weight.std())
+
+    def metrics(self) -> dict[str, float]:
+        """Of the step: what was missing and what was written, in tokens; and on some tokens that were one version old,
+        how engine and trainer differ, and the weight by the arithmetic of each."""
+        return self._metrics
+
+    # ---- keeping -----------------------------------------------------------------------------------------------------
+
+    def after_step(self, pending: Pending) -> list[NextLogProbs]:
+        """What a checkpoint keeps: all that is known of the groups that wait. A prompt that is still generating will be
+        generated again by a resume. What a step has consumed or dropped is forgotten."""
+        groups = {group.prompt.uid for group in pending.groups}
+        uids = groups | {prompt.uid for prompt in pending.prompts}
+        self.entries = {key: entry for key, entry in self.entries.items() if key[0] in uids}
+        return [entry for key, entry in sorted(self.entries.items()) if key[0] in groups]
+
+
+def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """Shares of the loss tokens that are at least two versions old, with and without their `next_log_prob`."""
+    stale, missing, tokens = 0, 0, 0
+    for item in trajectories:
+        assert item.policy_version is not None and item.next_log_prob is not None
+        in_loss: Bools = np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask
+        aged = in_loss & (version - item.policy_version >= 2)
+        stale += int(aged.sum())
+        missing += int((aged & np.isnan(item.next_log_prob)).sum())
+        tokens += int(in_loss.sum())
+    return {
+        "next/missing_fraction": missing / tokens if tokens else 0.0,
+        "next/cached_fraction": (stale - missing) / tokens if tokens else 0.0,
+    }

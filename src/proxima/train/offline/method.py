@@ -1,0 +1,119 @@
+"""The interface between the offline loop and the method that it trains."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from proxima.config.offline_schema import OfflineConfig
+from proxima.data import Prompt
+from proxima.model import LoadedModel, PackedModel
+from proxima.runtime.launch.build import load_model, make_policy
+from proxima.task.protocol import Row
+from proxima.train import TrainStack
+from proxima.train.objectives import Objective
+
+Item = TypeVar("Item")
+Config = TypeVar("Config", bound=OfflineConfig)
+Progress = Callable[[int, int], None]
+MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be stopped
+
+
+class OfflineMethod(Generic[Config, Item]):
+    """A way to train on a fixed data set. Subclass it. One object serves one run; what is called when:
+
+    1. Before weights are loaded, for each row of `task` and of `eval.task`:  `item(row, number)`; then `joined` with
+       all items of `task`, and `unmeasured`.
+    2. `load(None)`, or on a resume `load(folder of the checkpoint's model)`, then `model(loaded)`. Optimizer, schedule
+       and micro-batches around that model are the loop's: a `TrainStack`.
+    3. `prepare(items, progress)`, for the training items and for the held-out ones.
+    4. Each step: `TrainStack.update(objective(), one update of examples_per_step items)`.
+    5. Each evaluation: `measure(stack, some items)` until all are measured, then `summarise(all that it returned)`; and
+       a greedy completion of each of `prompts(rows)`, under the weights of that moment.
+
+    From 2 on everything is called in the compute thread. What it returns depends on config, data and weights alone:
+    a resumed run calls 1 to 3 again, and its next step must be the same to the bit. A method keeps no state from step
+    to step: what must survive is in the model, the optimizer, or the folder of the run.
+
+    Args:
+        config: the config of its command.
+        tokenizer: of `config.model.path`.
+        context: the most tokens that the model may be fed at once, `model.max_length` or the model's own limit.
+
+    headline: the metric of `summarise` that stands for an evaluation and says which checkpoint is best; it is listed in
+        `evaluate.headline` if lower is better.
+    marks_model: `summarise` leaves something in the model's config, and a checkpoint that an interrupted run wrote
+        before the evaluation of its step is written again.
+    """
+
+    headline: str
+    marks_model: bool = False
+
+    def __init__(self, config: Config, tokenizer: Any, context: int) -> None:
+        self.config, self.tokenizer, self.context = config, tokenizer, context
+
+    def item(self, row: Row, number: int) -> Item:
+        """What is trained of a row; `number` is its index in the data, and serves as the group of its trajectories.
+
+        Raises:
+            FieldError: nothing can be; names the part of the row, and why. The run skips and counts such rows, or is
+                refused, as `data.unusable` says; those of one field and reason are counted together.
+            OverLengthError: it is too long; `data.over_length` decides about it.
+        """
+        raise NotImplementedError
+
+    def joined(self, items: list[Item]) -> list[Item]:
+        """The training items with what each takes from the others, however many of them the run comes to; by default
+        as they are.
+
+        Raises:
+            UserError: an item finds nothing that it needs.
+        """
+        return items
+
+    def inputs(self) -> Mapping[str, str]:
+        """SHA-256 of files that it reads beside model and rows, by what they are called in a message: a resume with
+        others is refused."""
+        return {}
+
+    def load(self, path: str | None) -> LoadedModel:
+        """The model that is trained: that of the config, or the one that a checkpoint saved in `path`. A checkpoint and
+        `proxima export` have its `loaded.model` and tokenizer as a Hugging Face folder."""
+        return load_model(self.config, path)
+
+    def model(self, loaded: LoadedModel) -> PackedModel:
+        """What packs and runs the items of the objective."""
+        return make_policy(self.config.model, loaded)
+
+    def notes(self, loaded: LoadedModel) -> list[str]:
+        """Warnings about the data for this model, told once it is loaded."""
+        return []
+
+    def unmeasured(self, held_out: Sequence[Item]) -> str:
+        """Why an evaluation on these items, at least one, has no `headline`; empty where it has."""
+        return ""
+
+    def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
+        """The items with what a frozen model adds to them once, such as reference log-probs; by default as they are.
+
+        Args:
+            progress: called with (tokens done, tokens in all).
+            held_out: they are measured and never trained.
+        """
+        return items
+
+    def objective(self) -> Objective[Item]:
+        """What is minimised, over the items of an update."""
+        raise NotImplementedError
+
+    def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[Any]:
+        """One value for each held-out item, in order, without gradient; `summarise` reads them."""
+        raise NotImplementedError
+
+    def summarise(self, measured: Sequence[Any]) -> dict[str, float]:
+        """The metrics of an evaluation from all that `measure` returned, at least one value. An interval of `NAME` is
+        `NAME/low` and `NAME/high`, 95 % over the items."""
+        raise NotImplementedError
+
+    def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
+        """What the model is to complete for people to look at, from the first held-out rows; by default nothing. The
+        answer of a prompt is shown beside the completion. `eval.samples` bounds how many are generated."""
+        return []

@@ -1,0 +1,166 @@
+"""Every law of servers fails for a server with the defect that it is there for. The servers are FAKES of SGLang."""
+
+import asyncio
+import copy
+
+import pytest
+import torch
+
+from proxima.check import EngineUnderTest, tiny_model
+from proxima.check.bare_server import BareServer
+from proxima.check.laws import check_law
+from proxima.check.sampling_laws import SAMPLING_LAWS
+from proxima.check.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnderTest
+from proxima.engine.http.client import Address, ServerClient
+from proxima.engine.http.detect import detect_server
+from proxima.engine.protocol import EngineSetup
+from tests.engine.helpers import saved
+from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
+from tests.engine.http.small_http import Answer
+
+LAWS = {law.name: law for law in (*SERVER_LAWS, *CONTROL_LAWS)}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    """The weights that the fake serves."""
+    return saved(tiny, tmp_path_factory.mktemp("same"))
+
+
+class NoLogProbs(FakeSglang):
+    def output(self, *given):
+        found = super().output(*given)
+        for name in ("output_top_logprobs", "input_token_logprobs"):
+            found["meta_info"].pop(name, None)
+        return found
+
+
+class OtherTokenizer(FakeSglang):
+    def tokenize(self, body):
+        return Answer({"tokens": [token + 1 for token in super().tokenize(body).body["tokens"]]})
+
+
+class RunsOn(FakeSglang):
+    """Never stops at a token."""
+
+    def ending(self, one):
+        one.sampling["ignore_eos"] = True
+        return super().ending(one)
+
+
+class AbortsAll(FakeSglang):
+    def abort(self, body):
+        self.abort_all()
+        return Answer(text="")
+
+
+class AbortsNothing(FakeSglang):
+    def abort(self, body):
+        return Answer(text="")
+
+
+class ForgetsSeeds(FakeSglang):
+    def uniform(self, one):
+        return self.random.random()
+
+
+class WrongSpans(FakeSglang):
+    def output(self, *given):
+        found = super().output(*given)
+        found["meta_info"]["weight_versions"][-1]["end"] -= 1
+        return found
+
+
+class NeverPauses(FakeSglang):
+    async def pause(self, body):
+        return Answer({"status": "ok"})
+
+
+class ForgetsTheVersion(FakeSglang):
+    async def update_weights_from_disk(self, body):
+        return await super().update_weights_from_disk(body | {"weight_version": None})
+
+
+class OldSpans(FakeSglang):
+    """Loads, and goes on to call its tokens by the version before."""
+
+    def step(self, one):
+        super().step(one)
+        one.versions[-1] = "default"
+
+
+class OtherWeights(FakeSglang):
+    """Serves other weights than those of the folder."""
+
+    def __init__(self, loaded, options):
+        super().__init__(loaded, options)
+        self.model = copy.deepcopy(loaded.model)
+        with torch.no_grad():
+            self.model.lm_head.weight.mul_(3.0)
+
+
+DEFECTS = [
+    (NoLogProbs, "token_ids", "log-probs of sampled tokens do not come"),
+    (OtherTokenizer, "tokenizer", "of 8 texts have other ids"),
+    (RunsOn, "stop_tokens", "finish_reason 'length' at the stop token"),
+    (AbortsAll, "abort", "the abort of end-1 ended end-10 too"),
+    (AbortsNothing, "abort", "finish_reason 'length' after an abort"),
+    (ForgetsSeeds, "seeds", "the same seed gave other tokens"),
+    (WrongSpans, "version_spans", "version spans (('default', 0, 15),) for 16 tokens"),
+    (NeverPauses, "pause", "finish_reason 'length' after a pause with abort"),
+    (ForgetsTheVersion, "weights", "its weights are called 'default' after 'proxima-check' was loaded"),
+    (OldSpans, "weights", "completions carry another version"),
+    (OtherWeights, "weights", "the server had other weights than"),
+]
+
+
+async def found_at(server):
+    client = ServerClient(Address(server.url))
+    try:
+        return await detect_server(client)
+    finally:
+        await client.close()
+
+
+def checked(server, law, tiny, folder):
+    bare = BareServer(Address(server.url), *asyncio.run(found_at(server)))
+    return check_law(LAWS[law], ServerUnderTest(bare, tiny.tokenizer, folder))
+
+
+HELD = ("proxima-check-end-", "proxima-check-pause-")  # they run until what the law does has come
+
+
+def options():
+    return FakeSglangOptions(enable_deterministic_inference=True, pace=0.003, context_length=256, holds=HELD)
+
+
+def test_every_law_has_a_defect():
+    assert {law for _, law, _ in DEFECTS} == set(LAWS)
+
+
+@pytest.mark.parametrize(("defective", "law", "told"), DEFECTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_defect_is_found(defective, law, told, tiny, folder):
+    with defective(tiny, options()) as server:
+        result = checked(server, law, tiny, folder)
+    assert result.status == "FAILED" and told in result.detail, result
+
+
+@pytest.mark.parametrize("law", sorted(LAWS))
+def test_a_sound_server_passes(law, tiny, folder):
+    with FakeSglang(tiny, options()) as server:
+        result = checked(server, law, tiny, folder)
+    assert result.status == "passed", result
+
+
+def test_log_probs_before_truncation_are_scored_where_a_server_reports_those_after_it(tiny, folder):
+    (law,) = (one for one in SAMPLING_LAWS if one.name == "truncation")
+    with FakeSglang(tiny, FakeSglangOptions(processed=True)) as server:
+        bare = BareServer(Address(server.url), *asyncio.run(found_at(server)))
+        assert bare.facts.log_probs == "processed"
+        case = EngineUnderTest(bare, EngineSetup.of(tiny), lambda: tiny, dtype="float32")
+        assert check_law(law, case).status == "passed"
