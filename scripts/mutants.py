@@ -41,8 +41,8 @@ STAGES = ["golden", "laws", "tests"]
 LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of a kind, of all tests; more is a hang
 KINDS = 4  # whose laws are checked, of those that execute a shared line
 FLIPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-# The rest of tests/core/test_check.py is the laws again.
-TESTS = ["tests/core", "--deselect=tests/core/test_check.py"]
+# The rest of tests/core/test_conformance.py is the laws again.
+TESTS = ["tests/core", "--deselect=tests/core/test_conformance.py"]
 OF_PEERS = ROOT / "packages" / "proxima-peers" / "tests" / "golden"
 RECORDS = [
     record

@@ -4,7 +4,6 @@ wrong."""
 import copy
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from proxima.check.by_hand import leaves
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.aggregate import AGGREGATES
 from proxima.core.correction import CORRECTIONS
@@ -22,14 +20,12 @@ from proxima.core.penalty import PENALTIES
 from proxima.core.preference import PREFERENCES, Kto
 from proxima.core.surrogate import SURROGATES
 from proxima.core.value import RewardLoss, ValueLoss
-from proxima.data import NoFieldError
 from proxima_peers.verify import Record, totals, verify_record
+from tests.golden.altered import mutants
 
 HERE = Path(__file__).parent
-BY_HAND = Path(__file__).resolve().parents[4] / "tests" / "golden"
-FILES = sorted([*HERE.glob("*.json"), *BY_HAND.glob("*.json")])
+FILES = sorted(HERE.glob("*.json"))
 RECORDS = [record for file in FILES for record in json.loads(file.read_text())]
-OF_PEERS = [record for record in RECORDS if record["source"] != "by hand"]
 REASONS = set(re.findall(r"\b[PTUA]\d+\b", (HERE / "README.md").read_text()))
 # The records that differ on purpose, and why; all others match.
 DIFFERS = {
@@ -59,7 +55,7 @@ def test_nearly_all_match_and_every_family_is_here() -> None:
 def first_of_each_source() -> list[dict[str, Any]]:
     """A record of each function of a peer, the one with most options."""
     found: dict[str, dict[str, Any]] = {}
-    for record in sorted(OF_PEERS, key=lambda one: -len(str(one["params"]))):
+    for record in sorted(RECORDS, key=lambda one: -len(str(one["params"]))):
         found.setdefault(record["source"], record)
     return list(found.values())
 
@@ -160,7 +156,7 @@ def called_by_record(monkeypatch: pytest.MonkeyPatch) -> dict[type, list[dict[st
                 return _own(self, *args)
 
             patch.setattr(owner, "__call__", spied)
-        for record in OF_PEERS:
+        for record in RECORDS:
             now = {"source": record["source"], "params": record["params"], "record": record}
             verify_record(record)
     by_spec: dict[type, list[dict[str, Any]]] = {}
@@ -188,64 +184,16 @@ def test_a_spec_that_is_a_percent_off_fails_its_records(monkeypatch: pytest.Monk
     assert unnoticed == [] and len(used) >= 45
 
 
-def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every single number below `value`, with the keys and indices that lead to it."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if children is None:
-        yield path, value
-        return
-    for key, child in children:
-        yield from numbers(child, (*path, key))
-
-
-def altered(value: Any, *, by: float) -> Any:
-    """Relatively `by` off; the other one for an entry of a mask, the next for a count; some number where there was
-    none."""
-    if isinstance(value, bool) or value in (0, 1):
-        return 1 - value
-    if isinstance(value, int):
-        return value + 1
-    return value * (1 + by) if isinstance(value, float) else 0.123
-
-
-# What a peer computes from float32, or as a sum of terms of either sign, or a person by hand: there 1e-6 is too little
+# What a peer computes from float32, or as a sum of terms of either sign: there 1e-6 is too little
 # to tell.
-ROUNDED = r"^by hand|grpo_vectorized|gdpo|gpg|opo_out|prox_logp|_std$|chi2|k3_|(ppo_actor_loss_fn|geo_mean) loss$"
+ROUNDED = r"grpo_vectorized|gdpo|gpg|opo_out|prox_logp|_std$|chi2|k3_|(ppo_actor_loss_fn|geo_mean) loss$"
 
 
-def undefined(record: dict[str, Any], path: tuple[Any, ...]) -> bool:
-    """A position [row, column] outside the mask, where peers leave what they like."""
-    mask = record["inputs"].get("mask") or record["expected"].get("loss_mask")
-    at = path[-2:]
-    if mask is None or len(at) < 2 or not all(isinstance(index, int) for index in at) or len(mask[0]) <= at[1]:
-        return False
-    return not mask[at[0]][at[1]]
-
-
-def mutants(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Of each peer's function and each of its expected leaves, one record with one number altered; which one is drawn
-    from its name."""
-    by_leaf: dict[tuple[str, str], list[tuple[dict[str, Any], tuple[Any, ...]]]] = {}
-    for record in json.loads(file.read_text()):
-        for path, value in numbers(record["expected"]):
-            if undefined(record, path):
-                continue
-            if (
-                not isinstance(value, float) or value == 0 or abs(value) > 1e-5
-            ):  # what lies below is rounding in some peers
-                leaf = ".".join(key for key in path if isinstance(key, str))
-                by_leaf.setdefault((record["source"], leaf), []).append((record, path))
-    for (source, leaf), places in by_leaf.items():
-        record, path = places[zlib.crc32(f"{source} {leaf}".encode()) % len(places)]
-        wrong = copy.deepcopy(record)
-        holder = wrong["expected"]
-        for key in path[:-1]:
-            holder = holder[key]
-        number = holder[path[-1]]
-        rounded = record["dtype"].startswith("float32") or re.search(ROUNDED, f"{source} {leaf}")
-        small = isinstance(number, float) and abs(number) < 0.01
-        holder[path[-1]] = altered(number, by=1e-3 if rounded or small else 1e-6)
-        yield record["name"], leaf, wrong
+def change(record: dict[str, Any], leaf: str, number: Any) -> float:
+    """How much a number is altered, relatively."""
+    rounded = record["dtype"].startswith("float32") or re.search(ROUNDED, f"{record['source']} {leaf}")
+    small = isinstance(number, float) and abs(number) < 0.01
+    return 1e-3 if rounded or small else 1e-6
 
 
 # verl_pr3694_rollout_is has the functions of the first two
@@ -257,7 +205,7 @@ LONG = {"verl070_rollout_correction", "verl_rollout_correction", "made_here", "v
 )
 def test_any_wrong_number_fails(file: Path) -> None:
     """Verdicts come from the numbers: no function of a peer has an expected number that could be wrong unnoticed."""
-    made = list(mutants(file))
+    made = list(mutants(json.loads(file.read_text()), change))
     unnoticed = [(name, leaf) for name, leaf, wrong in made if verify_record(wrong).status != "failed"]
     assert made and unnoticed == []
 
@@ -273,7 +221,7 @@ def test_a_number_that_nobody_reads_is_unsupported() -> None:
 
 
 def test_what_we_cannot_read_is_unsupported() -> None:
-    alien = {**OF_PEERS[0], "source": "somebody 1.0 else.loss", "name": "x"}
+    alien = {**RECORDS[0], "source": "somebody 1.0 else.loss", "name": "x"}
     assert verify_record(alien).status == "unsupported" and "no adapter" in str(verify_record(alien).reason)
     strange = copy.deepcopy(next(r for r in RECORDS if r["source"].endswith("compute_policy_loss_vanilla")))
     strange["params"]["loss_agg_mode"] = "median"
@@ -297,110 +245,3 @@ def test_a_clip_schedule_needs_the_progress_of_the_run() -> None:
 def test_reasons_in_use() -> None:
     used = {reason for reasons in DIFFERS.values() for reason in reasons.split("+")}
     assert {"P6", "P10", "P16", "P25", "P27", "P35", "T1", "A3", "A5", "A7"} <= used
-
-
-def by_hand(**changes: Any) -> dict[str, Any]:
-    """-A r at ratio 1 and advantage 2, by hand: no adapter reads it."""
-    inputs = {"mask": [[1, 1]], "log_prob": [[-0.5, -1.0]], "proximal_log_prob": [[-0.5, -1.0]], "advantage": [2.0]}
-    expected = {"loss": -2.0, "grad_log_prob": [[-1.0, -1.0]], "keep": [[1, 1]], "metrics": {"ratio_mean": 1.0}}
-    record = {"name": "ratio_one", "source": "by hand", "surrogate": {"kind": "ppo_clip"}, "inputs": inputs}
-    return {**record, "expected": expected, **changes}
-
-
-def test_a_record_by_hand_names_the_spec() -> None:
-    assert verify_record(by_hand()).status == "matched"
-    assert verify_record(by_hand(source="hand", surrogate="ppo_clip", aggregate="token_sum")).status == "failed"
-    wrong = verify_record(by_hand(expected={"loss": -2.1}))
-    assert wrong.status == "failed" and wrong.differences[0].ours == -2.0
-    assert verify_record(by_hand(expected={"loss": -2.0, "lozz": 1})).status == "unsupported"
-    with pytest.raises(ValueError, match="names no spec"):
-        verify_record({key: value for key, value in by_hand().items() if key != "surrogate"})
-    with pytest.raises(ValueError, match="did you mean 'ppo_clip'"):
-        verify_record(by_hand(surrogate="ppo_clap"))
-
-
-@pytest.mark.parametrize(
-    ("specs", "inputs", "expected"),
-    [
-        (
-            {"correction": {"kind": "importance", "upper": 1.5}},
-            {
-                "mask": [[1, 1]],
-                "log_prob": [[-1, -1]],
-                "proximal_log_prob": [[-1, -1]],
-                "behavior_log_prob": [[-1, -3]],
-            },
-            {"weight": [[1.0, 1.5]], "keep": [[1, 1]]},
-        ),
-        (
-            {"penalty": {"kind": "k2", "coefficient": 0.5}},
-            {"mask": [[1, 0]], "log_prob": [[-1, "nan"]], "reference_log_prob": [[-3, 0]]},
-            {"penalty": [[1.0, 0.0]], "loss": 1.0, "grad_log_prob": [[1.0, 0.0]]},
-        ),
-        (
-            {"aggregate": {"kind": "sequence_mean_token_mean"}},
-            {"loss_mask": [1, 1, 1], "cu_seqlens": [0, 2, 3], "loss": [1.0, 3.0, 4.0]},
-            {"loss": 3.0, "denominator": 2.0, "grad_loss": [0.25, 0.25, 0.5]},
-        ),
-        ({"advantage": "rloo"}, {"reward": [1, 0, 0], "group": [7, 7, 7]}, {"advantage": [1.0, -0.5, -0.5]}),
-        (
-            {"advantage": {"kind": "gae", "gamma": 0.5, "lam": 1.0, "whiten": False}},
-            {"reward": [0, 1], "value": [0.25, 0.5], "loss_mask": [1, 1], "cu_seqlens": [0, 2]},
-            {"advantage": [0.25, 0.5]},
-        ),
-        (
-            {"selection": {"kind": "prune", "rate": 0.5, "allocate": True}},
-            {"reward": [0, 0], "group": [3, 3], "advantage": [1, -2]},
-            {"keep": [0, 1], "prompts_factor": 2, "keeps_size": 1},
-        ),
-        (
-            {"preference": {"kind": "hinge", "beta": 0.5}},
-            {"chosen": [-1.0, -1.0], "rejected": [-2.0, -5.0]},
-            {"pair_loss": [0.5, 0.0], "loss": 0.25, "grad_chosen": [-0.25, 0.0], "grad_rejected": [0.25, 0.0]},
-        ),
-        (
-            {"reward_kl": {"coefficient": 0.5}},
-            {
-                "score": [1],
-                "log_prob": [-1, -2],
-                "reference_log_prob": [-2, -2],
-                "loss_mask": [1, 1],
-                "cu_seqlens": [0, 2],
-            },
-            {"reward": [-0.5, 1.0], "total": [0.5], "paid": [0.5], "kl": [0.5], "next_coefficient": 0.5},
-        ),
-        (
-            {"proximal": "loglinear"},
-            {"behavior_log_prob": [-1], "log_prob": [-2], "policy_version": [3], "current_version": 5},
-            {"proximal_log_prob": [-1.5]},
-        ),
-        (
-            {"mismatch": {"max_k3_kl": 0.1}},
-            {"loss_mask": [1, 1], "cu_seqlens": [0, 1, 2], "log_prob": [-1, -3], "behavior_log_prob": [-1, -2]},
-            {
-                "exceeded": 1,
-                "rejects": [0, 1],
-                "metrics": {"mismatch/k3_kl": 0.18393972058572117},
-                "health": {"mismatch/k3_kl": 2},
-            },
-        ),
-    ],
-)
-def test_every_slot_by_hand(specs: dict[str, Any], inputs: dict[str, Any], expected: dict[str, Any]) -> None:
-    verdict = verify_record({"name": "x", "source": "by hand", **specs, "inputs": inputs, "expected": expected})
-    assert (verdict.status, set(verdict.compared)) == ("matched", set(leaves(expected))), verdict
-
-
-@pytest.mark.parametrize(
-    ("specs", "inputs", "told"),
-    [
-        ({"reward_kl": {}}, {"log_prob": [-1]}, "inputs: score is missing"),
-        ({"proximal": "next"}, {"old_log_prob": [-1]}, "there is no 'old_log_prob' here; did you mean"),
-        ({"preference": "hinge"}, {"chosen": [-1]}, "inputs: rejected is missing; PreferencePairs documents it"),
-        ({"selection": "balance"}, {"reward": [1], "group": [1], "advantages": [1]}, "no field 'advantages'"),
-    ],
-)
-def test_an_input_by_hand_that_is_wrong_is_named(specs: dict[str, Any], inputs: dict[str, Any], told: str) -> None:
-    record = {"name": "x", "source": "by hand", **specs, "inputs": inputs, "expected": {"loss": 0}}
-    with pytest.raises(NoFieldError, match=told):
-        verify_record(record)

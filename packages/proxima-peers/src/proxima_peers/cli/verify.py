@@ -4,7 +4,6 @@ matched: the same numbers. differs: not ours, but what a documented peculiarity 
 failed: neither. unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
 
 import argparse
-import json
 import math
 from collections import Counter
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.cli.output import add_import_code, print_json
 from proxima.data import NoFieldError, UserError
-from proxima.data.text_files import read_text
 
 if TYPE_CHECKING:
     from proxima_peers.verify import RecordVerdict
@@ -28,10 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from proxima.check.by_hand_records import read_records
     from proxima_peers.verify import totals
 
     names = [file for name in arguments.file for file in _files(name)]
-    records = {name: _records(name) for name in names}  # a wrong path is refused before anything is computed
+    records = {
+        name: read_records(Path(name), RECORD, _require_record) for name in names
+    }  # a wrong path is refused before anything is computed
     verdicts = {name: [_verdict(raw, arguments.import_code) for raw in found] for name, found in records.items()}
     total = totals([one for found in verdicts.values() for one in found])
     if arguments.json:
@@ -64,35 +65,13 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _records(name: str) -> list[dict[str, Any]]:
-    """The records of a file, or an error that says what is wrong with it."""
-    from proxima.config.problems import one_problem
+def _require_record(raw: dict[str, Any]) -> None:
     from proxima_peers.verify import Record
 
-    def refused(reason: str) -> UserError:
-        return one_problem(name, f"{reason}; give a JSON list of records {RECORD}")
-
-    try:
-        raw = json.loads(read_text(Path(name)))
-    except OSError as error:
-        raise refused(f"can't be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise refused("is not UTF-8 text") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise refused(f"not JSON: {error}") from None
-    if not isinstance(raw, list):
-        raise refused(f"holds a {type(raw).__name__}, not a list")
-    for index, item in enumerate(raw):
-        if not isinstance(item, dict):
-            raise refused(f"entry {index} is a {type(item).__name__}, not a record")
-        try:
-            record = Record.of(item)
-        except ValueError as error:
-            raise refused(f"entry {index}: {str(error).rstrip('.')}") from None
-        for key in ("name", "source", "dtype"):
-            if not isinstance(getattr(record, key), str):
-                raise refused(f"entry {index}: {key} is not text")
-    return raw
+    record = Record.of(raw)
+    for key in ("name", "source", "dtype"):
+        if not isinstance(getattr(record, key), str):
+            raise ValueError(f"{key} is not text")
 
 
 def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":

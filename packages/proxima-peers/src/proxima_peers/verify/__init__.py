@@ -37,7 +37,7 @@ from proxima_peers.verify import (
     verl_advantage,
     verl_rollout,
 )
-from proxima_peers.verify.by_hand_records import by_hand
+from proxima_peers.verify.by_hand_adapter import by_hand
 from proxima_peers.verify.record import BY_HAND, Attempt, NoReading, Record
 from proxima_peers.verify.verdict import RecordVerdict, Status, judge, uncovered
 
