@@ -42,6 +42,9 @@ ALLOWED_MODULES = {
 }
 ALLOWED_FUNCTIONS = {
     "convert": "the protocol of a peer's converter: every one has a `convert(options)`",
+    "command_of": "the protocol of a peer's trainings without rewards",
+    "convert_offline": "the protocol of a peer's trainings without rewards",
+    "rules_of": "the protocol of a peer's trainings without rewards",
     "main": "what a console script or a spawned process starts",
     "add_arguments": "the protocol of a command: every module of cli/ has one",
     "run": "the protocol of a command: every module of cli/ has one",

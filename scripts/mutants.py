@@ -193,7 +193,8 @@ def install(mutant: Mutant) -> None:
 
 def golden() -> dict[str, Callable[[], bool]]:
     """For each record, whether its verdict is what it should be."""
-    from proxima_peers.verify import Record, verify_record
+    from proxima_peers.verify.record import Record
+    from proxima_peers.verify.verification import verify_record
 
     differs = [line.split(maxsplit=1) for line in (OF_PEERS / "differs.txt").read_text(encoding="utf-8").splitlines()]
     reasons = {name: ("differs", reason.replace("+", ", ")) for reason, name in differs}
@@ -385,7 +386,7 @@ def main() -> None:
     chosen = parser.parse_args()
     from hypothesis import settings
 
-    import proxima_peers.verify  # noqa: F401  torch and transformers come with them: no child imports these again
+    import proxima_peers.verify.verification  # noqa: F401  torch comes with it: no child imports it again
 
     settings.register_profile("mutants", database=None)
     settings.load_profile("mutants")

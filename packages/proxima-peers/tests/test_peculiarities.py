@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima_peers.verify import verify_record
+from proxima_peers.verify.verification import verify_record
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"

@@ -5,15 +5,9 @@ from pathlib import Path
 import pytest
 
 from proxima.config import resolve
-from proxima_peers.cli.convert import PEERS
+from proxima_peers.convert import PEERS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def test_the_command_knows_every_peer():
-    from proxima_peers import convert
-
-    assert set(PEERS) == set(convert.PEERS)
 
 
 def test_to_a_file(proxima, here):

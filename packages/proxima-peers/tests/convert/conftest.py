@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxima.config import Resolved, resolve
-from proxima_peers.convert import Conversion, convert
+from proxima_peers.convert.conversion import Conversion, convert
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -4,7 +4,7 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.config import ConfigError
-from proxima_peers.convert import convert
+from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.known import option_rules
 
 A, R, M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."

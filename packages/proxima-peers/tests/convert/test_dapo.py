@@ -188,7 +188,7 @@ python3 -m recipe.dapo.src.main_dapo algorithm.adv_estimator=grpo actor_rollout_
 @pytest.mark.parametrize(("level", "kind"), [("True", "token_mean"), ("False", "sequence_mean_token_mean")])
 def test_the_first_dapo_scripts(tmp_path, level, kind):
     """Names of the first months, and paths that only the machine knows: asked for, not refused."""
-    from proxima_peers.convert import convert
+    from proxima_peers.convert.conversion import convert
 
     (tmp_path / "run.sh").write_text(FIRST.replace("LEVEL", level))
     done = convert(tmp_path / "run.sh", "verl")
@@ -338,7 +338,7 @@ trainer = GRPOTrainer(model="m", args=GRPOConfig(reward_weights=[1.0, 0.5, 0.1, 
 
 
 def test_reward_functions_of_a_script(tmp_path):
-    from proxima_peers.convert import convert
+    from proxima_peers.convert.conversion import convert
 
     (tmp_path / "train.py").write_text(SCRIPT)
     done = convert(tmp_path / "train.py", "trl")

@@ -163,6 +163,7 @@ def test_the_text_is_the_recipe_with_its_origins(example, tmp_path):
 def test_every_leaf_of_an_example_is_converted_or_listed(example):
     """No option is lost: each is named in the text, as an origin or in a list, or was read to compute another."""
     from proxima_peers.convert import PEERS
+    from proxima_peers.convert.conversion import module_of
     from proxima_peers.convert.known import option_rules, sort_out
     from proxima_peers.convert.options import Options
     from proxima_peers.convert.read import read
@@ -175,8 +176,8 @@ def test_every_leaf_of_an_example_is_converted_or_listed(example):
         ("areal_async.yaml", "areal"),
         ("unirl_cppo.yaml", "unirl"),
     ):
-        o = Options(PEERS[peer][0], read(EXAMPLES / name), name)
-        draft = PEERS[peer][1](o)
+        o = Options(PEERS[peer].title, read(EXAMPLES / name), name)
+        draft = module_of(PEERS[peer].online).convert(o)
         sort_out(draft, o, option_rules(peer))
         listed = {one.name for _, found in draft.leftovers() for one in found}
         assert (listed | o.asked) >= set(o.flat), name

@@ -8,7 +8,7 @@ from proxima.config import ConfigError, resolve
 from proxima.config.families import command_of
 from proxima.core.preference import Ipo, Sigmoid
 from proxima.model.lora import Lora
-from proxima_peers.convert import likely_peers
+from proxima_peers.convert.conversion import likely_peers
 
 
 def names(leftovers):

@@ -5,7 +5,7 @@ import pytest
 from proxima.config import resolve
 from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import ForwardKl, JensenShannon, ReverseKl
-from proxima_peers.convert import convert
+from proxima_peers.convert.conversion import convert
 
 BASE = {"model_name_or_path": "org/student", "teacher_model_name_or_path": "org/teacher", "dataset_name": "org/chats"}
 BASE |= {"num_processes": 2, "lmbda": 1.0, "temperature": 1.0, "max_steps": 40}

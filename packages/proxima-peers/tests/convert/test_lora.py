@@ -4,7 +4,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.model.lora import Lora
-from proxima_peers.convert import convert
+from proxima_peers.convert.conversion import convert
 
 VERL, PEFT = "actor_rollout_ref.model.", ("q_proj", "v_proj")
 

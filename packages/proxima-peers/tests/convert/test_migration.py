@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima_peers.convert import OFFLINE, PEERS
+from proxima_peers.convert import PEERS
+from proxima_peers.convert.conversion import module_of
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.known import option_rules, sort_out
 from proxima_peers.convert.options import Options
@@ -63,7 +64,7 @@ def test_every_option_of_the_tables_is_known(peer, title):
         if "actor.rejection_sampling.upper" in context:
             context = {**context, "actor.use_decoupled_loss": True}
         o = Options(title, context, "file")
-        PEERS[peer][1](o)
+        module_of(PEERS[peer].online).convert(o)
         known |= o.asked
     rest = Options(title, dict.fromkeys(names), "file", known)
     assert unknown(rest, option_rules(peer)) == []
@@ -91,13 +92,13 @@ def test_every_option_of_the_trainings_without_rewards_is_known():
 def test_every_option_of_further_trainings_without_rewards_is_known(peer, title, contexts):
     names, known = named(f"{title} without rewards"), set()
     assert len(names) >= 15
-    command_of, convert, rules_of = OFFLINE[peer]
+    offline = module_of(PEERS[peer].offline)
     for context in contexts:
         o = Options(title, context, "file")
-        convert(o, command_of(o))
+        offline.convert_offline(o, offline.command_of(o))
         known |= o.asked
     rest = Options(title, dict.fromkeys(names), "file", known)
-    assert unknown(rest, rules_of(o)) == []
+    assert unknown(rest, offline.rules_of(o)) == []
 
 
 def test_the_four_policies_and_the_three_names_are_explained():

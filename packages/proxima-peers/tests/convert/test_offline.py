@@ -7,7 +7,7 @@ from proxima.config import ConfigError, resolve
 from proxima.config.families import command_of
 from proxima.core.preference import Kto, PreferencePairs, Robust, Sft, Sigmoid
 from proxima.model.lora import Lora
-from proxima_peers.convert import convert, likely_peers
+from proxima_peers.convert.conversion import convert, likely_peers
 
 BASE = {"model_name_or_path": "m", "dataset_name": "org/rows", "num_processes": 2}
 MARK = {

@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.config import ConfigError
-from proxima_peers.convert import convert
+from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.read import interpolated, read
 from proxima_peers.convert.read_python import UNREADABLE, from_python
 from proxima_peers.convert.read_script import Doubtful, from_script

@@ -9,7 +9,8 @@ import yaml
 from proxima.config import resolve
 from proxima.core.selection import Prune
 from proxima.core.surrogate import Cppo
-from proxima_peers.convert import PEERS, convert
+from proxima_peers.convert import PEERS
+from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.known import option_rules
 from proxima_peers.convert.read import read
 

@@ -6,7 +6,8 @@ import pytest
 
 from proxima.config import resolve
 from proxima.view.trackers import TRACKERS, Mlflow, TensorBoard, Trackio, Wandb
-from proxima_peers.convert import convert, trackers
+from proxima_peers.convert import trackers
+from proxima_peers.convert.conversion import convert
 
 VERL = {"algorithm.adv_estimator": "grpo"}
 UNIRL = {"algorithm._target_": "unirl.algorithms.grpo.GRPO"}

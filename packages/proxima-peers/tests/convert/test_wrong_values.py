@@ -6,8 +6,8 @@ from contextlib import suppress
 import pytest
 
 from proxima.config import ConfigError
-from proxima_peers import convert as convert_room
-from proxima_peers.convert import convert
+from proxima_peers.convert import conversion
+from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.options import Options
 from proxima_peers.convert.read import read
 
@@ -36,11 +36,11 @@ def test_a_value_of_another_kind_is_never_a_crash(case, monkeypatch):
         return made[-1]
 
     def run(values):
-        monkeypatch.setattr(convert_room, "read", lambda path: values)
+        monkeypatch.setattr(conversion, "read", lambda path: values)
         with suppress(ConfigError):
             convert("options.yaml", peer)
 
-    monkeypatch.setattr(convert_room, "Options", options)
+    monkeypatch.setattr(conversion, "Options", options)
     run(dict(flat))
     names = sorted(made[0].asked | set(flat))
     draw = random.Random(case)

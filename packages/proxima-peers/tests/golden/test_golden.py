@@ -20,7 +20,8 @@ from proxima.core.penalty import PENALTIES
 from proxima.core.preference import PREFERENCES, Kto
 from proxima.core.surrogate import SURROGATES
 from proxima.core.value import RewardLoss, ValueLoss
-from proxima_peers.verify import Record, totals, verify_record
+from proxima_peers.verify.record import Record
+from proxima_peers.verify.verification import totals, verify_record
 from tests.golden.altered import mutants
 
 HERE = Path(__file__).parent

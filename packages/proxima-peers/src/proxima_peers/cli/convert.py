@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima_peers.convert.PEERS`, which needs torch
+from proxima_peers.convert import PEERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config.problems import one_problem
-    from proxima_peers.convert import convert, likely_peers
+    from proxima_peers.convert.conversion import convert, likely_peers
 
     peer = arguments.peer
     if peer is None:

@@ -14,7 +14,7 @@ from proxima.cli.output import add_import_code, print_json
 from proxima.data import NoFieldError, UserError
 
 if TYPE_CHECKING:
-    from proxima_peers.verify import RecordVerdict
+    from proxima_peers.verify.verdict import RecordVerdict
 
 RECORD = "{name, source, dtype, inputs, params, expected}"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.check.by_hand_records import read_records
-    from proxima_peers.verify import totals
+    from proxima_peers.verify.verification import totals
 
     names = [file for name in arguments.file for file in _files(name)]
     records = {
@@ -66,7 +66,7 @@ def _finite(value: Any) -> Any:
 
 
 def _require_record(raw: dict[str, Any]) -> None:
-    from proxima_peers.verify import Record
+    from proxima_peers.verify.record import Record
 
     record = Record.of(raw)
     for key in ("name", "source", "dtype"):
@@ -76,7 +76,8 @@ def _require_record(raw: dict[str, Any]) -> None:
 
 def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":
     """The verdict; a record that our specs refuse is unsupported, one that makes them raise anything else failed."""
-    from proxima_peers.verify import RecordVerdict, verify_record
+    from proxima_peers.verify.verdict import RecordVerdict
+    from proxima_peers.verify.verification import verify_record
 
     try:
         return verify_record(raw, import_code=import_code)
@@ -87,7 +88,7 @@ def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":
 
 
 def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) -> list[str]:
-    from proxima_peers.verify import totals
+    from proxima_peers.verify.verification import totals
 
     width = max(len("total"), *(len(name) for name in verdicts))
     lines = [f"{'':<{width}}  records  matched  differs  failed  unsupported"]

@@ -14,7 +14,7 @@ ROLLOUTS = ("gconfig.", "rollout.")
 FREQUENCIES = ("evaluator.freq_epochs", "evaluator.freq_steps", "evaluator.freq_secs")
 
 
-def command_of_areal(o: Options) -> str | None:
+def command_of(o: Options) -> str | None:
     """`sft`, `reward` or `dpo`, of which `train_dataset.type` tells, or else what only one of them has; None: another
     training."""
     if any(name.startswith(ROLLOUTS) for name in o.flat):
@@ -30,7 +30,7 @@ def prefix_of(o: Options) -> str:
     return "model." if o.flat.get("model.path") is not None else "actor."
 
 
-def areal_rules(o: Options) -> Rules:
+def rules_of(o: Options) -> Rules:
     """Those of AReaL's trainings with rewards, of which the actor's also hold for `model`."""
     rules = option_rules("areal")
     if prefix_of(o) == "actor.":
@@ -40,7 +40,7 @@ def areal_rules(o: Options) -> Rules:
     return rules | own | {name: replace(rule, why=f"model.{rule.why[6:]}") for name, rule in copies.items()}
 
 
-def convert_areal_offline(o: Options, command: str) -> Draft:
+def convert_offline(o: Options, command: str) -> Draft:
     """A recipe of `proxima sft`, `proxima reward` or `proxima dpo`."""
     d, prefix = Draft(), prefix_of(o)
     areal_model(d, o, prefix)

@@ -34,7 +34,7 @@ REWARDED = ("num_generations", "reward_funcs", "num_iterations")  # of GRPO, whi
 LR = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
 
 
-def command_of_trl(o: Options) -> str | None:
+def command_of(o: Options) -> str | None:
     """`sft`, `dpo`, `kto`, `reward` or `gkd`, of which a script's command or a Python file's classes tell; a file of
     options alone tells by one, or a loss, that only that training has. None: another training, or in doubt."""
     file = Path(o.file)
@@ -54,7 +54,7 @@ def command_of_trl(o: Options) -> str | None:
     return told.pop() if len(told) == 1 else None
 
 
-def trl_rules(o: Options) -> Rules:
+def rules_of(o: Options) -> Rules:
     """Those of every trainer of TRL, and of these."""
     return option_rules("trl_offline") | option_rules("trl")
 

@@ -12,20 +12,20 @@ MARKS = (OLDER, "data.response_key", "data.messages_key", "data.multiturn.enable
 MESSAGES = ("data.multiturn.messages_key", "data.messages_key")
 
 
-def command_of_verl(o: Options) -> str | None:
+def command_of(o: Options) -> str | None:
     """`sft`, if it sets what only that has; None: another training."""
     if any(name.startswith(REWARDED) for name in o.flat):
         return None
     return "sft" if any(o.flat.get(name) is not None for name in MARKS) else None
 
 
-def verl_sft_rules(o: Options) -> Rules:
+def rules_of(o: Options) -> Rules:
     """Those of SFT alone, and of the trainer's options that verl's trainings share."""
     shared = {name: rule for name, rule in option_rules("verl").items() if not name.startswith(REWARDED)}
     return option_rules("verl_sft") | shared
 
 
-def convert_sft(o: Options, command: str) -> Draft:
+def convert_offline(o: Options, command: str) -> Draft:
     """A recipe of `proxima sft`."""
     d = Draft()
     common.model(d, o, OLDER, "model.path")
