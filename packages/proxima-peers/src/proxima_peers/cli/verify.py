@@ -30,9 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima_peers.verify.verification import totals
 
     names = [file for name in arguments.file for file in _files(name)]
-    records = {
-        name: read_records(Path(name), RECORD, _require_record) for name in names
-    }  # a wrong path is refused before anything is computed
+    # a wrong path is refused before anything is computed
+    records = {name: read_records(Path(name), RECORD, _require_record) for name in names}
     verdicts = {name: [_verdict(raw, arguments.import_code) for raw in found] for name, found in records.items()}
     total = totals([one for found in verdicts.values() for one in found])
     if arguments.json:
