@@ -80,13 +80,13 @@ def ppo(record: Record) -> Iterator[Attempt]:
     options = p.get("rejection_sampling")
     loose = record.tolerance()
     if options is not None:  # the behavior weights are exponentials in float32 (A6)
-        loose = {"rtol": 3e-7 * (1 + _farthest(padded.b)), "atol": 1e-9}
+        loose = (3e-7 * (1 + _farthest(padded.b)), 1e-9)
     p.mark_irrelevant("lens")
     record.inputs.mark_irrelevant("behavior_logp")
     far = beyond_limit(masked_log_ratio(padded.b))
     for reason, corrections in corrections_of(options):
         numbers = ppo_numbers(record, padded, (low, high, dual), corrections, sequence=sequence)
-        stats = record.checks(numbers, "stats.", **loose)
+        stats = record.checks(numbers, "stats.", *loose)
         for limit in (False, True) if far else (False,):
             values = {False: loss_of(padded.b, spec, TokenMean(), corrections, bounded=not limit).value}
             if sequence and corrections:
@@ -122,7 +122,7 @@ def sapo(record: Record) -> Iterator[Attempt]:
     padded = record.actor_batch(proximal_log_prob=record.tensor("behavior_logp"))
     spec = Sapo(p["tau_pos"], p["tau_neg"], p.get("importance_sampling_level", "token"))
     p.mark_irrelevant("lens")
-    stats = record.checks(sapo_numbers(record, padded, spec), "stats.", **record.tolerance())
+    stats = record.checks(sapo_numbers(record, padded, spec), "stats.", *record.tolerance())
     for limit in (False, True) if beyond_limit(masked_log_ratio(padded.b)) else (False,):
         loss = loss_of(padded.b, spec, TokenMean(), bounded=not limit).value
         yield reasons(A6=limit), [*record.loss_checks(loss, padded.leaf), *stats]
@@ -196,8 +196,8 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     both = {"tot_rewards": reward.view(rows, width), "kl_rewards": -p.get("kl_ctl", 0.1) * estimate * mask}
     both |= {"loss_mask": mask.double(), "logprobs": behavior}
     inside = {"advantages": ours.view(rows, width), "returns": gae.returns(rewards).view(rows, width)}
-    scale = {"rtol": 2e-5, "atol": 2e-6}  # float32; beyond the mask the recursion carries the next token's along
-    yield None, [*record.checks(both, "", **scale), *record.checks(inside, "", **scale, where=mask)]
+    loose = (2e-5, 2e-6)  # float32; beyond the mask the recursion carries the next token's along
+    yield None, [*record.checks(both, "", *loose), *record.checks(inside, "", *loose, where=mask)]
 
 
 def masked_normalization(record: Record) -> Iterator[Attempt]:
@@ -224,19 +224,19 @@ def normalization(record: Record) -> Iterator[Attempt]:
     group = torch.arange(len(x)) // (size if mean == "group" else len(x))
     o = Outcomes.of(x, group)
     scale: Any = {"group": "group", "batch": "batch", None: "none", "none": "none"}[std]
-    loose = {"rtol": 3e-7, "atol": 1e-9}  # the results are float32
+    loose = (3e-7, 1e-9)  # the results are float32
     centre: Any = Rloo() if alone else Grpo()
     if scale == "none":
-        yield None, [record.expect("out", centre(o), **loose)]
+        yield None, [record.expect("out", centre(o), *loose)]
         return
     if not alone:
-        yield None, [record.expect("out", Grpo(scale, epsilon)(o), **loose)]
+        yield None, [record.expect("out", Grpo(scale, epsilon)(o), *loose)]
     # theirs: of what is left after centring; the biased one as a share of ours
     count = (group[:, None] == group[None]).sum(1) if scale == "group" else torch.tensor(len(x))
     share = (1 - 1 / count.double()).sqrt() if biased else torch.ones(())
     if alone or biased or (mean, std) == ("group", "batch"):
         left = replace(o, reward=centre(o) * share)
-        yield "A7", [record.expect("out", Grpo(scale, epsilon)(left) / share, **loose)]
+        yield "A7", [record.expect("out", Grpo(scale, epsilon)(left) / share, *loose)]
 
 
 def critic_loss(record: Record) -> Iterator[Attempt]:

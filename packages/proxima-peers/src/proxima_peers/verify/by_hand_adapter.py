@@ -20,4 +20,5 @@ def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
     if unknown := uncovered(record, numbers):
         raise NoReading(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
     computed = {leaf: numbers[leaf] for leaf in record.leaves if leaf in numbers}
-    yield None, [record.check(leaf, value, record.leaves[leaf], **TOLERANCE) for leaf, value in computed.items()]
+    rtol, atol = TOLERANCE["rtol"], TOLERANCE["atol"]
+    yield None, [record.check(leaf, value, record.leaves[leaf], rtol, atol) for leaf, value in computed.items()]

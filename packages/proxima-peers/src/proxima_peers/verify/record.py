@@ -12,7 +12,9 @@ from proxima.check.by_hand import SLOTS, as_tensor, leaves, padded_to
 from proxima.data import PolicyBatch, UserError
 
 BY_HAND = "by hand"
-SINGLE = {"rtol": 2e-5, "atol": 2e-6}  # the least tolerance of a record in float32
+Tolerance = tuple[float, float]  # rtol and atol, as `torch.allclose`
+DOUBLE: Tolerance = (1e-9, 1e-11)
+SINGLE: Tolerance = (2e-5, 2e-6)  # the least of a record in float32
 
 
 class NoReading(Exception):
@@ -153,27 +155,51 @@ class Record:
         return as_tensor(self.inputs["mask"]) != 0
 
     def checks(
-        self, ours: Mapping[str, Any], under: str = "metrics.", rtol: float = 2e-7, atol: float = 1e-10, **more: Any
+        self,
+        ours: Mapping[str, Any],
+        under: str = "metrics.",
+        rtol: float = 2e-7,
+        atol: float = 1e-10,
+        where: Tensor | None = None,
     ) -> list[Check]:
         """A check for each of `ours` that the record expects under that name with the prefix `under`.
 
         Shares of tokens or rows are float32 in all peers.
         """
-        found = {under + name: value for name, value in ours.items() if under + name in self.leaves}
-        return [self.check(leaf, value, self.leaves[leaf], rtol, atol, **more) for leaf, value in found.items()]
+        expected = {under + name: value for name, value in ours.items() if under + name in self.leaves}
+        return [self.check(leaf, value, self.leaves[leaf], rtol, atol, where=where) for leaf, value in expected.items()]
 
-    def expect(self, name: str, ours: Any, rtol: float = 1e-9, atol: float = 1e-11, **more: Any) -> Check:
+    def expect(
+        self,
+        name: str,
+        ours: Any,
+        rtol: float = 1e-9,
+        atol: float = 1e-11,
+        *,
+        scale: float = 0.0,
+        where: Tensor | None = None,
+    ) -> Check:
         """A check of a number that the record must have."""
-        return self.check(name, ours, self.expected[name], rtol, atol, **more)
+        return self.check(name, ours, self.expected[name], rtol, atol, scale=scale, where=where)
 
-    def check(self, name: str, ours: Any, theirs: Any, rtol: float = 1e-9, atol: float = 1e-11, **more: Any) -> Check:
-        """A check, within float32's tolerance where the whole record is float32."""
+    def check(
+        self,
+        name: str,
+        ours: Any,
+        theirs: Any,
+        rtol: float = 1e-9,
+        atol: float = 1e-11,
+        *,
+        scale: float = 0.0,
+        where: Tensor | None = None,
+    ) -> Check:
+        """A check, within float32's tolerance where the whole record is float32; `scale`, `where` as `Check`."""
         if self.single:
-            rtol, atol = max(rtol, SINGLE["rtol"]), max(atol, SINGLE["atol"])
-        return Check(name, ours, theirs, rtol, atol, **more)
+            rtol, atol = max(rtol, SINGLE[0]), max(atol, SINGLE[1])
+        return Check(name, ours, theirs, rtol, atol, scale, where)
 
     def loss_checks(
-        self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: dict[str, float] | None = None
+        self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: Tolerance | None = None
     ) -> list[Check]:
         """A check of the loss, and one of d value / d leaf, which the record calls `gradient`.
 
@@ -182,7 +208,7 @@ class Record:
         within = self.tolerance() if tolerance is None else tolerance
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
         scale = float((slope.abs() * leaf.detach().abs().clamp(min=1)).nan_to_num().sum())
-        return [self.expect("loss", value.detach(), **within, scale=scale), self.expect(gradient, slope, **within)]
+        return [self.expect("loss", value.detach(), *within, scale=scale), self.expect(gradient, slope, *within)]
 
     @property
     def single(self) -> bool:
@@ -206,16 +232,16 @@ class Record:
         names = {"log_prob": "logp", "behavior_log_prob": "behavior_logp", "advantage": "advantages"}
         return self.batch(**{field: self.tensor(name) for field, name in names.items()}, **fields)
 
-    def tolerance(self) -> dict[str, float]:
+    def tolerance(self) -> Tolerance:
         """rtol and atol for losses and gradients of this record."""
         if not self.source.startswith("verl"):
-            return {"rtol": 1e-9, "atol": 1e-11}
+            return DOUBLE
         # verl divides rows, and the weights of a batch, by n + 1e-8 (P2, P10, P31): 1e-8 off for a single token.
         correction = self.params.section("policy_loss").section("rollout_correction")
         if self.params.get("loss_mode") == "geo_mean" or correction.get("rollout_is_batch_normalize"):
-            return {"rtol": 1e-7, "atol": 1e-11}
+            return 1e-7, 1e-11
         padded = self.params.get("loss_agg_mode") == "seq-mean-token-mean"
-        return {"rtol": 2e-8, "atol": 1e-11} if padded else {"rtol": 1e-9, "atol": 1e-11}
+        return (2e-8, 1e-11) if padded else DOUBLE
 
 
 @dataclass(frozen=True)

@@ -234,15 +234,15 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
     kl = kl_spec(record.params["kl_penalty"]).divergence(leaf, record.tensor("reference_logp"))
     (gradient,) = torch.autograd.grad(kl.sum(), leaf, retain_graph=True)
     loose = record.tolerance()
-    checks = [record.expect("kl", kl.detach(), **loose), record.expect("grad_sum_kl", gradient, **loose)]
+    checks = [record.expect("kl", kl.detach(), *loose), record.expect("grad_sum_kl", gradient, *loose)]
     b = PolicyBatch.from_padded(record.mask, log_prob=kl)
     for mode, numbers in record.expected.get("agg", {}).items():
         aggregated = replace(record, params=Tracked({"loss_agg_mode": mode}))
         value, loose = token_loss(aggregated, b.log_prob, b).value, aggregated.tolerance()
-        checks.append(record.check(f"agg.{mode}.loss", value.detach(), numbers["loss"], **loose))
+        checks.append(record.check(f"agg.{mode}.loss", value.detach(), numbers["loss"], *loose))
         if "grad_logp" in numbers:
             (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
-            checks.append(record.check(f"agg.{mode}.grad_logp", slope, numbers["grad_logp"], **loose))
+            checks.append(record.check(f"agg.{mode}.grad_logp", slope, numbers["grad_logp"], *loose))
     yield None, checks
 
 
