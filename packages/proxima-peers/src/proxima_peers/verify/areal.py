@@ -22,7 +22,7 @@ from proxima.core.ratio import masked_log_ratio
 from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
-from proxima_peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, loss_of, reasons, unclamped
 
 REJECTION_DEFAULTS = (("level", "token"), ("action", "mask"), ("metric", "ratio"))
@@ -54,7 +54,7 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
     weights: Any = "token" if level == "token" else "geometric"
     if {"clamp": True, "mask": False}[action]:
         if metric != "ratio":
-            raise NoReading(f"AReaL clamps ratios only, not {metric}")
+            raise UnsupportedRecord(f"AReaL clamps ratios only, not {metric}")
         yield None, [Importance(weights, "clamp", upper=upper, lower=lower)]
         if level == "sequence" and reduce != "mean":
             yield "A2", [Changed(clamped_by_aggregate, reduce, upper, lower or 0.0)]
@@ -107,8 +107,8 @@ def _farthest(b: PolicyBatch) -> float:
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
     """The sequence ratio over the tokens left by rejection, token weights one by one, the original denominator (A5)."""
     keep, weight = b.loss_mask, torch.ones_like(b.log_prob)
-    for one in (correction(b) for correction in corrections):
-        keep, weight = keep & one.keep, weight * one.weight
+    for corrected in (correction(b) for correction in corrections):
+        keep, weight = keep & corrected.keep, weight * corrected.weight
     token = spec(replace(b, loss_mask=keep))
     aggregate = TokenMean()
     return aggregate(torch.where(keep, token.loss * weight, 0.0), b) / aggregate.denominator(b.loss_mask, b.cu_seqlens)
@@ -118,7 +118,7 @@ def sapo(record: Record) -> Iterator[Attempt]:
     """functional.sapo_loss_fn"""
     p = record.params
     if p.get("rejection_sampling") is not None:
-        raise NoReading("sapo_loss_fn takes no rejection_sampling")
+        raise UnsupportedRecord("sapo_loss_fn takes no rejection_sampling")
     padded = record.actor_batch(proximal_log_prob=record.tensor("behavior_logp"))
     spec = Sapo(p["tau_pos"], p["tau_neg"], p.get("importance_sampling_level", "token"))
     p.mark_irrelevant("lens")
@@ -173,7 +173,7 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     score = score.clamp(-limit, limit)
     for name in ("reward_norm", "overlong_reward_penalty"):
         if p.get(name):
-            raise NoReading(f"no reading of {name}={p[name]!r}")
+            raise UnsupportedRecord(f"no reading of {name}={p[name]!r}")
     behavior = torch.where(mask, as_tensor(record.inputs["logprobs"]).roll(-1, 1), 0.0)
     reference = torch.where(mask, as_tensor(record.inputs["ref_logp"]), 0.0)
     estimate = ESTIMATORS[p.get("kl_estimator", "k1")].estimate(behavior - reference).clamp(-10, 10)
@@ -220,7 +220,7 @@ def normalization(record: Record) -> Iterator[Attempt]:
     mean, std, alone = p.get("mean_level", "batch"), p.get("std_level", "batch"), p.get("mean_leave1out", False)
     size, epsilon, biased = p.get("group_size", 1) or 1, p.get("eps", 1e-5), not p.get("std_unbiased", True)
     if mean not in ("batch", "group") or (mean, std) == ("batch", "group"):
-        raise NoReading(f"nothing of ours centres by {mean} and scales by {std}")
+        raise UnsupportedRecord(f"nothing of ours centres by {mean} and scales by {std}")
     group = torch.arange(len(x)) // (size if mean == "group" else len(x))
     o = Outcomes.of(x, group)
     scale: Any = {"group": "group", "batch": "batch", None: "none", "none": "none"}[std]
@@ -271,8 +271,8 @@ def ppo_numbers(
     kept, weight, behave = padded.mask, None, {}
     if corrections:
         *rejecting, weighing = [correction(padded.b) for correction in corrections]
-        for one in rejecting:
-            kept = kept & (padded.rows(one.keep) != 0)
+        for rejected in rejecting:
+            kept = kept & (padded.rows(rejected.keep) != 0)
         weight = torch.where(kept, padded.rows(weighing.weight), 0.0)
         filtered = padded.mask & ~kept if rejecting else padded.mask & (weight != _unbounded(padded, corrections[0]))
         behave = _behave_numbers(record, kept, weight)

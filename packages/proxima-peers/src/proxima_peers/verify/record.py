@@ -17,7 +17,7 @@ DOUBLE: Tolerance = (1e-9, 1e-11)
 SINGLE: Tolerance = (2e-5, 2e-6)  # the least of a record in float32
 
 
-class NoReading(Exception):
+class UnsupportedRecord(Exception):
     """Nothing of ours computes this record; the message says why."""
 
 
@@ -82,8 +82,8 @@ class Tracked(dict[str, Any]):
 
     def section(self, name: str) -> "Tracked":
         """The options inside of another one; none if it is absent or null."""
-        found = self.get(name)
-        return found if isinstance(found, Tracked) else Tracked({})
+        options = self.get(name)
+        return options if isinstance(options, Tracked) else Tracked({})
 
     def mark_irrelevant(self, *names: str) -> None:
         """Mark names, dotted inside of another one, that affect no number of this record."""
@@ -101,10 +101,10 @@ class Tracked(dict[str, Any]):
     @property
     def unread(self) -> list[str]:
         """The names that were never read, dotted inside of another one."""
-        found = {key for key in self if key not in self.seen}
+        names = {key for key in self if key not in self.seen}
         for key in self.seen & self.keys():
-            found |= {f"{key}.{name}" for name in self.section(key).unread}
-        return sorted(found)
+            names |= {f"{key}.{name}" for name in self.section(key).unread}
+        return sorted(names)
 
 
 KEYS = ("name", "source", "dtype", "inputs", "params", "expected", "layout")
@@ -129,9 +129,9 @@ class Record:
         Raises:
             UserError: names the key that is missing or no mapping.
         """
-        known: tuple[str, ...] = KEYS
+        keys: tuple[str, ...] = KEYS
         if raw.get("source") in ("hand", BY_HAND):
-            known = (*KEYS, *SLOTS)
+            keys = (*KEYS, *SLOTS)
             specs = {slot: raw[slot] for slot in SLOTS if slot in raw}
             raw = {"dtype": "float64", **raw, "source": BY_HAND, "params": specs}
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
@@ -141,7 +141,7 @@ class Record:
                 kind = type(raw[key]).__name__
                 raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected a mapping")
         fields = {key: raw[key] for key in ("name", "source", "dtype", "expected")}
-        unknown = tuple(sorted(set(raw) - set(known)))
+        unknown = tuple(sorted(set(raw) - set(keys)))
         return cls(**fields, inputs=Tracked(raw["inputs"]), params=Tracked(raw["params"]), unknown=unknown)
 
     @cached_property

@@ -60,7 +60,7 @@ def dpo_loss(record: Record) -> Iterator[Attempt]:
     for reason, smoothing in ((None, True), ("T12", False)) if ignored else ((None, True),):
         specs = [dpo_spec(kind, p, smoothing=smoothing) for kind in kinds]
         read = [whole if kind == "sft" else pairs for kind in kinds]
-        per_pair = sum((w * spec(one) for w, spec, one in zip(weights, specs, read, strict=True)), torch.zeros(()))
+        per_pair = sum((w * spec(batch) for w, spec, batch in zip(weights, specs, read, strict=True)), torch.zeros(()))
         if p.get("use_weighting"):
             per_pair = per_pair * _on_policy(record, leaves, masks)
         assert isinstance(per_pair, Tensor)
@@ -73,8 +73,8 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
     out = torch.ones(())
     for side, leaf in leaves.items():
         rows, width = leaf.shape
-        known = (f"{side}_logp", f"{side}_mask", f"ref_{side}_logp")
-        names = [name for name in record.inputs if side in name and name not in known]  # log Σ p², under whatever name
+        read = (f"{side}_logp", f"{side}_mask", f"ref_{side}_logp")
+        names = [name for name in record.inputs if side in name and name not in read]  # log Σ p², under whatever name
         if len(names) != 1:
             raise KeyError(f"{side}: log of the sum of squared probabilities")
         squares, edges = record.tensor(names[0]).flatten(), torch.arange(rows + 1) * width

@@ -19,7 +19,7 @@ from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlCov, PpoClip, Reinforce, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
-from proxima_peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import (
     Changed,
     beyond_limit,
@@ -44,8 +44,8 @@ STEP_COUNTS = ("dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_f
 def counts_of_step(record: Record) -> dict[str, Any]:
     """The denominators of the whole step that a record may give, in `global_batch_info` or beside it."""
     own = record.params.section("global_batch_info")
-    found = {name: record.params.get(name) for name in STEP_COUNTS}
-    return {name: found[name] if (inside := own.get(name)) is None else inside for name in STEP_COUNTS}
+    beside = {name: record.params.get(name) for name in STEP_COUNTS}
+    return {name: beside[name] if (inside := own.get(name)) is None else inside for name in STEP_COUNTS}
 
 
 def aggregate_of(record: Record, width: int) -> Any:
@@ -116,7 +116,7 @@ def policy(record: Record) -> Iterator[Attempt]:
     counts_of_step(record)
     record.params.mark_irrelevant(*ACTOR_OPTIONS)
     if spec is None:
-        raise NoReading(f"no reading of loss_mode {mode!r}")
+        raise UnsupportedRecord(f"no reading of loss_mode {mode!r}")
     if isinstance(spec, ClipCov):
         _refuse_random_choice(spec, padded.b)
     weight = padded.b.weight
@@ -150,7 +150,7 @@ def _refuse_random_choice(spec: ClipCov, b: PolicyBatch) -> None:
     eligible = int(replace(spec, share=1.0).select_tokens(b).sum())
     most = max(int(spec.share * int(b.loss_mask.sum())), 1)
     if eligible > most:
-        raise NoReading(f"P8: verl picks {most} of {eligible} tokens at random; the record does not say which")
+        raise UnsupportedRecord(f"P8: verl picks {most} of {eligible} tokens at random; the record does not say which")
 
 
 def _of_no_token(record: Record, numbers: Metrics) -> Attempt:
