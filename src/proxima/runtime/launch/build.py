@@ -15,12 +15,12 @@ from proxima.runtime.launch.generation import (
     make_next_policy,
     max_unscored_steps,
 )
-from proxima.runtime.launch.learning import make_algorithm
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.replay import ReplayCollector, StoredRollouts
 from proxima.runtime.state.store import RolloutRecorder
+from proxima.train.batch_builder import Algorithm
 from proxima.train.learner import Learner
 from proxima.train.next_policy import NextLogProbs
 
@@ -46,10 +46,9 @@ class Restored:
 
 
 def make_controller(
-    config: "RunConfig", learner: Learner, data: RunData, context: RunContext, restored: Restored
+    config: "RunConfig", learner: Learner, algorithm: Algorithm, data: RunData, context: RunContext, restored: Restored
 ) -> Controller:
     """Everything that the loop touches, and the loop."""
-    algorithm = make_algorithm(config, learner, restored.kl_coefficient)
     recorder = RolloutRecorder(context.store, data.source, context.observer)
     generator = make_generator(config, learner.policy.loaded, data, context)
     evaluation = make_evaluation(config, data, generator, context)

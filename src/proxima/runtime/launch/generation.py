@@ -19,7 +19,7 @@ from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.context import RunContext
-from proxima.runtime.launch.engine_needs import build_engine, evaluation_sampling, rollout_needs
+from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.watch.observer import evaluation_progress
@@ -56,7 +56,7 @@ def make_generator(
     log = context.store.folder.engine_log
     setup = EngineSetup.of(policy, max_length=data.max_length, compute=context.compute, log=log)
     setup = replace(setup, model_path=config.model.path)
-    engine, notes = build_engine(config.engine, setup, rollout_needs(config, policy.tokenizer, data.max_length))
+    engine, notes = build_engine(config.engine, setup, data.needs)
     for note in notes:
         context.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
@@ -116,9 +116,7 @@ def make_evaluation(
     progress = evaluation_progress(context.observer)
     sets: dict[str, tuple[Sequence[Prompt], GroupGenerator]] = {}
     for held_out in data.held_out:
-        spec = held_out.spec
-        sampling = evaluation_sampling(config.sampling, spec)
-        groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
+        spec, groups = held_out.spec, held_out.groups
         rewards = make_rewards(config, spec.reward, context.compute) if spec.reward else training.rewards
         if held_out.prompts:
             sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now)

@@ -70,16 +70,11 @@ class Controller(TrainingLoop):
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._next_log_probs: list[NextLogProbs] = []
-        if learner.next_policy is not None:
-            self._next_log_probs = learner.next_policy.after_step(self._pending)
-        for group in self._pending.groups:
-            self.activity.scored(group.prompt.uid)
-        self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     async def train(self) -> None:
-        await self.publish_first()
+        await self.start()
         await self.evaluate_first()
         while self.steps_left:
             with self.next_step() as step:
@@ -206,8 +201,14 @@ class Controller(TrainingLoop):
 
     # ---- what the stages need ----------------------------------------------------------------------------------------
 
-    async def publish_first(self) -> None:
-        """The weights that the process begins with. Nothing is lost if the engine can't take them."""
+    async def start(self) -> None:
+        """What a checkpoint kept is known to all, and the engine gets the weights that the process begins with: nothing
+        is lost if it can't take them."""
+        if self.learner.next_policy is not None:
+            self._next_log_probs = self.learner.next_policy.after_step(self._pending)
+        for group in self._pending.groups:
+            self.activity.scored(group.prompt.uid)
+        self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
         with self.activity.stage("publish"):
             await self.publisher.publish(self.journal.version, self.journal.step, deferring=False)
         self.publisher.end_if_failed()
