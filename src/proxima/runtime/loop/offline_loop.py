@@ -50,7 +50,7 @@ class HeldOutSamples:
             self.engine, [Request(prompt=p, sample=0, sampling=self.sampling) for p in self.prompts]
         )
         pairs = zip(self.prompts, completions, strict=True)
-        return [Group(prompt=prompt, completions=(one,), scores=(UNSCORED,)) for prompt, one in pairs]
+        return [Group(prompt=prompt, completions=(completion,), scores=(UNSCORED,)) for prompt, completion in pairs]
 
 
 class OfflineLoop(TrainingLoop):
