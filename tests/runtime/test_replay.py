@@ -104,7 +104,9 @@ def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):
 
 def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "build", lambda *_: pytest.fail("an engine was built"))
-    monkeypatch.setattr("proxima.runtime.launch.generation.make_rewards", lambda *_: pytest.fail("rewards were started"))
+    monkeypatch.setattr(
+        "proxima.runtime.launch.generation.make_rewards", lambda *_: pytest.fail("rewards were started")
+    )
     assert go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None)).status == "done"
 
 

@@ -15,7 +15,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
-from proxima.runtime.loop.training_loop import Plan, Trained, TrainingLoop
+from proxima.runtime.loop.training_loop import Plan, TrainState, TrainingLoop
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
@@ -66,7 +66,7 @@ class OfflineLoop(TrainingLoop):
     def __init__(
         self,
         plan: Plan,
-        trained: Trained,
+        trained: TrainState,
         method: OfflineMethod[Any, Any],
         data: OfflineData,
         samples: HeldOutSamples | None,
