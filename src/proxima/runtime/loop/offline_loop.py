@@ -15,7 +15,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
-from proxima.runtime.loop.training_loop import Plan, TrainState, TrainingLoop
+from proxima.runtime.loop.training_loop import Plan, TrainingLoop, TrainState
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
