@@ -28,9 +28,10 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.launch.build import load_model, make_rewards
 from proxima.runtime.launch.engine_needs import build_engine, evaluation_needs
 from proxima.runtime.launch.eval_suites import LoadedSuite
+from proxima.runtime.launch.generation import make_rewards
+from proxima.runtime.launch.models import load_model
 from proxima.runtime.launch.run_data import EVAL_UID
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.environment import describe_environment, package_version
@@ -101,7 +102,7 @@ def run_eval(
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
         setup = EngineSetup.of(model, max_length=suites[0].context, compute=compute, log=log)
-        samplings = [one.sampling for one in suites]
+        samplings = [loaded.sampling for loaded in suites]
         needs = evaluation_needs(config, model.tokenizer, suites[0].context, samplings)
         engine, notes = build_engine(config.engine, setup, needs)
         opened.callback(close_engine, engine)
@@ -131,7 +132,7 @@ def run_eval(
             observer.suite_finished(name, facts[name], outcome.seconds[name])
         outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
     if folder is not None:
-        tokens, seconds = {name: one["tokens"] for name, one in facts.items()}, outcome.seconds
+        tokens, seconds = {name: suite["tokens"] for name, suite in facts.items()}, outcome.seconds
         may_differ = {  # between two runs of one command
             **describe_environment(config.seed, outcome.result["model"]),
             "seconds": seconds,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import Group
+from proxima.rollout.collector import CollectedBatch
+from proxima.train import UpdateResult
 from proxima.train.batch_builder import StepBatch
 
 OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
@@ -35,6 +37,35 @@ def idle_shares(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def step_record(
+    collected: CollectedBatch,
+    batch: StepBatch,
+    result: UpdateResult,
+    times: Mapping[str, float],
+    next_policy: Mapping[str, float],
+) -> dict[str, Any]:
+    """What a step of RL measured: its completions, its batch and its updates.
+
+    Args:
+        times: seconds of its stages, by name.
+        next_policy: figures of the next-policy cache.
+    """
+    rollout = rollout_metrics(collected.generated, batch)
+    generating, training = times.get("generate", 0.0), times.get("train", 0.0)
+    return {
+        **rollout,
+        **collected.metrics(),
+        **batch.metrics,
+        **mean_metrics(result.metrics),
+        **next_policy,
+        "skipped_zero_advantage": float(result.skipped),
+        "updates": result.updates,
+        "tokens/trained": result.tokens,
+        "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
+        "tokens_per_second/train": result.tokens / training if training else 0.0,
+    }
+
+
 def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, Any]:
     """Rewards, lengths and counts over all completions generated in the step; invalid scores are counted apart.
 
@@ -44,7 +75,7 @@ def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, A
     """
     pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
     values = [s.value for _, s in pairs if s.valid]
-    known = [s.correct for _, s in pairs if s.valid and s.correct is not None]
+    judgements = [s.correct for _, s in pairs if s.valid and s.correct is not None]
     lengths = [len(c.tokens) for c, _ in pairs]
     mean = sum(values) / len(values) if values else None
     squares = None if mean is None else sum((v - mean) ** 2 for v in values)
@@ -59,8 +90,8 @@ def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, A
         "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
         "tokens/generated": sum(lengths),
     }
-    if known:
-        out["accuracy"] = sum(known) / len(known)
+    if judgements:
+        out["accuracy"] = sum(judgements) / len(judgements)
     for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
         parts = [s.parts[name] for _, s in pairs if s.valid and name in s.parts]
         out[f"reward/part/{name}"] = sum(parts) / len(parts)
