@@ -181,8 +181,6 @@ class RewardRunner:
         """End the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
         for pool in self._pools.values():
             pool.close()
-        for threads in self._threads:
-            threads.close()
 
     async def _columns(self, whole_batch: bool, uids: list[int], column: Callable[[int], Any]) -> dict[int, Any]:
         """By number, what each reward of one of the two kinds returns."""
