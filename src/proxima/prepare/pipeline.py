@@ -56,7 +56,7 @@ def prepare(
     command: str = "",
     overwrite: bool = False,
     dry_run: bool = False,
-    progress: ProgressCallback = lambda stage, done, total: None,
+    progress: ProgressCallback | None = None,
 ) -> PreparedFolder:
     """Make one folder: `train.parquet`, `test.parquet`, `card.json`, `README.md` and the lists of excluded rows.
 
@@ -71,12 +71,13 @@ def prepare(
         command: for the card.
         overwrite: replace a prepared folder.
         dry_run: count everything, write nothing.
-        progress: called now and then.
+        progress: called now and then; None: not at all.
     Raises:
         UserError: damaged files, too many unreadable answers, no rows left, `out` exists. Nothing is written then.
     """
     template = resolve_template(options.template if options.template is not None else part.template, options.system)
     held_out = _held_out_share(part, source, options)
+    progress = progress or (lambda stage, done, total: None)
     if not dry_run:
         refuse_existing(out, overwrite=overwrite)
     with ExitStack() as stack:

@@ -142,15 +142,11 @@ class Parquet(ColumnMapping):
     def rows(self, seed: int) -> Rows:
         """The rows of all files, in order; the seed changes nothing. With `metadata`, only the mapped columns are held
         in memory."""
-        import pyarrow
         from pyarrow import parquet
 
         tables, lacking = [], dict[bool, str]()
         for file in find_files(self.path):
-            try:
-                present = parquet.read_schema(file).names
-            except (OSError, pyarrow.ArrowException) as error:
-                raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
+            present = parquet_columns(file)
             self.require_columns(present, str(file))
             self.refuse_media(present, str(file))
             lacking.setdefault(self.lacks_answer(present), str(file))
@@ -164,14 +160,23 @@ class Parquet(ColumnMapping):
 
     def columns(self) -> tuple[str, ...] | None:
         """Those of the first file."""
-        from pyarrow import parquet
-
         files = find_files(self.path)
-        return tuple(parquet.read_schema(files[0]).names) if files else None
+        return parquet_columns(files[0]) if files else None
 
     def _row(self, tables: Sequence[Any], index: int, position: tuple[int, int]) -> Row:
         number, start = position
         return self.row(tables[number].slice(start, 1).to_pylist()[0], f"{self.path}, row {index}")
+
+
+def parquet_columns(file: Path) -> tuple[str, ...]:
+    """The columns of a file; UserError if it is not Parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return tuple(parquet.read_schema(file).names)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
 
 
 def require_same_answers(lacking: Mapping[bool, str]) -> None:

@@ -269,8 +269,8 @@ class _Worker:
         if reply is None or reply.get("last"):
             self.kill()
         if reply is None:
-            error = "something wrote into its worker's socket; a reward must leave open files and processes alone"
-            return JobResult(error=error)
+            why = "something wrote into its worker's socket; a reward must leave open files and processes alone"
+            return JobResult(error=why)
         return JobResult(value=reply.get("result"), error=reply.get("error"))
 
     def _line(self, deadline: float) -> bytes | None:
