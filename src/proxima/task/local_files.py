@@ -21,14 +21,11 @@ DEEPEST = 100  # levels of a row: what writes it into the run folder recurses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jsonl(ColumnMapping):
-    """Rows from JSON Lines files: one object a line, its keys are the columns.
-
-    Opening the data validates every line, so that a broken one is found before training; lines are then read on demand.
+class LocalFiles(ColumnMapping):
+    """Base of the tasks that read files of this machine.
 
     Args:
         path: a file, a pattern such as `data/*.jsonl`, or several of either; files in sorted order within a pattern.
-    Raises: UserError for a missing file, a broken line (file:line), an absent column, no rows.
     """
 
     path: str | tuple[str, ...]
@@ -36,6 +33,16 @@ class Jsonl(ColumnMapping):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.path), "path", self.path, "must name a file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jsonl(LocalFiles):
+    """Rows from JSON Lines files: one object a line, its keys are the columns.
+
+    Opening the data validates every line, so that a broken one is found before training; lines are then read on demand.
+
+    Raises: UserError for a missing file, a broken line (file:line), an absent column, no rows.
+    """
 
     def rows(self, seed: int) -> Rows:
         """The lines of all files, in order; the seed changes nothing."""
@@ -125,19 +132,11 @@ def _check_depth(value: Any, place: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(ColumnMapping):
+class Parquet(LocalFiles):
     """Rows from Parquet files.
 
-    Args:
-        path: a file, a pattern such as `data/*.parquet`, or several of either; files in sorted order within a pattern.
     Raises: UserError for a missing file, one that is not Parquet, an absent column, no rows.
     """
-
-    path: str | tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(bool(self.path), "path", self.path, "must name a file")
 
     def rows(self, seed: int) -> Rows:
         """The rows of all files, in order; the seed changes nothing. With `metadata`, only the mapped columns are held
