@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxima.reward.base import Job
-from proxima.reward.workers.pool import WorkerPool
+from proxima.reward.workers.pool import WorkerPool, _ForkServer
 
 
 def regex(text, pattern=r"\d+", cpu_seconds=None):
@@ -157,6 +157,24 @@ def test_a_worker_killed_while_idle_costs_nothing(pool):
         time.sleep(0.01)
     assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"]
     assert pool.started == 2
+
+
+def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
+    fork, dead = _ForkServer.fork, []
+
+    def stillborn(self):
+        worker = fork(self)
+        if len(dead) < 3:
+            os.kill(worker._pid, signal.SIGKILL)
+            while running(worker._pid):
+                time.sleep(0.01)
+            dead.append(worker)
+        return worker
+
+    monkeypatch.setattr(_ForkServer, "fork", stillborn)
+    answers = asyncio.run(pool.run([regex("1"), regex("2")]))
+    assert answers[0].error == "two workers in a row died before they started on it"
+    assert found(answers) == [None, "2"] and len(dead) == 3
 
 
 def children(pid):

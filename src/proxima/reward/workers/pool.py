@@ -134,8 +134,7 @@ class WorkerPool:
 
     def _run(self, job: Job, worker: "_Worker | None") -> "tuple[JobResult, _Worker | None]":
         """The result of a job, and the worker for the next one; None if that needs another."""
-        result = None
-        while result is None:  # a worker that died while it was idle is replaced
+        for _ in range(2):  # a worker that died while it was idle is replaced
             try:
                 worker = worker or self._start_worker()
                 result = worker.run(job, self.timeout)
@@ -144,7 +143,9 @@ class WorkerPool:
             if worker.jobs_done >= self.recycle:
                 worker.kill()
             worker = worker if worker.alive else None
-        return result, worker
+            if result is not None:
+                return result, worker
+        return JobResult(error="two workers in a row died before they started on it"), None
 
     def _start_worker(self) -> "_Worker":
         with self._lock:
