@@ -25,7 +25,7 @@ class LocalFiles(ColumnMapping):
     """Base of the tasks that read files of this machine.
 
     Args:
-        path: a file, a pattern such as `data/*.jsonl`, or several of either; files in sorted order within a pattern.
+        path: a file, a pattern such as `data/train-*`, or several of either; files in sorted order within a pattern.
     """
 
     path: str | tuple[str, ...]
