@@ -68,13 +68,13 @@ def build_card(
             "common": options.common,
             "against": [
                 {
-                    "set": known.name,
-                    "questions": len(known.questions),
-                    "sha256": known.sha256,
-                    "left_out": excluded.by_set[known.name],
-                    "same_text": excluded.same_text[known.name],
+                    "set": eval_set.name,
+                    "questions": len(eval_set.questions),
+                    "sha256": eval_set.sha256,
+                    "left_out": excluded.by_set[eval_set.name],
+                    "same_text": excluded.same_text[eval_set.name],
                 }
-                for known in eval_sets
+                for eval_set in eval_sets
             ],
             "phrases_ignored": len(phrases),
             "phrases": [{"run": run, "questions": count} for run, count in phrases[:_SHOWN_PHRASES]],
@@ -137,13 +137,13 @@ def verify_folder(folder: Path) -> dict[str, str]:
     """Each file of a prepared folder compared with its card: `same`, `altered`, `missing`, or `extra`, a table that the
     card does not list. UserError if the card is missing or damaged."""
     outputs: dict[str, Any] = read_card(folder)["outputs"]
-    found = {}
+    statuses = {}
     for name, facts in outputs.items():
         path = folder / name
         same = path.is_file() and _facts(path).items() <= facts.items()
-        found[name] = "same" if same else "altered" if path.is_file() else "missing"
+        statuses[name] = "same" if same else "altered" if path.is_file() else "missing"
     extra = sorted(path.name for path in folder.glob("*.parquet") if path.name not in outputs)
-    return found | dict.fromkeys(extra, "extra")
+    return statuses | dict.fromkeys(extra, "extra")
 
 
 def _facts(path: Path) -> dict[str, Any]:

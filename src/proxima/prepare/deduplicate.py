@@ -100,8 +100,8 @@ class Deduplicator:
         if not isinstance(raw.answer, (str, int, float)) or isinstance(raw.answer, bool):
             return self._list_unreadable(row, "has an answer that is neither text nor number")
         raw_hash = _hash(f"{raw.answer}\0{raw.question}")
-        if (known := self._cache.get(raw_hash)) is not None:
-            self._repeats[known] += 1
+        if (repeated := self._cache.get(raw_hash)) is not None:
+            self._repeats[repeated] += 1
             return None
         answer, reason = self._canonical(raw.answer)
         if answer is None:

@@ -66,8 +66,8 @@ def locate_files(
             raise UserError(f"revision={revision!r} is for data sets on the hub; {given!r} is a path")
         sides = _sides(_by_side(_local(given, subset)), part, given)
         return SourceFiles("files", given, None, part.license, sides)
-    known = {hub.name: hub for hub in part.hubs}
-    hubs = part.hubs if given is None else (known.get(given, Hub(given)),)
+    by_name = {hub.name: hub for hub in part.hubs}
+    hubs = part.hubs if given is None else (by_name.get(given, Hub(given)),)
     problems = []
     for hub in hubs:
         try:
@@ -94,11 +94,11 @@ def _local(given: str, subset: str | None) -> NamedFiles:
         if (place / CARD).is_file() and any(place.glob("*.parquet")):
             raise UserError(f"{given} is prepared already (it holds a {CARD})", remedy="give the data as published")
         return _below(place, () if subset is None else (subset,), given)
-    found = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
-    if not found:
+    paths = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
+    if not paths:
         message = f"{given!r}: no such file or folder, and no name on the hub (owner/name)"
         raise UserError(message, remedy="a pattern looks like 'data/*.parquet'")
-    return [(path, path.name) for path in found if path.is_file() and path.suffix in SUFFIXES]
+    return [(path, path.name) for path in paths if path.is_file() and path.suffix in SUFFIXES]
 
 
 def _below(folder: Path, subsets: tuple[str, ...], given: str) -> NamedFiles:
@@ -119,8 +119,10 @@ def _below(folder: Path, subsets: tuple[str, ...], given: str) -> NamedFiles:
 
 def _files(start: Path, top: Path) -> NamedFiles:
     paths = (path for path in start.rglob("*") if path.suffix in SUFFIXES and path.name not in _METADATA)
-    found = [(path, path.relative_to(top)) for path in paths if path.is_file()]
-    visible = [(path, name.as_posix()) for path, name in found if not any(part.startswith(".") for part in name.parts)]
+    data_files = [(path, path.relative_to(top)) for path in paths if path.is_file()]
+    visible = [
+        (path, name.as_posix()) for path, name in data_files if not any(part.startswith(".") for part in name.parts)
+    ]
     return sorted(visible, key=lambda pair: pair[1])
 
 

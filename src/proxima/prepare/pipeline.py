@@ -89,9 +89,9 @@ def prepare(
             spool = stack.enter_context((folder / f".{side}.spool").open("w+", encoding="utf-8"))
             sides[side] = _read(part, side, source, Deduplicator(part.answer, spool, options.conflicts), progress)
             _refuse_unreadable(part, side, sides[side], options)
-        known = (*eval_sets, *_own_test(sides, held_out))
+        compared = (*eval_sets, *_own_test(sides, held_out))
         overlap = OverlapIndex(options.words, options.common)
-        for eval_set in known:
+        for eval_set in compared:
             overlap.add(eval_set)
         writer, excluded = SplitWriter(folder, template, sides), ExclusionLists(sides)
         for entry in sides["test"].distinct.questions() if "test" in sides else ():
@@ -103,7 +103,7 @@ def prepare(
         for side in sides:
             (folder / f".{side}.spool").unlink()
         _refuse_empty(part, sides, files)
-        card = build_card(part, source, template, options, held_out, command, sides, known, overlap, excluded, files)
+        card = build_card(part, source, template, options, held_out, command, sides, compared, overlap, excluded, files)
         write_card(folder, card)
         written = card["outputs"].get("test.parquet")
         test = None if written is None else EvalSet(out.name, writer.test_questions, written["sha256"])
@@ -215,6 +215,6 @@ def _notes(part: Part, source: SourceFiles, card: dict[str, Any]) -> Iterator[st
         share = f"{card['split']['held_out']:.0%} of the questions are held out"
         yield f"{part.name}: {source.name} holds no test side; {share}, a test that nobody else has"
     for side, count in part.published.items():
-        found = card["counts"].get(side, {}).get("questions", count)
-        if found != count:
-            yield f"{part.name}: {found:,} distinct {side} questions, {count:,} are published; is the source whole?"
+        distinct = card["counts"].get(side, {}).get("questions", count)
+        if distinct != count:
+            yield f"{part.name}: {distinct:,} distinct {side} questions, {count:,} are published; is the source whole?"

@@ -112,8 +112,8 @@ class ExclusionLists:
     def add_contaminated(self, item: Question, matches: Sequence[OverlapMatch]) -> None:
         self.by_set.update({match.where[0] for match in matches})
         self.same_text.update({match.where[0] for match in matches if not match.grams})
-        found = ((*match.where, match.grams) for match in matches[:8])
-        meets = [{"set": of, "row": at, "same": not run, "run": next(iter(run), None)} for of, at, run in found]
+        overlaps = ((*match.where, match.grams) for match in matches[:8])
+        meets = [{"set": of, "row": at, "same": not run, "run": next(iter(run), None)} for of, at, run in overlaps]
         self.contaminated.append({"question": item.question, "answer": item.answer, "row": item.row, "meets": meets})
 
     def write(self, folder: Path) -> dict[str, int]:

@@ -154,8 +154,8 @@ class PooledReward(WeightedReward):
         return missing_answer(answer)
 
     def unreadable(self, answer: Any) -> str | None:
-        found = self.answer_job(answer)
-        return found.run()["why"] if isinstance(found, Job) else found
+        job = self.answer_job(answer)
+        return job.run()["why"] if isinstance(job, Job) else job
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         if self.completions_per_call == 1:

@@ -80,8 +80,8 @@ class UserFunction(PooledReward):
     def file(self) -> Path | None:
         """The file that holds the function; None for a module without one."""
         module = self.absolute_path.rpartition(":")[0]
-        found = Path(module) if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
-        return None if found is None else Path(found)
+        file = Path(module) if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
+        return None if file is None else Path(file)
 
     @cached_property
     def source(self) -> str | None:

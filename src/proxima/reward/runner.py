@@ -117,13 +117,13 @@ class RewardRunner:
         """
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
         distinct = dict(zip(keys, answers, strict=True))
-        found: dict[str, str | None] = {}
+        reasons: dict[str, str | None] = {}
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if reward.weight != 0 and reward.needs_answer:
                 for key, why in zip(distinct, self._reasons(reward, list(distinct.values())), strict=True):
                     if why is not None:
-                        found.setdefault(key, f"{label}: {why}")
-        return [found.get(key) for key in keys]
+                        reasons.setdefault(key, f"{label}: {why}")
+        return [reasons.get(key) for key in keys]
 
     def _reasons(self, reward: Reward, answers: Sequence[Any]) -> list[str | None]:
         if not isinstance(reward, PooledReward):
@@ -252,14 +252,14 @@ class RewardRunner:
     async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
         """One reward's scores of the whole batch; a failure of the call is a failure of every completion."""
         reward, seconds = self.rewards[i], self.timeout * len(groups)
-        found: list[list[Score]] | Score
+        scores: list[list[Score]] | Score
         if isinstance(reward, PooledReward):
             job = replace(reward.batch_job(groups), seconds=seconds)
             (result,) = await self._pools[reward.where].run([job])
-            found = _parsed(result, partial(reward.parse_batch_result, groups))
+            scores = _parsed(result, partial(reward.parse_batch_result, groups))
         else:
-            found = await self._run_in_thread(i, partial(_batch_scores, reward, groups), seconds)
-        return [[found] * len(group.scores) for group in groups] if isinstance(found, Score) else found
+            scores = await self._run_in_thread(i, partial(_batch_scores, reward, groups), seconds)
+        return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
 
     async def _run_in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
         """What the call returns, or a failed score with the reason."""
@@ -308,9 +308,9 @@ def _parsed(result: JobResult, parse: Callable[[Any], T]) -> T | Score:
     return _attempt(partial(parse, result.value))
 
 
-def _spread(found: list[Score] | Score, n: int) -> list[Score]:
+def _spread(scores: list[Score] | Score, n: int) -> list[Score]:
     """A failed call as a failed score for each of its n completions."""
-    return [found] * n if isinstance(found, Score) else found
+    return [scores] * n if isinstance(scores, Score) else scores
 
 
 def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -329,11 +329,11 @@ def _checked(score: object) -> Score:
 
 def _batch_scores(reward: Reward, groups: Sequence[Group]) -> list[list[Score]] | Score:
     """The scores of a batch, or a failed score for the whole call."""
-    found = _attempt(lambda: [list(scores) for scores in reward.score_batch(groups)])
-    if isinstance(found, Score):
-        return found
-    if [len(scores) for scores in found] != [len(group.scores) for group in groups]:
-        returned = f"{len(found)} lists with {sum(map(len, found))} scores"
+    lists = _attempt(lambda: [list(scores) for scores in reward.score_batch(groups)])
+    if isinstance(lists, Score):
+        return lists
+    if [len(scores) for scores in lists] != [len(group.scores) for group in groups]:
+        returned = f"{len(lists)} lists with {sum(map(len, lists))} scores"
         expected = f"{len(groups)} lists with one score for each completion"
         return Score.failed(f"ValueError: returned {returned}, expected {expected}")
-    return [[_checked(score) for score in scores] for scores in found]
+    return [[_checked(score) for score in scores] for scores in lists]

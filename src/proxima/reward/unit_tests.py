@@ -134,7 +134,7 @@ def _pairs(tests: Mapping[str, Any]) -> dict[str, Any]:
         if not all(isinstance(arguments, list) for arguments in inputs):
             raise ValueError("has inputs that are no lists of arguments")
         return {"calls": {"name": str(name), "inputs": inputs, "outputs": outputs}}
-    programs = [[_lines(one) for one in pair] for pair in zip(inputs, outputs, strict=True)]
+    programs = [[_lines(text) for text in pair] for pair in zip(inputs, outputs, strict=True)]
     if not all(isinstance(text, str) for pair in programs for text in pair):
         raise ValueError("has inputs or outputs that are no texts")
     return {"programs": programs}

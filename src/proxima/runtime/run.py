@@ -65,7 +65,7 @@ class Reinforcement:
         source, facts = self.data.source, checkpoint.facts
         source.load(facts["cursor"])
         groups = read_groups(checkpoint.path / CARRIED_GROUPS, facts.get("pending", []))
-        in_flight = [] if isinstance(source, StoredRollouts) else source.again(facts.get("in_flight", []))
+        in_flight = [] if isinstance(source, StoredRollouts) else source.prompts_for(facts.get("in_flight", []))
         self.pending = pending = Pending.of(facts, groups, in_flight)
         prompts = [*(group.prompt for group in groups), *in_flight]
         journal.admit([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost

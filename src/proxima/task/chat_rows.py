@@ -59,14 +59,14 @@ class ChatReader:
         before, tokens, mask = self._turn(chat, trained[0])
         for turn in trained[1:]:
             context, answer, learnt = self._turn(chat, turn)
-            known = before + tokens
-            if context[: len(known)] != known:
+            so_far = before + tokens
+            if context[: len(so_far)] != so_far:
                 what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
                 remedy = "set sft.loss_on=completion, or repair the template"
                 raise FieldError(
                     "messages", row_excerpt(chat[turn]["content"]), what + "renders these differently", remedy=remedy
                 )
-            between = context[len(known) :]
+            between = context[len(so_far) :]
             tokens, mask = tokens + between + answer, mask + [False] * len(between) + learnt
         return self._cut(number, before, tokens, mask, chat)
 
@@ -92,13 +92,13 @@ class ChatReader:
                 columns["answer"] = row.answer
             try:
                 for name in sorted(template_fields(self.completion, "completion")):
-                    found = look_up(columns, name) is not None
-                    require(found, "completion", self.completion, f"has no text: the row's {name!r} is null")
+                    present = look_up(columns, name) is not None
+                    require(present, "completion", self.completion, f"has no text: the row's {name!r} is null")
                 return fill(self.completion, columns)
             except KeyError as error:
-                known = ", ".join(columns)
+                names = ", ".join(columns)
                 what = f"names no column of the row: {error.args[0]!r}"
-                remedy = f"change sft.completion; columns: {known}"
+                remedy = f"change sft.completion; columns: {names}"
                 raise FieldError("completion", self.completion, what, remedy=remedy) from None
         if isinstance(row.answer, int | float) and not isinstance(row.answer, bool):
             return str(row.answer)

@@ -201,12 +201,12 @@ class _Chained:
 
 def find_files(path: str | Sequence[str]) -> list[Path]:
     """The files of a path, a pattern or several of either, sorted within each pattern; FieldError if one has none."""
-    found: list[Path] = []
+    files: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
         for file in map(Path, sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) or [pattern]):
             if file.is_dir():
                 remedy = f"name its files, as in {str(file / '*.jsonl')!r}"
                 raise FieldError("path", pattern, "is a folder", remedy=remedy)
             require(file.is_file(), "path", pattern, "names no file", remedy="a pattern looks like 'data/*.jsonl'")
-            found.append(file)
-    return found
+            files.append(file)
+    return files

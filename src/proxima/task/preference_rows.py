@@ -133,8 +133,8 @@ def _column(row: Row, field: str, column: str) -> Any:
     try:
         return look_up(row.metadata, column)
     except KeyError:
-        known = ", ".join(row.metadata) or "none"
-        remedy = f"map it to another column, of {known}"
+        names = ", ".join(row.metadata) or "none"
+        remedy = f"map it to another column, of {names}"
         raise FieldError(field, column, f"names no column of the row: {column!r}", remedy=remedy) from None
 
 

@@ -111,12 +111,12 @@ class PromptSource:
             self._require_some_fit(skipped_in_a_row)
         return prompts
 
-    def again(self, uids: Sequence[int]) -> list[Prompt]:
+    def prompts_for(self, uids: Sequence[int]) -> list[Prompt]:
         """Prompts that `next` has given before; the cursor stays where it is."""
-        found = [(uid, self.prompt(self.cursor.at(uid))) for uid in uids]
-        if gone := [uid for uid, prompt in found if prompt is None]:
+        prompts = [(uid, self.prompt(self.cursor.at(uid))) for uid in uids]
+        if gone := [uid for uid, prompt in prompts if prompt is None]:
             raise UserError(f"prompts {gone} no longer fit", remedy=self._limit())
-        return [prompt for _, prompt in found if prompt is not None]
+        return [prompt for _, prompt in prompts if prompt is not None]
 
     def prompt(self, draw: Draw) -> Prompt | None:
         """The prompt of a draw, or None if it is skipped; does not move the cursor."""

@@ -111,7 +111,7 @@ def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
     if reference.percent != answer.percent:
         percents = (reference.value / 100, answer.value), (reference.value, answer.value / 100)
         pairs.append(percents[answer.percent])
-    return any(_same_value(one, other, places) for one, other in pairs)
+    return any(_same_value(first, second, places) for first, second in pairs)
 
 
 def strip_markup(text: str) -> str:
@@ -187,13 +187,13 @@ def _digits(text: str) -> Fraction:
     return Fraction(text.replace(",", "").replace(" ", "").rstrip("."))
 
 
-def _fewer(one: int | None, other: int | None) -> int | None:
-    return min((places for places in (one, other) if places is not None), default=None)
+def _fewer(first: int | None, second: int | None) -> int | None:
+    return min((places for places in (first, second) if places is not None), default=None)
 
 
-def _same_value(one: Fraction, other: Fraction, places: int | None) -> bool:
+def _same_value(first: Fraction, second: Fraction, places: int | None) -> bool:
     """Equal, or equal after rounding if one of them has at least six decimal places."""
-    return one == other or (places is not None and places >= 6 and round(one, places) == round(other, places))
+    return first == second or (places is not None and places >= 6 and round(first, places) == round(second, places))
 
 
 def eval_arithmetic(side: str) -> Fraction | None:
