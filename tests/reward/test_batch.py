@@ -276,9 +276,9 @@ def test_one_odd_score_costs_itself_only(file):
 
 
 def test_what_your_function_does_wrong_costs_the_step_and_the_next_continues(file):
-    errors = {"raise": "KeyError: 'gone' (my_batch.py:8)", "die": "its worker ended", "hang": "timed out after 4 s"}
+    errors = {"raise": "KeyError: 'gone' (my_batch.py:8)", "die": "its worker ended", "hang": "timed out after 2 s"}
     errors["few"] = "ValueError: returned 1 lists with 1 scores, expected 2 lists with one score for each completion"
-    with runner(Length(), FunctionBatch(path=f"{file}:rank"), timeout=2.0) as made:
+    with runner(Length(), FunctionBatch(path=f"{file}:rank"), timeout=1.0) as made:
         for text, error in errors.items():
             scored = asyncio.run(made.score_batch(groups_of(made, [text, "a"], ["b"])))
             assert values(scored) == [[None, None], [None]], text

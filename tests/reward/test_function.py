@@ -134,13 +134,13 @@ def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
         "correct",
         "fine",
     )
-    scores = run(folder, ["wild"], *texts, timeout=2.0)
+    scores = run(folder, ["wild"], *texts, timeout=1.0)
     assert [score.valid for score in scores] == [True] + [False] * 11 + [True]
     errors = {text: score.error for text, score in zip(texts, scores, strict=True) if not score.valid}
     assert errors == {
         "raise": "wild: KeyError: 'gone' (my_reward.py:35)",
-        "hang": "wild: timed out after 2 s",
-        "spin": "wild: timed out after 2 s",
+        "hang": "wild: timed out after 1 s",
+        "spin": "wild: timed out after 1 s",
         "exit": "wild: SystemExit: 1",
         "die": "wild: its worker ended",
         "nan": "wild: ValueError: returned nan, expected a finite number",

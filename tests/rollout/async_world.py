@@ -51,9 +51,9 @@ class Source:
         self.cursor, self.rows = Cursor(ROWS, seed=1), range(ROWS)
 
     def next(self, count):
-        return self.again([draw.uid for draw in self.cursor.next(count)])
+        return self.prompts_for([draw.uid for draw in self.cursor.next(count)])
 
-    def again(self, uids):
+    def prompts_for(self, uids):
         return [Prompt(uid=uid, messages=(), tokens=(1, 1 + self.cursor.at(uid).index)) for uid in uids]
 
     def state(self):
@@ -193,7 +193,7 @@ class Run:
         if saved.cursor is not None:
             source.load(saved.cursor)
         self.engine.version = saved.version
-        pending = Pending.of(saved.facts, saved.groups, source.again(saved.facts.get("in_flight", [])))
+        pending = Pending.of(saved.facts, saved.groups, source.prompts_for(saved.facts.get("in_flight", [])))
         prompts = [*(group.prompt for group in pending.groups), *pending.prompts]
         self.journal.generating(prompt.uid for prompt in prompts)
         self.journal.scored(g for g in pending.groups if g.prompt.uid not in pending.unjudged)

@@ -51,8 +51,8 @@ _TENSOR_MODULES = ("outcomes", "packed_batch", "policy_batch", "trajectory", "pa
 
 def __getattr__(name: str) -> Any:
     for module in _TENSOR_MODULES if name in __all__ else ():
-        if hasattr(found := importlib.import_module(f"{__name__}.{module}"), name):
-            return getattr(found, name)
+        if hasattr(loaded := importlib.import_module(f"{__name__}.{module}"), name):
+            return getattr(loaded, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

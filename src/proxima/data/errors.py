@@ -111,8 +111,8 @@ def within(section: str) -> Iterator[None]:
     """Prefix the field of each `FieldError` raised inside: `with within("task"): rows = config.task.rows(seed)`."""
     try:
         yield
-    except (FieldError, FieldErrors) as found:
-        for error in found.errors if isinstance(found, FieldErrors) else (found,):
+    except (FieldError, FieldErrors) as raised:
+        for error in raised.errors if isinstance(raised, FieldErrors) else (raised,):
             error.field = f"{section}.{error.field}"
         raise
 
@@ -135,17 +135,17 @@ def raise_together(errors: Sequence[FieldError]) -> None:
         raise errors[0] if len(errors) == 1 else FieldErrors(*errors)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is probably a typo of; None if none is near."""
-    near = difflib.get_close_matches(name, sorted(known), n=5, cutoff=0.6)
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that `name` is probably a typo of; None if none is near."""
+    near = difflib.get_close_matches(name, sorted(names), n=5, cutoff=0.6)
     return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo
 
 
-def suggestion(name: str, known: Iterable[str], also: str = "") -> str:
+def suggestion(name: str, names: Iterable[str], also: str = "") -> str:
     """`did you mean 'delta'?`, or, when nothing is near, `known: delta, delta_b, w_min, or `, and the form `also`."""
-    names = sorted(known)
-    if (near := nearest(name, names)) is not None:
+    ordered = sorted(names)
+    if (near := nearest(name, ordered)) is not None:
         return f"did you mean {near!r}?"
-    if not names:
+    if not ordered:
         return f"there are none{', only ' + also if also else ''}"
-    return "known: " + ", ".join(names) + (f", or {also}" if also else "")
+    return "known: " + ", ".join(ordered) + (f", or {also}" if also else "")

@@ -35,11 +35,11 @@ def check_names(cls: type[Any], given: Collection[str], label: str, *, without: 
     Raises:
         NoFieldError: names one that is no field, with the nearest, or a field that must be given.
     """
-    known = {f.name: f for f in fields(cls) if f.init and f.name not in without}
+    by_name = {f.name: f for f in fields(cls) if f.init and f.name not in without}
     for name in given:
-        if name not in known:
-            raise NoFieldError(f"{label}: {cls.__name__} has no field {name!r}; {suggestion(name, known)}")
-    for name, f in known.items():
+        if name not in by_name:
+            raise NoFieldError(f"{label}: {cls.__name__} has no field {name!r}; {suggestion(name, by_name)}")
+    for name, f in by_name.items():
         if f.default is MISSING and f.default_factory is MISSING and name not in given:
             raise NoFieldError(f"{label}: {name} is missing; {cls.__name__} documents it")
 
@@ -86,9 +86,9 @@ def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str,
         raise ValueError(f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}].")
     for size, axis in zip(value.shape, axes, strict=True):
         base, _, extra = axis.partition("+")
-        found = size - int(extra or 0)
-        expected, setter = sizes.setdefault(base, (found, label))
-        if found != expected:
+        actual = size - int(extra or 0)
+        expected, setter = sizes.setdefault(base, (actual, label))
+        if actual != expected:
             wanted = f"[{', '.join(axes)}] with {base} = {expected} set by {setter}."
             remedy = " One value per response token: was the last cut off?" if base in ("N", "T") else ""
             raise ValueError(f"{label}: shape {list(value.shape)}, expected {wanted}{remedy}")

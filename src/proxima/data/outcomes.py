@@ -68,9 +68,9 @@ class Outcomes:
         recipe names one of its rewards is checked before the run.
         """
         parts = [] if self.parts is None else self.parts.unbind(1)
-        found: dict[str, Tensor | None] = dict(zip(self.part_names, parts, strict=False))
-        found |= dict(zip(METRICS, (self.reward, self.correct, self.length, self.truncated), strict=True))
-        value = found.get(METRIC_ALIASES.get(name, name))
+        values: dict[str, Tensor | None] = dict(zip(self.part_names, parts, strict=False))
+        values |= dict(zip(METRICS, (self.reward, self.correct, self.length, self.truncated), strict=True))
+        value = values.get(METRIC_ALIASES.get(name, name))
         return torch.full_like(self.reward, float("nan"), dtype=torch.float64) if value is None else value.double()
 
     @classmethod

@@ -185,8 +185,8 @@ class PolicyBatch:
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         tokens = tuple(count for part in parts for count in part.counts.tokens)
         sampled = tuple(count for part in parts for count in part.counts.sampled)
-        known = [part.counts.in_loss for part in parts]
-        in_loss = None if None in known else tuple(count for one in known for count in one or ())
+        in_loss_of = [part.counts.in_loss for part in parts]
+        in_loss = None if None in in_loss_of else tuple(count for counts in in_loss_of for count in counts or ())
         counted = HostCounts(tokens, sampled, in_loss, cut, joined["sampled"], joined["loss_mask"])
         return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 

@@ -49,8 +49,8 @@ class SamplingMask:
     @classmethod
     def of_sets(cls, sets: Sequence[Sequence[int]]) -> "SamplingMask":
         """From a list of ids for each token, in any order, as servers give it."""
-        arrays = [np.sort(np.asarray(one, np.int32)) for one in sets]
-        return cls.of_counts(np.concatenate([np.empty(0, np.int32), *arrays]), np.array([len(one) for one in arrays]))
+        arrays = [np.sort(np.asarray(ids, np.int32)) for ids in sets]
+        return cls.of_counts(np.concatenate([np.empty(0, np.int32), *arrays]), np.array([len(ids) for ids in arrays]))
 
     @classmethod
     def joined(cls, parts: Sequence["SamplingMask"]) -> "SamplingMask":
@@ -90,8 +90,8 @@ class SamplingMask:
             raise ValueError(f"sampling_mask: {len(self)} sets for {len(tokens)} tokens.")
         counts = self.counts
         row = np.repeat(np.arange(len(self)), counts)
-        found = np.bincount(row[self.ids == tokens[row]], minlength=len(self)) > 0
-        wrong = ~found if sampled is None else ~found & sampled
+        in_set = np.bincount(row[self.ids == tokens[row]], minlength=len(self)) > 0
+        wrong = ~in_set if sampled is None else ~in_set & sampled
         if wrong.any():
             t = int(wrong.argmax())
             what = f"is not in its set of {counts[t]}" if counts[t] else "has an empty set"

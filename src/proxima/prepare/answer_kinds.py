@@ -20,10 +20,10 @@ def integer(raw: Any) -> Canonical:
     r"""`033`, `1,000`, `27.0`, `so \boxed{5}` → `33`, `1000`, `27`, `5`; DAPO-Math-17k, AMC."""
     text = str(raw)
     if "\\boxed" in text:
-        found, reason = expression(text)
-        if found is None:
+        canonical, reason = expression(text)
+        if canonical is None:
             return None, reason
-        text = found
+        text = canonical
     number = as_number(text.strip().strip("$"))
     if number is None:
         return None, "is no number"
@@ -53,12 +53,12 @@ def expression(raw: Any) -> Canonical:
     r"""MATH: any text that is not empty, or the contents of its last `\boxed{…}` or `\boxed 2`."""
     text = str(raw).strip()
     if "\\boxed" in text or "\\fbox" in text:
-        found = last_boxed(text)
-        if found is None and (boxes := _UNBRACED_BOX.findall(text)):
-            found = boxes[-1][0] or boxes[-1][1]
-        if found is None:
+        boxed = last_boxed(text)
+        if boxed is None and (boxes := _UNBRACED_BOX.findall(text)):
+            boxed = boxes[-1][0] or boxes[-1][1]
+        if boxed is None:
             return None, "has a \\boxed that never closes"
-        text = found.strip()
+        text = boxed.strip()
     if not text:
         return None, "is empty"
     unescaped = text.replace("\\{", "").replace("\\}", "")

@@ -83,13 +83,13 @@ class OverlapIndex:
         shared = [gram for gram in self._grams_of(question) if gram in self._grams]
         if count:
             self._seen.update(shared)
-        found: dict[tuple[str, int], list[str]] = {}
+        shared_with: dict[tuple[str, int], list[str]] = {}
         for gram in shared:
             for where in self._grams[gram]:
-                found.setdefault(where, []).append(gram)
+                shared_with.setdefault(where, []).append(gram)
         matches = [OverlapMatch(where, ()) for where in same]
-        numbers = _numbers(question) if found else Counter()
-        for where, grams in found.items():
+        numbers = _numbers(question) if shared_with else Counter()
+        for where, grams in shared_with.items():
             if where not in same:
                 grams_in_all, needed = self._facts[where]
                 covers = len(grams) >= COVERAGE * grams_in_all and needed <= numbers
@@ -111,15 +111,15 @@ class OverlapIndex:
     @property
     def phrases(self) -> list[tuple[str, int]]:
         """Common n-grams, with the number of training questions that hold each; the most frequent first."""
-        found = [(gram, count) for gram, count in self._seen.items() if self.common and count > self.common]
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        phrases = [(gram, count) for gram, count in self._seen.items() if self.common and count > self.common]
+        return sorted(phrases, key=lambda pair: (-pair[1], pair[0]))
 
     def _grams_of(self, question: str) -> list[str]:
         """The distinct n-grams of a question, in order."""
         if self.n == 0:
             return []
-        found = words(question)
-        return list(dict.fromkeys(" ".join(found[i : i + self.n]) for i in range(len(found) - self.n + 1)))
+        sequence = words(question)
+        return list(dict.fromkeys(" ".join(sequence[i : i + self.n]) for i in range(len(sequence) - self.n + 1)))
 
 
 def _key(question: str) -> bytes:

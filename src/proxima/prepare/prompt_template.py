@@ -62,14 +62,14 @@ def resolve_template(text: str, system: str | None = None) -> Template:
         UserError: an unknown name, an unreadable file, a text without `{question}` or with other braces.
     """
     if text in TEMPLATES:
-        found = TEMPLATES[text]
+        template = TEMPLATES[text]
     elif "{" not in text and not text.startswith("@"):
         remedy = f"take one of {', '.join(TEMPLATES)}, or a text with {{question}} in it"
         raise FieldError("template", text, "is no template", remedy=remedy)
     else:
-        found = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
-    require_question_template(found.text)
-    return found if system is None else Template(found.name, found.text, system or None)
+        template = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
+    require_question_template(template.text)
+    return template if system is None else Template(template.name, template.text, system or None)
 
 
 def _from_file(name: str) -> str:

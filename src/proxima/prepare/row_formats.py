@@ -76,10 +76,10 @@ def _last_user_message(prompt: Any) -> str:
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    found = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{type(found).__name__} in place of an object")
-    return found
+    parsed = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(parsed, Mapping):
+        raise TypeError(f"{type(parsed).__name__} in place of an object")
+    return parsed
 
 
 def _problem(values: Values) -> SourceQuestion:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.prepare.decontaminate import OverlapMatch
-from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question
+from proxima.prepare.deduplicate import Deduplicator, Question
 from proxima.prepare.normalize import question_key
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile
@@ -102,8 +102,8 @@ class SplitWriter:
 class ExclusionLists:
     """What was excluded and why: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
 
-    def __init__(self, sides: Mapping[str, SplitData], rule: Conflicts) -> None:
-        self._sides, self._rule = sides, rule
+    def __init__(self, sides: Mapping[str, SplitData]) -> None:
+        self._sides = sides
         self.contaminated: list[dict[str, Any]] = []
         self.by_set: Counter[str] = Counter()  # training questions that each evaluation set excludes
         self.same_text: Counter[str] = Counter()
@@ -112,8 +112,8 @@ class ExclusionLists:
     def add_contaminated(self, item: Question, matches: Sequence[OverlapMatch]) -> None:
         self.by_set.update({match.where[0] for match in matches})
         self.same_text.update({match.where[0] for match in matches if not match.grams})
-        found = ((*match.where, match.grams) for match in matches[:8])
-        meets = [{"set": of, "row": at, "same": not run, "run": next(iter(run), None)} for of, at, run in found]
+        overlaps = ((*match.where, match.grams) for match in matches[:8])
+        meets = [{"set": of, "row": at, "same": not run, "run": next(iter(run), None)} for of, at, run in overlaps]
         self.contaminated.append({"question": item.question, "answer": item.answer, "row": item.row, "meets": meets})
 
     def write(self, folder: Path) -> dict[str, int]:
@@ -122,7 +122,7 @@ class ExclusionLists:
         for side, data in self._sides.items():
             names = [file.name for file in data.inputs]
             unreadable += [{"side": side, **row, "file": names[row["file"]]} for row in data.distinct.unreadable]
-            for entry in data.distinct.questions(self._rule) if data.distinct.counts.conflicts else ():
+            for entry in data.distinct.questions() if data.distinct.counts.conflicts else ():
                 if len(entry.answers) > 1:
                     self.conflicts_dropped[side] += entry.kept is None
                     kept = None if entry.kept is None else entry.kept.answer

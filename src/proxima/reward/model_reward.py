@@ -80,9 +80,9 @@ class ModelReward(ComputeReward):
         check_device(self.device)
         with renamed("model.path", "path"):
             config, _ = scalar_config(self.path, self.revision)
-        known = not self.normalize or score_normalization(config) is not None
+        measured = not self.normalize or score_normalization(config) is not None
         remedy = "train it with eval.task, or set normalize=false"
-        require(known, "normalize", True, f"{self.path} holds no mean and deviation of its scores", remedy=remedy)
+        require(measured, "normalize", True, f"{self.path} holds no mean and deviation of its scores", remedy=remedy)
 
     def check_vocabulary(self, policy: Any) -> None:
         """Refuse `encode: tokens` for a policy with another vocabulary.
@@ -126,12 +126,12 @@ class ModelReward(ComputeReward):
         """Of each completion [T] float32, reward units: the score after each of its tokens, of the reward model's own
         tokenizer with `encode: text`; empty where `score` fails."""
         rows, _ = self._rows(prompt, completions, end=False)
-        found = [np.zeros(0, np.float32) for _ in completions]
+        scores = [np.zeros(0, np.float32) for _ in completions]
         for i, values in zip(
             rows, self._scorer.token_scores(list(rows.values()), self.tokens_per_forward), strict=True
         ):
-            found[i] = self._normalized(values)
-        return found
+            scores[i] = self._normalized(values)
+        return scores
 
     def _rows(
         self, prompt: Prompt, completions: Sequence[Completion], *, end: bool

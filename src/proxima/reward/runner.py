@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -106,10 +107,8 @@ class RewardRunner:
         """`check` of every reward whose weight is not 0, by name."""
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if reward.weight != 0:
-                try:
+                with _named(label):
                     reward.check()
-                except ValueError as error:
-                    raise UserError(f"reward '{label}': {error}") from None
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
         """For each row's answer, why a reward of nonzero weight can't score that row, or None; blocks.
@@ -118,13 +117,13 @@ class RewardRunner:
         """
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
         distinct = dict(zip(keys, answers, strict=True))
-        found: dict[str, str | None] = {}
+        reasons: dict[str, str | None] = {}
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if reward.weight != 0 and reward.needs_answer:
                 for key, why in zip(distinct, self._reasons(reward, list(distinct.values())), strict=True):
                     if why is not None:
-                        found.setdefault(key, f"{label}: {why}")
-        return [found.get(key) for key in keys]
+                        reasons.setdefault(key, f"{label}: {why}")
+        return [reasons.get(key) for key in keys]
 
     def _reasons(self, reward: Reward, answers: Sequence[Any]) -> list[str | None]:
         if not isinstance(reward, PooledReward):
@@ -144,10 +143,8 @@ class RewardRunner:
 
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if isinstance(reward, ComputeReward):
-                try:
+                with _named(label):
                     (self.compute or ComputeThread()).call(reward.load)
-                except ValueError as error:
-                    raise UserError(f"reward '{label}': {error}") from None
         for pool in self._pools.values():
             pool.start()
 
@@ -156,7 +153,7 @@ class RewardRunner:
         columns = await self._columns(False, [prompt.uid], lambda i: self._group_column(i, prompt, completions))
         before, last = Score(value=0.0), not self._batch_counts
         added = [{i: column[at] for i, column in columns.items()} for at in range(len(completions))]
-        return [self._add(before, one, last) for one in added]
+        return [self._add(before, scores, last) for scores in added]
 
     async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with the values of the whole-batch rewards added to each score; unchanged if there are none.
@@ -181,8 +178,6 @@ class RewardRunner:
         """End the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
         for pool in self._pools.values():
             pool.close()
-        for threads in self._threads:
-            threads.close()
 
     async def _columns(self, whole_batch: bool, uids: list[int], column: Callable[[int], Any]) -> dict[int, Any]:
         """By number, what each reward of one of the two kinds returns."""
@@ -239,7 +234,7 @@ class RewardRunner:
             return [score for call in calls for score in _scores(reward, prompt, call)]
         waiting = (self._run_in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
         columns = zip(await asyncio.gather(*waiting), calls, strict=True)
-        return [score for found, call in columns for score in _spread(found, len(call))]
+        return [score for scores, call in columns for score in _spread(scores, len(call))]
 
     async def _run_in_workers(
         self, i: int, reward: PooledReward, prompt: Prompt, of: Sequence[Completion]
@@ -257,14 +252,14 @@ class RewardRunner:
     async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
         """One reward's scores of the whole batch; a failure of the call is a failure of every completion."""
         reward, seconds = self.rewards[i], self.timeout * len(groups)
-        found: list[list[Score]] | Score
+        scores: list[list[Score]] | Score
         if isinstance(reward, PooledReward):
             job = replace(reward.batch_job(groups), seconds=seconds)
             (result,) = await self._pools[reward.where].run([job])
-            found = _parsed(result, partial(reward.parse_batch_result, groups))
+            scores = _parsed(result, partial(reward.parse_batch_result, groups))
         else:
-            found = await self._run_in_thread(i, partial(_batch_scores, reward, groups), seconds)
-        return [[found] * len(group.scores) for group in groups] if isinstance(found, Score) else found
+            scores = await self._run_in_thread(i, partial(_batch_scores, reward, groups), seconds)
+        return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
 
     async def _run_in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
         """What the call returns, or a failed score with the reason."""
@@ -276,6 +271,15 @@ class RewardRunner:
             return Score.failed(f"timed out after {seconds:g} s")
         except RuntimeError as error:
             return Score.failed(str(error))
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Let errors inside name the reward."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"reward '{label}': {error}") from None
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:
@@ -304,9 +308,9 @@ def _parsed(result: JobResult, parse: Callable[[Any], T]) -> T | Score:
     return _attempt(partial(parse, result.value))
 
 
-def _spread(found: list[Score] | Score, n: int) -> list[Score]:
+def _spread(scores: list[Score] | Score, n: int) -> list[Score]:
     """A failed call as a failed score for each of its n completions."""
-    return [found] * n if isinstance(found, Score) else found
+    return [scores] * n if isinstance(scores, Score) else scores
 
 
 def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -325,11 +329,11 @@ def _checked(score: object) -> Score:
 
 def _batch_scores(reward: Reward, groups: Sequence[Group]) -> list[list[Score]] | Score:
     """The scores of a batch, or a failed score for the whole call."""
-    found = _attempt(lambda: [list(scores) for scores in reward.score_batch(groups)])
-    if isinstance(found, Score):
-        return found
-    if [len(scores) for scores in found] != [len(group.scores) for group in groups]:
-        returned = f"{len(found)} lists with {sum(map(len, found))} scores"
+    lists = _attempt(lambda: [list(scores) for scores in reward.score_batch(groups)])
+    if isinstance(lists, Score):
+        return lists
+    if [len(scores) for scores in lists] != [len(group.scores) for group in groups]:
+        returned = f"{len(lists)} lists with {sum(map(len, lists))} scores"
         expected = f"{len(groups)} lists with one score for each completion"
         return Score.failed(f"ValueError: returned {returned}, expected {expected}")
-    return [[_checked(score) for score in scores] for scores in found]
+    return [[_checked(score) for score in scores] for scores in lists]

@@ -126,11 +126,11 @@ class CallShape:
         values.pop("prompt", None), values.pop("completion", None)
         if prompt.chat if chat is None else chat:
             values["prompts"] = [list(prompt.messages)] * count
-            values["completions"] = [[{"role": "assistant", "content": one.text}] for one in completions]
+            values["completions"] = [[{"role": "assistant", "content": completion.text}] for completion in completions]
         else:
             values["prompts"] = [prompt.question] * count
-            values["completions"] = [one.text for one in completions]
-        return self._chosen(values | {"completion_ids": [one.tokens.tolist() for one in completions]})
+            values["completions"] = [completion.text for completion in completions]
+        return self._chosen(values | {"completion_ids": [completion.tokens.tolist() for completion in completions]})
 
     def _chosen(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if self.everything or name in self.named}
@@ -163,5 +163,5 @@ def _ground_truth(row: HasColumns) -> dict[str, Any]:
     if row.answer is not None:
         return {"ground_truth": row.answer}
     nested = row.metadata.get("reward_model")
-    known = nested if isinstance(nested, Mapping) and "ground_truth" not in row.metadata else {}
-    return {"ground_truth": known["ground_truth"]} if "ground_truth" in known else {}
+    columns = nested if isinstance(nested, Mapping) and "ground_truth" not in row.metadata else {}
+    return {"ground_truth": columns["ground_truth"]} if "ground_truth" in columns else {}

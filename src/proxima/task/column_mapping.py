@@ -105,18 +105,18 @@ class ColumnMapping:
     def require_columns(self, present: Iterable[str], source: str) -> None:
         """FieldError for a mapped column that does not exist, with the nearest name and those present; FieldErrors for
         several."""
-        known, errors = list(present), list[FieldError]()
+        columns, errors = list(present), list[FieldError]()
         for name, field in self.fields_by_column().items():
-            if name in known or name.partition(".")[0] in known:
+            if name in columns or name.partition(".")[0] in columns:
                 continue
-            near = difflib.get_close_matches(name.lower(), [one.lower() for one in known], 1)
-            near = [one for one in known if one.lower() in near][:1]
+            near = difflib.get_close_matches(name.lower(), [column.lower() for column in columns], 1)
+            near = [column for column in columns if column.lower() in near][:1]
             if name == ANSWER and field == "answer" and not near:
                 continue
             nullable = ", or null for no answers" if field == "answer" else ""
             hint = f"did you mean {near[0]!r}?" if near else f"set it to one that exists{nullable}"
             reason = f"names no column: {source} has no column {name!r}"
-            remedy = f"{hint}; columns: {', '.join(known) or 'none'}"
+            remedy = f"{hint}; columns: {', '.join(columns) or 'none'}"
             errors.append(FieldError(field, getattr(self, field), reason, remedy=remedy))
         raise_together(errors)
 
@@ -130,9 +130,9 @@ class ColumnMapping:
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
         """UserError for a column of images, video or sound, unless it is asked for as metadata."""
-        if found := sorted(MEDIA.intersection(columns) - set(self.metadata or ())):
-            what = f"{source} has a column {found[0]!r}, which proxima can't show to a model: it trains on text alone"
-            raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{found[0]}]")
+        if media := sorted(MEDIA.intersection(columns) - set(self.metadata or ())):
+            what = f"{source} has a column {media[0]!r}, which proxima can't show to a model: it trains on text alone"
+            raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{media[0]}]")
 
     def row(self, values: Mapping[str, Any], source: str) -> Row:
         """The row that these values make.

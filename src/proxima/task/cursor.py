@@ -65,9 +65,9 @@ class Cursor:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`; FieldError, with both values, if it belongs to other data, seed or order."""
         for name in ("size", "seed", "shuffle"):
-            found, expected = state.get(name), getattr(self, name)
+            stored, expected = state.get(name), getattr(self, name)
             bound = f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed"
-            require(found == expected, f"cursor.{name}", found, bound)
+            require(stored == expected, f"cursor.{name}", stored, bound)
         drawn = state.get("drawn")
         require(isinstance(drawn, int) and drawn >= 0, "cursor.drawn", drawn, "must be an integer >= 0")
         self.drawn = int(state["drawn"])

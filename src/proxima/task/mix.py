@@ -63,7 +63,9 @@ class Mix:
 
     def rows(self, seed: int) -> Rows:
         """The rows of the mix: those of the sources in turns."""
-        opened = open_tasks({f"tasks.{i}.task": one.task for i, one in enumerate(self.tasks)}, seed, may_skip=True)
+        opened = open_tasks(
+            {f"tasks.{i}.task": source.task for i, source in enumerate(self.tasks)}, seed, may_skip=True
+        )
         parts = list(opened.values())
         counts = self.counts([len(rows) for rows in parts])
         order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
@@ -95,12 +97,13 @@ class Mix:
     def shares(self, seed: int) -> str:
         """What each source has of the mix, for people."""
         sizes = [
-            len(rows) for rows in open_tasks({one.name: one.task for one in self.tasks}, seed, may_skip=True).values()
+            len(rows)
+            for rows in open_tasks({source.name: source.task for source in self.tasks}, seed, may_skip=True).values()
         ]
         counts = self.counts(sizes)
         parts = [
-            f"{one.name} {count / sum(counts):.1%} ({count / rows:.3g} x its {rows:,} rows)"
-            for one, count, rows in zip(self.tasks, counts, sizes, strict=True)
+            f"{source.name} {count / sum(counts):.1%} ({count / rows:.3g} x its {rows:,} rows)"
+            for source, count, rows in zip(self.tasks, counts, sizes, strict=True)
         ]
         return f"an epoch of the mix has {sum(counts):,} rows: {', '.join(parts)}"
 
@@ -122,4 +125,4 @@ def _uses(rows: int, count: int, seed: int, source: int) -> NDArray[np.int64]:
 
 def parts_of(task: Any) -> list[Any]:
     """The tasks of a mix, or the task alone."""
-    return [part for one in task.tasks for part in parts_of(one.task)] if isinstance(task, Mix) else [task]
+    return [part for source in task.tasks for part in parts_of(source.task)] if isinstance(task, Mix) else [task]

@@ -17,8 +17,8 @@ def prepare_command(path: str | Path) -> str | None:
     """The command that makes a prepared folder, or the folder of a file; None for an unknown name."""
     place = Path(path)
     names = (place.name, place.parent.name if place.suffix else "")
-    known = next((name for name in names if name in PREPARED), None)
-    return None if known is None else f"proxima data prepare {known}"
+    name = next((name for name in names if name in PREPARED), None)
+    return None if name is None else f"proxima data prepare {name}"
 
 
 @dataclass(frozen=True, kw_only=True)

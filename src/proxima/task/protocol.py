@@ -79,8 +79,8 @@ def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False
             errors += several.errors
     raise_together(errors)
     for path, of in rows.items():
-        for found in () if may_skip else getattr(of, "unusable", ()):
-            raise UserError(f"{path}: a row has an empty {found.field}", remedy=found.remedy)
+        for row_error in () if may_skip else getattr(of, "unusable", ()):
+            raise UserError(f"{path}: a row has an empty {row_error.field}", remedy=row_error.remedy)
     return rows
 
 

@@ -40,11 +40,11 @@ class Accuracy152(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         expected = str(required_answer(prompt, self.kind)).rpartition("####")[2].strip()
-        found = completion.text if self.tag is None else last_tagged(completion.text, self.tag)
-        found = "" if found is None else found.strip()
-        if found == expected:
-            return Score(value=2.0, correct=True) if found else Score(value=0.0, correct=False)
-        right = _same_number(found, expected)
+        answer = completion.text if self.tag is None else last_tagged(completion.text, self.tag)
+        answer = "" if answer is None else answer.strip()
+        if answer == expected:
+            return Score(value=2.0, correct=True) if answer else Score(value=0.0, correct=False)
+        right = _same_number(answer, expected)
         return Score(value=1.5 if right else 0.0, correct=right)
 
 
@@ -64,9 +64,9 @@ _CHANGES_VALUE = re.compile(
 )
 
 
-def _same_number(found: str, expected: str) -> bool:
+def _same_number(answer: str, expected: str) -> bool:
     right = _number(expected)
-    match = _NUMBER_IN_TEXT.fullmatch(found)
+    match = _NUMBER_IN_TEXT.fullmatch(answer)
     if right is None or match is None or _CHANGES_VALUE.search(match["words"] or ""):
         return False
     return _number(match["number"]) == right

@@ -53,11 +53,11 @@ def find_unmarked_answer(text: str, number: bool) -> str | None:
     marker = _last_marker(text)
     if marker is not None:
         sentence = _SENTENCE.search(text, marker.end())
-        found = _candidates(text[: sentence.start() if sentence else len(text)], marker.end(), number)
-        if found:
-            return found[0]
-    found = _candidates(text, 0, number)
-    return found[-1] if found else None
+        formulas = _candidates(text[: sentence.start() if sentence else len(text)], marker.end(), number)
+        if formulas:
+            return formulas[0]
+    formulas = _candidates(text, 0, number)
+    return formulas[-1] if formulas else None
 
 
 def _last_marker(text: str) -> re.Match[str] | None:
@@ -65,17 +65,17 @@ def _last_marker(text: str) -> re.Match[str] | None:
 
 
 def _candidates(text: str, start: int, number: bool) -> list[str]:
-    found = []
+    formulas = []
     for match in _CANDIDATE.finditer(text, start):
         formula = match["display"] or match["dollars"] or match["parentheses"] or match["brackets"]
         if formula is None:
             before, after = text[max(start, match.start() - 20) : match.start()], text[match.end() : match.end() + 20]
             part = _CONTINUES.match(after) or _CONTINUED.search(before)
             number_text = match["fraction"] or match["run"].strip(" (){}")
-            found.append(f"operation {number_text}" if part else number_text)
+            formulas.append(f"operation {number_text}" if part else number_text)
         elif not number or re.search("[0-9]", formula):
-            found.append(formula)
-    return found
+            formulas.append(formula)
+    return formulas
 
 
 def words_after_marker(text: str) -> str:
@@ -115,8 +115,8 @@ def is_prose(formula: str) -> bool:
 
 def unfinished_operation(answer: str, reference: str) -> str | None:
     """An operation that the answer leaves unfinished and the reference answer does not contain."""
-    found = (name for name, sign in _UNFINISHED.items() if sign.search(answer) and not sign.search(reference))
-    return next(found, None)
+    unfinished = (name for name, sign in _UNFINISHED.items() if sign.search(answer) and not sign.search(reference))
+    return next(unfinished, None)
 
 
 def as_interval(answer: str, reference: str) -> str:

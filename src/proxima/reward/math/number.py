@@ -84,5 +84,5 @@ class Boxed(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
-        found = last_boxed(completion.text)
-        return binary_score(found is not None and same_answer(found, answer))
+        boxed = last_boxed(completion.text)
+        return binary_score(boxed is not None and same_answer(boxed, answer))

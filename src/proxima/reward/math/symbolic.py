@@ -81,23 +81,23 @@ class Math(PooledReward):
         reference = _parse_reference(answer)
         if isinstance(reference, str):
             return binary_score(reference in map(normalize_words, self._candidates(completion.text, words=True)))
-        found = self._candidates(completion.text, number=reference is not None)
-        if any(_PERIOD.sub("", text).strip() == answer.strip() != "" for text in found[:1]):
+        candidates = self._candidates(completion.text, number=reference is not None)
+        if any(_PERIOD.sub("", text).strip() == answer.strip() != "" for text in candidates[:1]):
             return binary_score(True)
         if reference is not None:
-            number = next((number for text in found if (number := parse_number(text)) is not None), None)
+            number = next((number for text in candidates if (number := parse_number(text)) is not None), None)
             return binary_score(number is not None and number.finished and same_number(reference, number))
-        return self._by_algebra(answer, found[0] if found else "")
+        return self._by_algebra(answer, candidates[0] if candidates else "")
 
-    def _by_algebra(self, answer: str, found: str) -> Job:
-        found = as_interval(_PERIOD.sub("", found), answer)  # to math-verify, 42. is not 42
+    def _by_algebra(self, answer: str, formula: str) -> Job:
+        formula = as_interval(_PERIOD.sub("", formula), answer)  # to math-verify, 42. is not 42
         if problem := self._unevaluable(answer):
             raise ValueError(f"row's answer not evaluated: {problem}")
-        if _DIGITS.search(found) or unfinished_operation(found, answer):
-            found = ""  # wrong, provided the row's answer can be parsed
-        if problem := self._unevaluable(found):
+        if _DIGITS.search(formula) or unfinished_operation(formula, answer):
+            formula = ""  # wrong, provided the row's answer can be parsed
+        if problem := self._unevaluable(formula):
             raise ValueError(f"answer not evaluated: {problem}")
-        texts = [f"\\boxed{{{side}}}" for side in equation_sides(found, answer)]
+        texts = [f"\\boxed{{{side}}}" for side in equation_sides(formula, answer)]
         return Job(grader="math", arguments={"answer": answer, "texts": texts}, cpu_seconds=self.cpu_seconds)
 
     def _candidates(self, text: str, number: bool = False, words: bool = False) -> list[str]:

@@ -62,7 +62,7 @@ def score_request(content: Any, limits: ScorerLimits) -> list[SubmittedGroup]:
 def score_requests(content: Any, limits: ScorerLimits) -> list[SubmittedGroup]:
     """What `/batch` takes; RefusedRequest names the field."""
     given = _list(_object(content, "", ("requests",)), "requests", "")
-    return _within(limits, [_request(i, one, f"requests[{i}].", limits) for i, one in enumerate(given)])
+    return _within(limits, [_request(i, request, f"requests[{i}].", limits) for i, request in enumerate(given)])
 
 
 def _within(limits: ScorerLimits, requests: list[SubmittedGroup]) -> list[SubmittedGroup]:
@@ -84,7 +84,9 @@ def _request(number: int, given: Any, place: str, limits: ScorerLimits) -> Submi
         prompt = Prompt(uid=0, messages=(), tokens=np.zeros(0, np.int32))
     else:
         prompt = _prompt(request.get("prompt"), f"{place}prompt", limits)
-    made = tuple(_completion(i, one, f"{place}completions[{i}]", limits) for i, one in enumerate(completions))
+    made = tuple(
+        _completion(i, completion, f"{place}completions[{i}]", limits) for i, completion in enumerate(completions)
+    )
     return SubmittedGroup(number, prompt, made, bool(per_token))
 
 
@@ -121,12 +123,12 @@ def _completion(sample: int, given: Any, place: str, limits: ScorerLimits) -> Co
     return Completion.of_text(0, sample, utf8(text), finish_reason=reason or "stop")
 
 
-def _object(given: Any, place: str, known: Iterable[str]) -> dict[str, Any]:
+def _object(given: Any, place: str, fields: Iterable[str]) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise RefusedRequest(400, f"{place.rstrip('.') or 'the request'}={_shown(given)} must be an object")
     for key in given:
-        if key not in known:
-            raise RefusedRequest(400, f"unknown field {place}{key:.60}; {suggestion(key[:60], known)}")
+        if key not in fields:
+            raise RefusedRequest(400, f"unknown field {place}{key:.60}; {suggestion(key[:60], fields)}")
     return given
 
 

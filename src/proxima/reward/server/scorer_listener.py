@@ -141,7 +141,7 @@ def addresses(host: str, port: int = 0) -> list[tuple[int, Any]]:
     except (OSError, UnicodeError) as error:
         reason = f"is no address of this machine: {getattr(error, 'strerror', None) or error}"
         raise FieldError("--host", host, reason) from None
-    return sorted(((family, address) for family, *_, address in entries), key=lambda found: found[0] != socket.AF_INET)
+    return sorted(((family, address) for family, *_, address in entries), key=lambda entry: entry[0] != socket.AF_INET)
 
 
 def beyond_loopback(host: str) -> bool:

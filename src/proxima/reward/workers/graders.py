@@ -35,14 +35,14 @@ def grade_math(*, answer: str, texts: list[str]) -> dict[str, Any]:
 
     correct = True
     for text in texts:
-        known = _verified.get((answer, text))
-        if known is None:
+        equal = _verified.get((answer, text))
+        if equal is None:
             parsed = parse(text.replace("\0", ""), parsing_timeout=None)
-            known = bool(verify(_reference(answer), parsed, timeout_seconds=None))
-            _verified[answer, text] = known
+            equal = bool(verify(_reference(answer), parsed, timeout_seconds=None))
+            _verified[answer, text] = equal
             if len(_verified) > 20_000:
                 _verified.clear()
-        correct = correct and known
+        correct = correct and equal
     return {"value": float(correct), "correct": correct}
 
 
@@ -148,8 +148,8 @@ def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
     if "score" not in result:
         raise ValueError(f"returned a dict without 'score' (keys: {', '.join(map(str, result)) or 'none'})")
     acc = result.get("acc")
-    known = {"value": result["score"], "correct": bool(acc) if acc in (0, 1) else None}
-    return {key: value for key, value in result.items() if key != "score" and hasattr(value, "__float__")} | known
+    verdict = {"value": result["score"], "correct": bool(acc) if acc in (0, 1) else None}
+    return {key: value for key, value in result.items() if key != "score" and hasattr(value, "__float__")} | verdict
 
 
 def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def _as_dict(result: Any) -> dict[str, Any]:
             raise RuntimeError(result.error or "returned an invalid score")
         result = {**result.parts, "value": result.value, "correct": result.correct}
     if not isinstance(result, Mapping):
-        known = {"correct": bool(result)} if isinstance(_scalar(result), bool) else {}
-        return {"value": to_float(result, "value"), **known}
+        verdict = {"correct": bool(result)} if isinstance(_scalar(result), bool) else {}
+        return {"value": to_float(result, "value"), **verdict}
     if "value" not in result:
         raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
     numbers = {str(key): to_float(value, str(key)) for key, value in result.items() if key != "correct"}

@@ -91,8 +91,8 @@ class Code:
         except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             self.broken = True
             raise BrokenCode from error
-        known = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
-        raise (kind if known else RuntimeError)(message) from CodeRaised()  # type: ignore[misc]
+        raisable = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+        raise (kind if raisable else RuntimeError)(message) from CodeRaised()  # type: ignore[misc]
 
     def _line(self) -> Any:
         line = b""

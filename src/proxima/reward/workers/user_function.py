@@ -43,9 +43,9 @@ def load_function(path: str) -> Callable[..., Any]:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if not callable(function):
-        known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'no function'}"
+        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        near = difflib.get_close_matches(name, functions, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(functions) or 'no function'}"
         raise ValueError(f"names {where!r}, which has no function {name!r}; {hint}")
     return function  # type: ignore[no-any-return]
 

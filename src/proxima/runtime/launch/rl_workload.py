@@ -14,7 +14,7 @@ from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_algorithm, make_learner
 from proxima.runtime.launch.models import describe_model, load_model
 from proxima.runtime.launch.run_data import load_run_data
-from proxima.runtime.loop.controller import Controller
+from proxima.runtime.loop.training_loop.controller import Controller
 from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.next_policy_file import NEXT_POLICY, read_next_policy
@@ -49,7 +49,7 @@ class RlWorkload:
         source, facts = self.data.source, checkpoint.facts
         source.load(facts["cursor"])
         groups = read_groups(checkpoint.path / CARRIED_GROUPS, facts.get("pending", []))
-        in_flight = [] if isinstance(source, StoredRollouts) else source.again(facts.get("in_flight", []))
+        in_flight = [] if isinstance(source, StoredRollouts) else source.prompts_for(facts.get("in_flight", []))
         pending = Pending.of(facts, groups, in_flight)
         prompts = [*(group.prompt for group in groups), *in_flight]
         journal.admit([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
