@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from proxima.conformance.reward_laws import readable_answer
+from proxima.check.reward_laws import readable_answer
 from proxima.data import Group, Score
 from proxima.model import load_scalar_model, save
 from proxima.reward import REWARDS, WeightedReward

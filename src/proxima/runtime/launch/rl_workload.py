@@ -14,7 +14,7 @@ from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_algorithm, make_learner
 from proxima.runtime.launch.models import describe_model, load_model
 from proxima.runtime.launch.run_data import load_run_data
-from proxima.runtime.loop.training_loop.controller import Controller
+from proxima.runtime.loop.controller import Controller
 from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.next_policy_file import NEXT_POLICY, read_next_policy
