@@ -16,7 +16,6 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from proxima.config.other_names import NOT_BUILT
 from proxima.config.problems import one_problem, suggestion
-from proxima.config.schema import RunConfig
 from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
 from proxima.data.user_code import import_user_module
@@ -203,7 +202,7 @@ def kind_of(spec: object, *tables: str) -> str:
     of every slot of `RunConfig`), else `package.module:Class`."""
     cls = type(spec)
     reference = f"{cls.__module__}:{cls.__qualname__}"
-    for table in tables or _slot_tables(RunConfig):
+    for table in tables or _slot_tables(class_at("proxima.config.schema:RunConfig")):
         for kind, entry in table_of(table).items():
             if entry is cls or entry == reference:
                 return str(kind)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from proxima import __version__
-from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
-from proxima.config.critic_schema import ModelCritic
 from proxima.config.describe import kind_of
-from proxima.config.sampling_checks import replays_sampling_masks
+from proxima.config.sections.algorithm_section import unsupported_by_loop
+from proxima.config.sections.critic_section import ModelCritic
+from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.penalty import EntropyBonus
@@ -58,9 +58,11 @@ from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Uncons
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
-    from proxima.config.algorithm_schema import AlgorithmConfig
-    from proxima.config.offline_schema import OfflineConfig
-    from proxima.config.schema import EvaluateConfig, ModelConfig, OptimizationConfig, RunConfig
+    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.sections.algorithm_section import AlgorithmConfig
+    from proxima.config.sections.model_section import ModelConfig
+    from proxima.config.sections.offline_section import OfflineConfig
+    from proxima.config.sections.train_section import OptimizationConfig
 
 RECOMPUTED = ("recompute", "next")  # the centre is the policy that the update starts from
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
@@ -225,7 +227,7 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         selection=algorithm.selection,
         behavior=algorithm.behavior,
         reads_behavior=algorithm.reads_behavior,
-        masked=replays_sampling_masks(config),
+        masked=replays_sampling_masks(config.sampling, config.algorithm),
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,
@@ -234,7 +236,7 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         reward_kl=algorithm.reward_kl,
         kl_coefficient=kl_coefficient,
         value_warmup=value_warmup(config),
-        unscored=not trains_on_rewards(config) and config.critic is None,  # a critic learns from scores
+        unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
     )
 
 
@@ -329,7 +331,7 @@ def make_controller(
 
 def max_unscored_steps(config: "RunConfig") -> int:
     """Steps without a score after which the run ends; 0 where it does not train on scores."""
-    return config.runtime.max_unscored_steps if trains_on_rewards(config) else 0
+    return config.runtime.max_unscored_steps if config.algorithm.trains_on_rewards else 0
 
 
 def make_collector(
