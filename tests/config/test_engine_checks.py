@@ -1,7 +1,8 @@
 """What `explain` says of engines that are servers, and what is refused."""
 
 from proxima.config import check, resolve
-from proxima.config.estimate import BYTES, batch_of, engine_notes, memory_of
+from proxima.config.estimate import batch_of, engine_notes
+from proxima.config.memory_size import BYTES, memory_of
 from proxima.config.model_size import ModelFacts
 
 VLLM = "engine={kind: vllm, url: 'http://127.0.0.1:8000'}"

@@ -9,7 +9,7 @@
     describe, slots   a dataclass: fields, kinds, help           other_names       what the peers call our fields
     validate          the list of all checks                     comparable        which fields may differ
     estimate          batch, memory, time of a recipe            explanation       the rest of what `explain` shows
-    step_size         tokens and micro-batches of a step         model_size        how many weights a model has
+    step_size, model_size, memory_size                           what the estimate adds up
     json_schema       for editors                                dump              config.yaml of a run
 
 Imports: pyyaml, torch, every room below; the tables of kinds are imported when a recipe is resolved. Imported by

@@ -7,7 +7,7 @@ Every figure is an upper bound or says what it rests on. Measured figures of a r
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,34 +16,29 @@ import torch
 
 from proxima.config.describe import kind_of
 from proxima.config.families import command_of
+from proxima.config.memory_size import AnyConfig, memory_of
 from proxima.config.model_size import ModelFacts, critic_facts, known_facts, model_facts
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.critic_section import ModelCritic
-from proxima.config.sections.model_section import ModelConfig, device_exists
+from proxima.config.sections.model_section import device_exists
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.step_size import ExampleStep, StepSize, at_once, pruned
 from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
-from proxima.engine import LocalProcess
 from proxima.model.demo_model import is_downloadable
 from proxima.model.load import context_limit, load_config, load_tokenizer, resolve_device
 from proxima.model.micro_batch import micro_batches
-from proxima.reward import ModelReward
 from proxima.task import Jsonl, Parquet
 from proxima.task.mix import Mix
 from proxima.task.prompts import to_prompt
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # share of the machine's GEMM rate that generation and training reach: SmolLM2-135M, 2 cores, bf16
 GENERATE_SHARE = 0.31  # 1,100 of 3,600 tok/s
 TRAIN_SHARE = 0.43  # 520 of 1,200 tok/s
 SAMPLE_PROMPTS, SAMPLE_EXAMPLES = 16, 64  # first rows of which the tokens are counted
 ASSUMED_PROMPT, ASSUMED_EXAMPLE = 128, 256  # tokens, where none can be counted
-ACTIVATIONS = "activations of a micro-batch"
-ENGINE_COPY = "engine's copy of the weights"
 
-AnyConfig = RunConfig | OfflineConfig
 Value = TypeVar("Value")
 
 
@@ -218,7 +213,7 @@ def _where(spec: Any, urls: tuple[str, ...]) -> str:
     return f"in {count} process{'es' if count > 1 else ''} of its own, started and ended with the run,"
 
 
-def batch_of(config: "RunConfig", prompt: int) -> StepSize:
+def batch_of(config: RunConfig, prompt: int) -> StepSize:
     """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
     train, length = config.train, config.sampling.max_tokens
     prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
@@ -248,112 +243,6 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     return len(micro_batches(longest, budget, share_prompt=shared))
 
 
-def memory_of(
-    config: AnyConfig,
-    model: ModelFacts,
-    batch: StepSize | ExampleStep,
-    teacher: ModelFacts | None = None,
-    critic: ModelFacts | None = None,
-) -> dict[str, int]:
-    """Bytes of a run on one device, by what they hold; the sum counts engine and trainer, which take turns, at once."""
-    forwarded = max(min(batch.budget, batch.tokens), batch.longest)
-    parts = training_memory(config.model, model, forwarded)
-    if isinstance(batch, StepSize) and isinstance(config, RunConfig):
-        activations, logits = parts.pop(ACTIVATIONS), parts.pop("logits")
-        if critic is not None:
-            own = training_memory(replace(config.model, lora=None), critic, forwarded)
-            activations = max(activations, own[ACTIVATIONS])  # they take turns
-            parts["critic's weights"] = own["weights"] + own["autocast copy of the weights"]
-            parts["critic's gradients and Adam's moments"] = own["gradients"] + own["Adam's two moments"]
-        parts |= _frozen_memory(config, model, teacher) | _engine_memory(config, model, batch)
-        parts |= {ACTIVATIONS: activations, "logits": logits + _slots(config, batch) * model.vocabulary * 4}
-    elif config.eval.task is not None and getattr(config.eval, "samples", 0):
-        parts[ENGINE_COPY] = model.parameters * BYTES["bfloat16"]
-    return {name: size for name, size in parts.items() if size}
-
-
-def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | None) -> dict[str, int]:
-    """Bytes of the models that only score."""
-    rewards = {*config.reward, *(spec for held_out in config.eval.sets for spec in held_out.reward)}
-    return {
-        "reward models": sum(
-            model_facts(reward.path, reward.revision).parameters * BYTES[reward.dtype]
-            for reward in rewards
-            if isinstance(reward, ModelReward)
-        ),
-        "reference model": _reference_bytes(config, model.parameters),
-        "teacher model": 0 if teacher is None else _teacher_bytes(config, teacher.parameters),
-    }
-
-
-def _engine_memory(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str, int]:
-    """Bytes of the engine that generates, and of what is handed to it."""
-    engine, element = config.engine, _weight_bytes(config, config.engine)
-    master = model.parameters * BYTES[config.model.dtype]
-    handed = 0 if _here(engine) or getattr(engine, "weight_folder", None) else master
-    row = math.ceil(batch.longest / 64) * 64
-    return {
-        ENGINE_COPY: model.parameters * element if engine.needs_weights else 0,
-        "new weights, for the servers to read": handed,
-        "perturbed copy of them, for servers that return": handed,
-        "weights shared with the engine's process": master if isinstance(engine, LocalProcess) else 0,
-        "KV cache": 2 * model.layers * model.kv_width * row * _slots(config, batch) * element,
-    }
-
-
-def _slots(config: RunConfig, batch: StepSize) -> int:
-    """Completions that are generated at once here; a server's memory is its own."""
-    engine, rows = config.engine, batch.generated[1]
-    most = getattr(engine, "slots", None) or getattr(engine, "max_rows", None) or rows
-    return min(rows, most) if _here(engine) else 0
-
-
-def _here(engine: Any) -> bool:
-    """Whether an engine holds its weights on this machine's account; a server has `urls`."""
-    return not hasattr(engine, "urls")
-
-
-def _weight_bytes(config: RunConfig, engine: Any) -> int:
-    """Of each weight of an engine, and each element of its keys and values."""
-    return BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
-
-
-def _reference_bytes(config: RunConfig, parameters: int) -> int:
-    """Weights of the frozen reference here: the policy without its adapter needs none of its own."""
-    algorithm = config.algorithm
-    if not algorithm.needs_reference or (engine := algorithm.reference_engine) is None:
-        alone = algorithm.needs_reference and config.model.lora is None
-        return parameters * BYTES[config.model.dtype] if alone else 0
-    copied = BYTES[config.model.dtype] + _weight_bytes(config, engine)
-    return parameters * copied if engine.needs_weights else 0
-
-
-def _teacher_bytes(config: RunConfig, parameters: int) -> int:
-    """Weights of a teacher of so many parameters, and the copy of an engine that runs it."""
-    engine = config.algorithm.distillation and config.algorithm.distillation.engine
-    if engine is not None and not _here(engine):
-        return 0
-    copied = _weight_bytes(config, engine) if engine and engine.needs_weights else 0
-    return parameters * (BYTES[config.model.dtype] + copied)
-
-
-def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: int) -> dict[str, int]:
-    """Bytes of the trainer alone, by what they hold, with `forwarded` tokens in a micro-batch; an entry may be 0."""
-    p, compute, master = model.parameters, BYTES[spec.compute_dtype], BYTES[spec.dtype]
-    per_layer = model.hidden if spec.gradient_checkpointing else 10 * model.hidden + 4 * model.intermediate
-    adapter = model.adapter or 0
-    trained, gradients = (p, p * master) if spec.lora is None else (adapter, adapter * 4)
-    return {
-        "weights": p * master,
-        "adapter": adapter * 4,
-        "gradients": gradients,
-        "Adam's two moments": 2 * trained * 4,
-        "autocast copy of the weights": p * compute if compute != master else 0,
-        ACTIVATIONS: forwarded * model.layers * per_layer * compute,
-        "logits": 3 * min(spec.log_prob_chunk, forwarded) * model.vocabulary * 4,
-    }
-
-
 def time_of(
     config: AnyConfig,
     model: ModelFacts,
@@ -368,11 +257,12 @@ def time_of(
     products, spec = 6 if config.model.lora is None else 4, config.eval  # frozen weights have no gradient
     if isinstance(config, RunConfig):
         assert isinstance(batch, StepSize)
+        sampling = config.eval.sampling or config.sampling
         steps, generate = config.train.steps, model.parameters * _generation(config, batch) / (GENERATE_SHARE * gemm)
         flop = model.parameters * (products * config.train.epochs_per_step + 2 * _extra_forwards(config))
         flop = batch.tokens * (flop + (2 * teacher.parameters if teacher is not None else 0))
         train = (flop + _critic_flop(config, batch, critic)) / (TRAIN_SHARE * gemm)
-        prompt, length = batch.longest - config.sampling.max_tokens, (spec.sampling or config.sampling).max_tokens
+        prompt, length = batch.longest - config.sampling.max_tokens, sampling.max_tokens
         evaluate = 2 * model.parameters * _answers(config) * (prompt + length) / (GENERATE_SHARE * gemm)
     else:
         assert isinstance(batch, ExampleStep)

@@ -14,20 +14,19 @@ from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, mer
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
 
-def merged(layers: Sequence[Node], overrides: Sequence[str], family: Family) -> tuple[Node, dict[str, Problem]]:
+def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tuple[Node, dict[str, Problem]]:
     """The layers, the lowest first, then the overrides, over the presets that they name; and the sections whose preset
     is unknown, with their problems.
 
-    Presets are written out after each layer, so that the next
+    `root` is the config of the recipe's training command. Presets are written out after each layer, so that the next
     one sees which kinds it changes. ConfigError for a malformed override, or an index beyond the end of its list.
     """
-    root = family.root
     layout = layout_of(root)
     tree = Node({}, layers[-1].source)
     refused: dict[str, Problem] = {}
     for layer in [*layers, read_overrides(overrides, layout)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), layout), root, refused)
-    return _with_learning_rate(_with_evaluation_defaults(tree, layout), family), refused
+    return _with_evaluation_defaults(tree, layout), refused
 
 
 def _with_section_presets(tree: Node, root: type, refused: dict[str, Problem]) -> Node:
@@ -94,7 +93,7 @@ def _with_kind_source(node: Node, text: str) -> Node:
     return replace(node, value=fields)
 
 
-def _with_learning_rate(tree: Node, family: Family) -> Node:
+def with_learning_rate(tree: Node, family: Family) -> Node:
     """Write the family's own learning rate under an optimizer of proxima's that has none."""
     rate = family.learning_rate
     train = (tree.mapping or {}).get("train", Node({}, DEFAULT))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of
 from proxima.config.families import TRAIN, Family, family_of, family_of_config
-from proxima.config.layers import merged
+from proxima.config.layers import merged, with_learning_rate
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.recipe_reader import read_recipe, shown_path
 from proxima.config.resolved import Resolved
@@ -70,7 +70,8 @@ def resolve(
     if root is not None and (wanted := family_of_config(root)) not in (None, family):
         raise _of_another_command(family, wanted, name)
     root = root or family.root
-    tree, refused = merged([*layers, layer] if layer else layers, overrides, family)
+    tree, refused = merged([*layers, layer] if layer else layers, overrides, family.root)
+    tree = with_learning_rate(tree, family)
     unread = {info.name for info in fields_of(family.root)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
     if family is not TRAIN and root is not family.root:

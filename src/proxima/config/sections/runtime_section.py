@@ -106,7 +106,7 @@ def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, algorithm: Alg
         yield "engine.kind", message
     prompts = pruned(train.prompts_per_step, train.completions_per_prompt, algorithm.selection)[0]
     most = (runtime.max_lag + 1) * prompts
-    if runtime.max_concurrent_rollouts > most:
+    if runtime.max_concurrent_rollouts is not None and runtime.max_concurrent_rollouts > most:
         lag = runtime.max_lag
         message = f"can't be reached: runtime.max_lag={lag} admits ({lag} + 1) x {prompts} prompts of steps to come"
         remedy = f"set {most} or fewer, or raise runtime.max_lag or train.prompts_per_step"
