@@ -92,29 +92,20 @@ def _first_sentence(file: Path) -> str:
 def catalogue() -> dict[str, dict[str, Any]]:
     """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the
     tables."""
+    from proxima.config.describe import all_fields
     from proxima.config.families import FAMILIES
 
     found: dict[str, dict[str, Any]] = {}
     slots: dict[str, Any] = {}
     for family in FAMILIES.values():
-        for path, info in _slots(family.root):
-            slots.setdefault(path, info)
+        for path, info in all_fields(family.root):
+            if info.slot or info.presets:
+                slots.setdefault(path, info)
     for path, info in slots.items():
         name = path.rpartition(".")[2]
         paths = [*found.get(name, {}).get("paths", []), path]
         found[name] = {"paths": paths, "meaning": info.help, "kinds": _kinds(info)}
     return found
-
-
-def _slots(cls: type, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and description of each slot below a config."""
-    from proxima.config.describe import fields_of
-
-    for info in fields_of(cls):
-        if info.slot or info.presets:
-            yield path + info.name, info
-        if info.section is not None:
-            yield from _slots(info.section, f"{path}{info.name}.")
 
 
 def _kinds(info: Any) -> dict[str, Any]:

@@ -4,12 +4,12 @@ The meaning of a field is the text in its `Annotated[...]`, else its entry under
 """
 
 import dataclasses
-import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -66,6 +66,14 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
             default = field.default if field.default_factory is MISSING else field.default_factory()
             infos.append(FieldInfo(field.name, hint, text, default, slot, presets))
     return tuple(infos)
+
+
+def all_fields(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field of a config class and of its sections, with its dotted path."""
+    for info in fields_of(cls):
+        yield f"{path}{info.name}", info
+        if info.section is not None:
+            yield from all_fields(info.section, f"{path}{info.name}.")
 
 
 def summary_of(cls: type) -> str:
@@ -149,9 +157,7 @@ def options_of(hint: Any) -> tuple[Any, ...]:
 
 def table_of(reference: str) -> dict[str, Any]:
     """The dict at "package.module:NAME"."""
-    module, _, name = reference.partition(":")
-    table = getattr(importlib.import_module(module), name)
-    assert isinstance(table, dict)
+    table: dict[str, Any] = pkgutil.resolve_name(reference)
     return table
 
 
@@ -211,6 +217,4 @@ def kind_of(spec: object, *tables: str) -> str:
 
 @cache
 def _slot_tables(cls: type) -> tuple[str, ...]:
-    tables = [info.slot.table for info in fields_of(cls) if info.slot]
-    inner = [table for info in fields_of(cls) if info.section for table in _slot_tables(info.section)]
-    return tuple(dict.fromkeys([*tables, *inner]))
+    return tuple(dict.fromkeys(info.slot.table for _, info in all_fields(cls) if info.slot))

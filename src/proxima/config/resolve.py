@@ -1,13 +1,14 @@
 """From a recipe and overrides to a config in which every value knows where it was written.
 
     read → layers.merged: one tree → builder: typed, checked dataclasses
-All problems are collected and raised together as one `ConfigError`.
+All problems are collected and raised together as one `ConfigError`. No library of validation does this: of a value that
+pydantic or msgspec refuses, the file and line where it was written, and the value of the layer below, are gone by then.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of
@@ -22,34 +23,24 @@ from proxima.data.recipe_files import find_recipe
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
 Recipe = str | Path | Mapping[str, Any]
-Root = TypeVar("Root")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Root = TypeVar("Root", default=RunConfig)  # what a call without `root` resolves to
+else:
+    from typing import TypeVar
+
+    Root = TypeVar("Root")
 
 
-@overload
-def resolve(
-    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, import_code: bool = True
-) -> Resolved[RunConfig]: ...
-@overload
 def resolve(
     recipe: Recipe,
     overrides: Sequence[str] = (),
     *,
     layer: Node | None = None,
-    root: type[Root],
+    root: type[Root] | None = RunConfig,  # type: ignore[assignment]  # the default of Root
     import_code: bool = True,
-) -> Resolved[Root]: ...
-@overload
-def resolve(
-    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, root: None, import_code: bool = True
-) -> Resolved[Any]: ...
-def resolve(
-    recipe: Recipe,
-    overrides: Sequence[str] = (),
-    *,
-    layer: Node | None = None,
-    root: type | None = RunConfig,
-    import_code: bool = True,
-) -> Resolved[Any]:
+) -> Resolved[Root]:
     """Read, merge, type and check a recipe.
 
     Args:
@@ -69,17 +60,17 @@ def resolve(
     family = family_of(layers)
     if root is not None and (wanted := family_of_config(root)) not in (None, family):
         raise _of_another_command(family, wanted, name)
-    root = root or family.root
+    cls: type = root or family.root
     tree, refused = merged([*layers, layer] if layer else layers, overrides, family.root)
     tree = with_learning_rate(tree, family)
-    unread = {info.name for info in fields_of(family.root)} - {info.name for info in fields_of(root)}
+    unread = {info.name for info in fields_of(family.root)} - {info.name for info in fields_of(cls)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
-    if family is not TRAIN and root is not family.root:
-        fields = _common_fields(fields, family.root, root)
+    if family is not TRAIN and cls is not family.root:
+        fields = _common_fields(fields, family.root, cls)
     builder = Builder(import_code, refused)
-    config = builder.dataclass(root, replace(tree, value=fields), "", "recipe")
+    config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")
     if problems := builder.found():
-        whole: Any = object.__new__(root)  # without the sections that have problems
+        whole: Any = object.__new__(cls)  # without the sections that have problems
         vars(whole).update(builder.sections)
         raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name, import_code))
     return Resolved(config, tuple(builder.entries), name, import_code)

@@ -8,11 +8,11 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from proxima.config.describe import kind_of
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.resolve import Recipe, resolve
+from proxima.config.resolve import Recipe, Root, resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections import (
@@ -31,7 +31,6 @@ from proxima.config.tree import FILL_IN
 from proxima.model.demo_model import download_demo_model, is_downloadable
 
 Check = Callable[..., Findings]
-Root = TypeVar("Root")
 
 
 def values_are_filled_in(r: Resolved[Any]) -> Findings:
@@ -107,18 +106,19 @@ WARNINGS: Sequence[Check] = (
 )
 
 
-@overload
-def load_recipe(recipe: Recipe, overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
-@overload
-def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Root]) -> Resolved[Root]: ...
-def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type = RunConfig) -> Resolved[Any]:
+def load_recipe(
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    root: type[Root] = RunConfig,  # type: ignore[assignment]  # the default of Root
+) -> Resolved[Root]:
     """`resolve`, then `check`; ConfigError with one line for each problem. Downloads the demo's model where the recipe
     names it and it is missing."""
     with all_problems():
-        resolved: Resolved[Any] = resolve(recipe, overrides, root=root)
+        resolved = resolve(recipe, overrides, root=root)
     if problems := check(resolved):
         raise ConfigError(problems)
-    if is_downloadable(path := resolved.config.model.path):
+    if is_downloadable(path := resolved.get("model.path")):
         download_demo_model(Path(path))
     return resolved
 

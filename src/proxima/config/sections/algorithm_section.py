@@ -1,7 +1,7 @@
 """The `algorithm` section: advantage, loss, trust region, corrections, reference and teacher; and the checks of these
 parts against each other, and against what the engine and the loop supply."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -150,11 +150,15 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
     if top_k > reported and distillation.divergence.top_k_of == "student":
         message = f"is more than the {reported} tokens that the engine reports; set engine.top_k_log_probs={top_k}"
         yield path, f"{message}, or top_k_of=teacher"
-    idle = {"reward_kl": (algorithm.reward_kl, "null"), "correction": (algorithm.correction, "[]")}
-    for slot, (present, off) in idle.items():
-        if present and not algorithm.trains_on_rewards:
+    if not algorithm.trains_on_rewards:
+        for slot, off in _set(algorithm, {"reward_kl": "null", "correction": "[]"}):
             message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}"
             yield f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate"
+
+
+def _set(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Those of the fields that are set, neither empty nor at the value that turns them off, with that value."""
+    return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]
 
 
 def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
@@ -184,19 +188,12 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
     """A loss over pairs replaces the surrogate and all that surrounds it, and its selection leaves pairs."""
     if algorithm.preference is None:
         return
-    idle = {
-        "surrogate": (algorithm.surrogate is not None, "null"),
-        "correction": (bool(algorithm.correction), "[]"),
-        "reference_kl": (algorithm.reference_kl is not None, "null"),
-        "distillation": (algorithm.distillation is not None, "null"),
-        "entropy_bonus": (algorithm.entropy_bonus > 0, "0"),
-        "proximal": (algorithm.proximal != "behavior", "behavior"),
-        "aggregate": (not isinstance(algorithm.aggregate, TokenMean), "token_mean"),
-    }
-    for slot, (present, off) in idle.items():
-        if present:
-            message = f"has no effect in online DPO; set algorithm.{slot}={off}, or algorithm.preference=null"
-            yield f"algorithm.{slot}", message
+    off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
+    off |= {"entropy_bonus": "0", "proximal": "behavior"}
+    off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
+    for slot, value in _set(algorithm, off):
+        message = f"has no effect in online DPO; set algorithm.{slot}={value}, or algorithm.preference=null"
+        yield f"algorithm.{slot}", message
     if algorithm.mismatch.on_mismatch == "reject":
         yield "algorithm.mismatch.on_mismatch", "would break pairs; set it to auto, warn or stop"
     if algorithm.advantage.per_token:
@@ -309,10 +306,9 @@ def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findi
 
 def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
     """`proximal: next` is for corrections towards the next policy, and these replace those towards the proximal one."""
-    for name, off in (("next_from", "engine"), ("next_missing", "decoupled")):
-        if algorithm.proximal != "next" and getattr(algorithm, name) != off:
-            yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
     if algorithm.proximal != "next":
+        for name, off in _set(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
+            yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
         return
     for i, spec in enumerate(algorithm.correction):
         if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
