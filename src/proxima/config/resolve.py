@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of
-from proxima.config.families import TRAIN, Family, family_of, family_of_config
+from proxima.config.families import Family, family_of, family_of_config
 from proxima.config.layers import merged, with_learning_rate
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.recipe_reader import read_recipe, shown_path
@@ -63,10 +63,7 @@ def resolve(
     cls: type = root or family.root
     tree, refused = merged([*layers, layer] if layer else layers, overrides, family.root)
     tree = with_learning_rate(tree, family)
-    unread = {info.name for info in fields_of(family.root)} - {info.name for info in fields_of(cls)}
-    fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
-    if family is not TRAIN and cls is not family.root:
-        fields = _common_fields(fields, family.root, cls)
+    fields = _fields_read(tree.mapping or {}, family.root, cls)
     builder = Builder(import_code, refused)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")
     if problems := builder.found():
@@ -76,20 +73,22 @@ def resolve(
     return Resolved(config, tuple(builder.entries), name, import_code)
 
 
-def _common_fields(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:
-    """The sections that mean the same to a command of another family: of each the fields of the class that both derive
-    from. `proxima eval` reads the system prompt of a run of SFT, and not how it was evaluated."""
+def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:
+    """The sections that the command reads, those that are none at all included, which are errors. Of a section that
+    means something else to it, the fields of the class that both derive from: `proxima eval` reads the system prompt of
+    a run of SFT, and not how it was evaluated."""
     theirs = {info.name: info.section for info in fields_of(family)}
     ours = {info.name: info.section for info in fields_of(root)}
     kept = {}
     for name, node in fields.items():
         first, second = theirs.get(name), ours.get(name)
-        if node.mapping is None or first is None or second is None:
-            kept[name] = node
+        if name in theirs and name not in ours:
             continue
-        shared = [base for base in first.__mro__ if base in second.__mro__ and is_dataclass(base)]
-        known = {info.name for info in fields_of(shared[0])} if shared else set()
-        kept[name] = replace(node, value={key: child for key, child in node.mapping.items() if key in known})
+        if node.mapping is not None and first is not None and second is not None and first is not second:
+            base = next((cls for cls in first.__mro__ if cls in second.__mro__ and is_dataclass(cls)), None)
+            names = {info.name for info in fields_of(base)} if base else set()
+            node = replace(node, value={key: child for key, child in node.mapping.items() if key in names})
+        kept[name] = node
     return kept
 
 

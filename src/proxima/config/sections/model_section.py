@@ -82,23 +82,16 @@ def device_exists(model: ModelConfig) -> Findings:
 def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
     """`max_tokens` leaves room for a prompt in the context."""
     limit, name = model.max_length, "model.max_length"
-    folder = base_of(model.path).path if (Path(model.path) / ADAPTER).is_file() else model.path
-    if limit is None and (file := Path(folder) / "config.json").is_file():
-        limit, name = _context_of(file), f"max_position_embeddings in {shown_path(file)}"
     if limit is None:
+        folder = base_of(model.path).path if (Path(model.path) / ADAPTER).is_file() else model.path
+        limit = _config_json(folder).get("max_position_embeddings")
+        name = f"max_position_embeddings in {shown_path(Path(folder) / 'config.json')}"
+    if not isinstance(limit, int) or limit <= 0:
         return
     for path, sampling in ((path, r.get(path)) for path in ("sampling", "eval.sampling")):
         if sampling is not None and sampling.max_tokens >= limit:
             message = f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it"
             yield f"{path}.max_tokens", message
-
-
-def _context_of(file: Path) -> int | None:
-    try:
-        limit = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def reward_head_is_new(model: ModelConfig, reward_model: Any) -> Findings:
@@ -110,11 +103,17 @@ def reward_head_is_new(model: ModelConfig, reward_model: Any) -> Findings:
 
 def has_score(path: str) -> bool:
     """Whether a local folder is that of a scalar model; False for a name of the hub, which is not asked."""
+    names = _config_json(path).get("architectures")
+    return isinstance(names, list) and any("SequenceClassification" in str(name) for name in names)
+
+
+def _config_json(folder: str) -> dict[str, Any]:
+    """The config.json of a folder; empty where there is none, or none that can be read."""
     try:
-        config = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
-        return any("SequenceClassification" in name for name in config.get("architectures") or ())
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
+        config = json.loads((Path(folder).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def model_problem(path: str) -> str | None:
