@@ -40,9 +40,9 @@ class Builder:
         self.entries: list[ResolvedValue] = []
         self.problems: list[Problem | Callable[[], Problem]] = []
 
-    def found(self) -> list[Problem]:
+    def all_problems(self) -> list[Problem]:
         """All problems. What an unknown key means may be a field that was read after it."""
-        return [found if isinstance(found, Problem) else found() for found in self.problems]
+        return [problem if isinstance(problem, Problem) else problem() for problem in self.problems]
 
     def fail(self, path: str, message: str, node: Node | None = None) -> Any:
         shown = (None, None) if node is None else (node.shown(), node.source.text)
@@ -59,13 +59,13 @@ class Builder:
 
     def unknown_field(self, path: str, label: str, node: Node, cls: type) -> Problem:
         name = path.rpartition(".")[2]
-        known = [info.name for info in fields_of(cls)]
+        names = [info.name for info in fields_of(cls)]
         while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
-        remedy = suggestion(name, known)
+        remedy = suggestion(name, names)
         elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
-        if elsewhere and nearest(name, known) is None:
+        if elsewhere and nearest(name, names) is None:
             remedy = f"did you mean {elsewhere[0]!r}?"
         *_, section, last = ("", *path.split("."))
         if ours := our_name(section, last, [entry.path for entry in self.entries]):
@@ -77,12 +77,12 @@ class Builder:
         if node.mapping is None:
             near = next((info.name for info in fields_of(cls)), "field")
             return self.fail(path, f"must be a mapping of its fields: {{{near}: …}}", node)
-        known = {info.name: info for info in fields_of(cls)}
+        fields = {info.name: info for info in fields_of(cls)}
         before = len(self.problems)
         for key, child in node.mapping.items():
-            if key not in known:
+            if key not in fields:
                 self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls))
-        values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in known.items()}
+        values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in fields.items()}
         if not path:
             self.sections = {key: value for key, value in values.items() if value is not FAILED}
         if len(self.problems) > before:

@@ -96,16 +96,16 @@ def first_sentence(text: str) -> str:
 @cache
 def _documented(cls: type) -> Mapping[str, str]:
     """The entries under `Args:` of the class and its bases, each as one line; `Args: as `K1`` takes those of K1."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in args_section(base.__doc__ or ""):
             for name in names:
-                found.setdefault(name, text)
+                meanings.setdefault(name, text)
         other = re.search(r"Args[^:.]*: as `(\w+)`", base.__doc__ or "")
         named = getattr(sys.modules[base.__module__], other[1], None) if other else None
         if isinstance(named, type) and named is not base:
-            found = {**_documented(named), **found}
-    return found
+            meanings = {**_documented(named), **meanings}
+    return meanings
 
 
 def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
@@ -139,7 +139,7 @@ def _indent(line: str) -> int:
 
 @cache
 def layout_of(cls: type) -> Layout:
-    """What merging two layers must know: where slots and presets are."""
+    """Where slots and presets are, for merging two layers."""
     children = {}
     for info in fields_of(cls):
         if info.slot:
@@ -175,16 +175,16 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     name = path.rstrip("0123456789.").rpartition(".")[2]
     what = name if name.endswith("ss") else name.removesuffix("s")
     if ":" not in entry:
-        known = {**table, **(table_of(slot.presets) if slot.presets else {})}
-        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, known, 'package.module:Class')}"
+        kinds = {**table, **(table_of(slot.presets) if slot.presets else {})}
+        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, kinds, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
-        fields_of(found := class_at(entry))
+        fields_of(cls := class_at(entry))
     except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         message = f"can't be imported: {reason}; write package.module:Class"
         raise one_problem(f"{path}.kind", message, kind, source) from None
-    return found
+    return cls
 
 
 def canonical_kind(kind: str, slot: Slot) -> str:
@@ -197,10 +197,10 @@ def class_at(reference: str) -> type:
     module, _, name = reference.partition(":")
     if module.endswith(".py"):
         raise ValueError("a class is named by its module, not by a file")
-    found = getattr(import_user_module(module), name)
-    if not isinstance(found, type):
+    cls = getattr(import_user_module(module), name)
+    if not isinstance(cls, type):
         raise TypeError(f"{reference} is not a class")
-    return found
+    return cls
 
 
 def kind_of(spec: object, *tables: str) -> str:

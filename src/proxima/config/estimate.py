@@ -187,7 +187,7 @@ def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
 
 
 def engine_notes(config: Any) -> Iterator[str]:
-    """What engines that are servers will be asked, and what they get. An engine in this process gives no line."""
+    """A line for each engine that is a server, on what it gets; none for an engine in this process."""
     algorithm = config.algorithm
     places = [("engine", config.engine, "prompts, completions and, at the start and after each step, all weights")]
     if algorithm.needs_reference:
@@ -236,7 +236,7 @@ def batch_of(config: RunConfig, prompt: int) -> StepSize:
 
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
-    """What the trainer's own packing makes of `prompts` groups when everything is as long as it can be."""
+    """Micro-batches that the trainer's own packing makes of `prompts` groups when all is as long as it can be."""
     question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
     groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
     longest = [(trajectory,) for trajectory in groups for _ in range(completions)]

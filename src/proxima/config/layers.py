@@ -100,8 +100,8 @@ def with_learning_rate(tree: Node, family: Family) -> Node:
     if rate is None or train.mapping is None:
         return tree
     optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
-    known = (None, *table_of("proxima.train.optimizer:OPTIMIZERS"))
-    if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in known:
+    kinds = (None, *table_of("proxima.train.optimizer:OPTIMIZERS"))
+    if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
         return tree
     lr = Node(rate, Source(f"default of proxima {family.command}", "default"), f"{rate:g}")
     optimizer = replace(optimizer, value={**optimizer.mapping, "lr": lr})
@@ -127,7 +127,7 @@ def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
     below = layout.child("eval").child("sampling")
     merged = _with_sampling(evaluation, training, below)
     if (sets := evaluation.mapping.get("sets")) is not None and sets.items is not None:
-        each = [_with_sampling(one, training, below) for one in sets.items]
+        each = [_with_sampling(held_out, training, below) for held_out in sets.items]
         merged = replace(merged, value={**(merged.mapping or {}), "sets": replace(sets, value=each)})
     fields["eval"] = merged
     return replace(tree, value=fields)

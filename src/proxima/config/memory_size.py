@@ -85,7 +85,7 @@ def _slots(config: RunConfig, batch: StepSize) -> int:
 
 
 def _here(engine: Any) -> bool:
-    """Whether an engine holds its weights on this machine's account; a server has `urls`."""
+    """True for an engine that holds its weights on this machine's account; a server has `urls`."""
     return not hasattr(engine, "urls")
 
 

@@ -66,7 +66,7 @@ def resolve(
     fields = _fields_read(tree.mapping or {}, family.root, cls)
     builder = Builder(import_code, refused)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")
-    if problems := builder.found():
+    if problems := builder.all_problems():
         whole: Any = object.__new__(cls)  # without the sections that have problems
         vars(whole).update(builder.sections)
         raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name, import_code))

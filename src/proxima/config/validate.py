@@ -1,4 +1,4 @@
-"""What a config is checked for before a run: whether its parts fit each other and this machine.
+"""The checks of a config before a run: do its parts fit each other and this machine?
 
 The checks are beside their sections; all of them are listed here, in the order in which a user reads what they find.
 Those in `CHECKS` stop the run; those in `WARNINGS` are shown.
@@ -145,12 +145,12 @@ def warnings(resolved: Resolved[Any]) -> list[Problem]:
 
 
 def to_do(resolved: Resolved[Any]) -> list[Problem]:
-    """What stops `train`, and is only a warning for a reader: data files that are missing, values to fill in."""
+    """Problems that stop `train` and are only warnings for a reader: missing data files, values to fill in."""
     return _problems(resolved, (data_section.data_files_exist, values_are_filled_in))
 
 
 def _problems(resolved: Resolved[Any], checks: Sequence[Check]) -> list[Problem]:
-    """What the checks find whose sections, named by their parameters, the config has."""
+    """The findings of those checks whose sections, named by their parameters, the config has."""
     sections = {"r": resolved, **vars(resolved.config)}
     problems = []
     for check in checks:

@@ -162,7 +162,7 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
 
 
 def _are_disjoint(trained: Arithmetic, asked: Arithmetic) -> bool:
-    """Whether two sides of a split by hash have no question in common."""
+    """True if two sides of a split by hash have no question in common."""
     if trained.split == "train":
         return asked.split == "test" and asked.held_out <= trained.held_out
     return asked.split == "train" and asked.held_out >= trained.held_out

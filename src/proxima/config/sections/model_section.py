@@ -102,7 +102,7 @@ def reward_head_is_new(model: ModelConfig, reward_model: Any) -> Findings:
 
 
 def has_score(path: str) -> bool:
-    """Whether a local folder is that of a scalar model; False for a name of the hub, which is not asked."""
+    """True for the local folder of a scalar model; False for a name of the hub, which is not asked."""
     names = _config_json(path).get("architectures")
     return isinstance(names, list) and any("SequenceClassification" in str(name) for name in names)
 

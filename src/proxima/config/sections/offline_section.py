@@ -117,8 +117,8 @@ class OfflineConfig:
         require_plain_folder(self.folder)
 
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
-        """What is trained of a row, whose lengths `explain` reckons with; raises as `OfflineMethod.item`. Nothing: the
-        lengths are not known before the run."""
+        """The sequences of a row that are trained on; `explain` reckons with their lengths. Empty: they are not known
+        before the run. Raises as `OfflineMethod.item`."""
         return ()
 
 
@@ -132,6 +132,6 @@ class PairConfig(OfflineConfig):
         require(not cut, "data.over_length", "truncate", "would change which side is better; set skip or refuse")
 
     def reader(self, tokenizer: Any, context: int) -> PreferenceReader:
-        """What makes pairs of rows."""
+        """Makes pairs of rows."""
         system, arguments = self.data.system, self.data.template_arguments
         return PreferenceReader(tokenizer=tokenizer, context=context, system=system, arguments=arguments)

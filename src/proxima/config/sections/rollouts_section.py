@@ -68,7 +68,7 @@ def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
 
 
 def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
-    """What the algorithm needs of the rollouts, and they lack."""
+    """The algorithm asks no more of the rollouts than they hold."""
     sizes = [
         pruned(c.train.prompts_per_step, c.train.completions_per_prompt, c.algorithm.selection)[0]
         for c in (before, r.config)

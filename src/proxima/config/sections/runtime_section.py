@@ -56,7 +56,7 @@ class RuntimeConfig:
 
     @property
     def overlaps(self) -> bool:
-        """Whether prompts are generated during training."""
+        """True if prompts are generated during training."""
         return self.max_concurrent_rollouts is not None and self.max_lag > 0
 
 

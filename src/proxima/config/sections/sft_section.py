@@ -38,7 +38,7 @@ class SftConfig(OfflineConfig):
     eval: Annotated[SampledEvalConfig, "held-out evaluation"] = field(default_factory=SampledEvalConfig)
 
     def reader(self, tokenizer: Any, context: int) -> ChatReader:
-        """What makes examples of rows."""
+        """Makes examples of rows."""
         return ChatReader(
             tokenizer=tokenizer,
             context=context,

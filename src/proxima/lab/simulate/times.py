@@ -87,6 +87,6 @@ def read_times(
     tree, _ = merged(layers, [text.removeprefix(PREFIX) for text in overrides], Times)
     builder = Builder()
     times = builder.dataclass(Times, Node(tree.value, DEFAULT), PREFIX.rstrip("."), "times")
-    if problems := builder.found():
+    if problems := builder.all_problems():
         raise ConfigError(problems)
     return times, tuple(builder.entries)
