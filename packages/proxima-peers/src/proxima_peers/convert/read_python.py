@@ -1,0 +1,241 @@
+"""Options of a Python file that trains with TRL: parsed, never run."""
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from proxima.config.problems import one_problem
+from proxima.data import UserError
+
+UNREADABLE = "…"  # stands for an expression whose value only a run would know
+CALLS, PARSED = tuple(f"{kind}Config" for kind in ("GRPO", "SFT", "DPO", "KTO", "Reward", "GKD")), "training_args"
+TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in CALLS)
+DATA = ("args", "train_dataset", "eval_dataset")  # keywords of the trainer that are no options
+
+
+def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The keywords of the only call of `CALLS` in a file, of its trainer, and what is set in between.
+
+    Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`.
+
+    Args:
+        usage: options of the command line that the file's docstring shows, for a file that parses its arguments.
+
+    Raises:
+        ConfigError: no such call and no usage, several calls, or not Python.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise one_problem(name, f"not Python: {error}") from None
+    calls = [call for name in CALLS for call in _calls(tree, name)]
+    used = next((node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in CALLS), CALLS[0])
+    if not calls and not (usage and any(isinstance(node, ast.Name) and node.id == used for node in ast.walk(tree))):
+        raise one_problem(name, f"has no {used}(…) call; give the file that makes one, or the options as YAML")
+    if len(calls) > 1:
+        lines = ", ".join(str(node.lineno) for node in calls)
+        raise one_problem(name, f"has {len(calls)} {used}(…) calls, in lines {lines}; keep one")
+    constants = _constants(tree)
+    holders = (PARSED, *_holders(tree))
+    flat = dict(usage or {}) if not calls else _keywords(calls[0], constants)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) in TRAINERS:
+            flat |= _of_trainer(tree, node, constants)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).rpartition(".")[0] in holders:
+            flat[ast.unparse(node.targets[0]).rpartition(".")[2]] = _value(node.value, constants)
+    for option, value in _data(tree, constants).items():
+        flat.setdefault(option, value)
+    return {name: leaf for option, value in flat.items() for name, leaf in _leaves(option, value)}
+
+
+# methods that make rows
+CHANGES = ("map", "filter", "rename_column", "rename_columns", "from_dict", "from_list", "from_generator")
+
+
+def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set that the only `load_dataset(…)` names; `train_dataset` where its rows are made by code."""
+    calls = list(_calls(tree, "load_dataset"))
+    options: dict[str, Any] = {}
+    if len(calls) == 1 and calls[0].args:
+        given = {str(key.arg): _value(key.value, constants) for key in calls[0].keywords}
+        path = _value(calls[0].args[0], constants)
+        path = given.get("data_files", path) if path in ("json", "parquet", "csv") else path
+        options = {"dataset_name": path, "dataset_train_split": given.get("split")}
+        if len(calls[0].args) > 1:
+            options["dataset_config"] = _value(calls[0].args[1], constants)
+        if isinstance(options["dataset_train_split"], list):
+            options["dataset_train_split"], *rest = options["dataset_train_split"]
+            options |= {"dataset_test_split": rest[0]} if rest else {}
+    made = dict.fromkeys(ast.unparse(node) for name in CHANGES for node in _calls(tree, name) if _of_rows(node))
+    if made:
+        options["train_dataset"] = "; ".join(text if len(text) <= 80 else f"{text[:79]}…" for text in made)
+    return {name: value for name, value in options.items() if value is not None and value is not UNREADABLE}
+
+
+def _of_rows(call: ast.Call) -> bool:
+    """Whether a method called `map` or `filter` is one of a data set, as far as its owner's name tells."""
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return any(word in owner.lower() for word in ("data", "train", "eval", "split", "ds"))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Dotted names of a dictionary's values."""
+    if isinstance(value, dict) and value:
+        for key, inside in value.items():
+            yield from _leaves(f"{name}.{key}", inside)
+    else:
+        yield name, value
+
+
+def _keywords(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
+    options = {}
+    for keyword in call.keywords:
+        name = keyword.arg or f"**{ast.unparse(keyword.value)}"
+        options[name] = _value(keyword.value, constants) if keyword.arg else UNREADABLE
+    return options
+
+
+def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The trainer's own arguments: `model`, `reward_funcs`, and others such as `peft_config` and `tools`."""
+    options = _keywords(call, constants)
+    if options.get("model") not in (None, UNREADABLE):
+        options["model_name_or_path"] = options["model"]
+    for keyword in call.keywords:
+        if keyword.arg == "reward_funcs":
+            options["reward_funcs"] = _functions(tree, keyword.value, constants)
+        if keyword.arg == "processing_class":
+            options["processing_class"] = _tokenizer(tree, keyword.value, options.get("model_name_or_path"), constants)
+        if keyword.arg == "peft_config" and (made := _made_by(tree, keyword.value, "LoraConfig")) is not None:
+            options["peft_config"] = {"peft_type": "LORA"} | _keywords(made, constants)
+    return {name: value for name, value in options.items() if name not in (*DATA, "model")}
+
+
+def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[str, Any]) -> str | None:
+    """What makes the tokenizer, as text; None where it is the model's own: `….from_pretrained(MODEL)`."""
+    made = _assigned(tree, node)
+    own = isinstance(made, ast.Call) and _called(made) == "from_pretrained" and len(made.args) == 1
+    if isinstance(made, ast.Call) and own:
+        of = _value(made.args[0], constants)
+        loose = {"padding_side", "use_fast", "trust_remote_code", "revision"}
+        own = model in (of, None, UNREADABLE) and {key.arg for key in made.keywords} <= loose
+    return None if own else ast.unparse(made)[:80]
+
+
+def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:
+    """The call of that name which `node` is, or which its variable was once assigned."""
+    value = _assigned(tree, node)
+    return value if isinstance(value, ast.Call) and _called(value) == called else None
+
+
+def _assigned(tree: ast.Module, node: ast.expr) -> ast.expr:
+    """What the variable was assigned, if that was once; any other expression as it is."""
+    if not isinstance(node, ast.Name):
+        return node
+    assignments = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
+    return assignments[0].value if len(assignments) == 1 and isinstance(assignments[0], ast.Assign) else node
+
+
+def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == name)
+
+
+def _holders(tree: ast.Module) -> list[str]:
+    """The variables that hold the configuration."""
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    made = [node for node in assigned if isinstance(node.value, ast.Call) and _called(node.value) in CALLS]
+    return [target.id for node in made for target in _targets(node)]
+
+
+def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:
+    """The functions of a list or of a variable for one, as text, with their packages and with constants in calls."""
+    nodes = list(ast.walk(tree))
+    node = _assigned(tree, node)
+    homes = {item.name: "__main__" for item in nodes if isinstance(item, ast.FunctionDef | ast.ClassDef)}
+    for item in nodes:
+        if isinstance(item, ast.ImportFrom):
+            homes |= {alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
+    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    return [_named(item, homes, constants) for item in items]
+
+
+def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:
+    def text(value: ast.expr) -> str:
+        constant = _value(value, constants)
+        return ast.unparse(value) if constant is UNREADABLE else repr(constant)
+
+    if isinstance(node, ast.Call):
+        given = [text(value) for value in node.args]
+        given += [f"{key.arg}={text(key.value)}" if key.arg else f"**{text(key.value)}" for key in node.keywords]
+        return f"{_named(node.func, homes, {})}({', '.join(given)})"
+    name = ast.unparse(node)
+    home = homes.get(name.partition(".")[0])
+    return f"{home}.{name}" if home else name
+
+
+def _called(node: ast.Call) -> str | None:
+    if isinstance(node.func, ast.Name):
+        return node.func.id
+    return node.func.attr if isinstance(node.func, ast.Attribute) else None
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """Names assigned exactly once, at module level, to a readable value."""
+    constants: dict[str, Any] = {}
+    assigned = [target.id for node in ast.walk(tree) for target in _targets(node)]
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in _targets(node):
+                if assigned.count(target.id) == 1 and (value := _value(node.value, constants)) is not UNREADABLE:
+                    constants[target.id] = value
+    return constants
+
+
+def _targets(node: ast.AST) -> list[ast.Name]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return []
+    return [target for target in targets if isinstance(target, ast.Name)]
+
+
+def _value(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    try:
+        return literal(node, constants)
+    except ValueError:
+        return UNREADABLE
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    """The value of a literal, of + - * / // on numbers, or of a known name. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in constants:
+        return constants[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [literal(item, constants) for item in node.elts]
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        keys = [str(key.value) for key in node.keys if isinstance(key, ast.Constant)]
+        return {key: literal(value, constants) for key, value in zip(keys, node.values, strict=True)}
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand, constants)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        a, b = _number(node.left, constants), _number(node.right, constants)
+        if b or not isinstance(node.op, ast.Div | ast.FloorDiv):
+            return _OPERATORS[type(node.op)](a, b)
+    raise UserError(f"not a literal: {ast.unparse(node)}")
+
+
+def _number(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    value = literal(node, constants)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"not a number: {ast.unparse(node)}")
+    return value

@@ -1,0 +1,114 @@
+"""Our specs with one change: what a peculiarity of a peer is computed from, so that it excuses nothing else."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core import ratio
+from proxima.core.loss import Corrected, PolicyLoss, TokenLoss, policy_loss
+from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
+from proxima.core.segment import segment_mean
+from proxima.core.surrogate import Cppo, Dppo, Gspo, weight
+from proxima.data import Outcomes, PolicyBatch
+
+
+class Changed(partial[Any]):
+    """A spec that is a function of a batch: the function, then what it takes before the batch."""
+
+    needs: frozenset[str] = frozenset()
+    rejected = "count"
+
+
+def given_weights(weight: Tensor, b: PolicyBatch) -> Corrected:
+    """A correction whose weights [N] somebody else computed."""
+    return Corrected(weight, b.loss_mask & (weight > 0), {})
+
+
+def reasons(first: str | None = None, /, **causes: Any) -> str | None:
+    """The ids of the peculiarities that are there, after `first`; None, our own definition, if none is."""
+    return ", ".join(filter(None, (first, *(name for name, there in causes.items() if there)))) or None
+
+
+def loss_of(
+    b: PolicyBatch, spec: Any, aggregate: Any, correction: Any = None, penalty: Any = None, *, bounded: bool = True
+) -> PolicyLoss:
+    """`policy_loss` of a record's batch; unless `bounded`, without our bound on log-ratios."""
+    blocks: dict[str, Any] = {"aggregate": aggregate, "correction": correction, "penalty": penalty}
+    with nullcontext() if bounded else unclamped():
+        return policy_loss(b, surrogate=spec, **blocks, check=False)
+
+
+@contextmanager
+def unclamped() -> Iterator[None]:
+    """Surrogates without our bound of ±20 on log-ratios; most peers have none."""
+    modules = (ratio, weight)
+    for module in modules:
+        vars(module)["LOG_RATIO_LIMIT"] = math.inf
+    try:
+        yield
+    finally:
+        for module in modules:
+            vars(module)["LOG_RATIO_LIMIT"] = LOG_RATIO_LIMIT
+
+
+def beyond_limit(log_ratio: Tensor) -> bool:
+    """Whether some log-ratio is one that our surrogates clamp."""
+    return bool((log_ratio.detach().abs() > LOG_RATIO_LIMIT).any())
+
+
+def in_groups_of_one(group: Tensor) -> Tensor:
+    """[S] bool, the members of groups of one."""
+    return (group[:, None] == group[None]).sum(1) == 1
+
+
+def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Literal["none", "own"]) -> Outcomes:
+    """`o`, followed by partners of the groups of one, whose raw reward then is their advantage (P16).
+
+    Args:
+        rewards: `standard`: m partners of −r / m ± d, so that the group's mean is 0 and its deviation 1 (ddof = 1), in
+            each part of the reward too. `zero`: one of 0, what is left out of a mean of the others.
+        length: of the partners; `none` keeps them out of statistics over tokens.
+    """
+    single = in_groups_of_one(o.group)
+    columns = o.reward[:, None] if o.parts is None else torch.cat([o.reward[:, None], o.parts], 1)
+    alone = columns[single]
+    if rewards == "zero":
+        made = torch.zeros_like(alone)[None]
+    else:
+        m = 2 * math.ceil((float(alone.square().max()) + 1) / 2)
+        apart = ((m - alone.square() - alone.square() / m) / m).sqrt()
+        sign = torch.tensor([1.0, -1.0]).repeat(m // 2)[:, None, None]
+        made = -alone / m + sign * apart
+    count = len(made)
+    size = o.length[single].repeat(count) if length == "own" else torch.zeros(count * int(single.sum())).long()
+    both = torch.cat([columns, made.flatten(0, 1)])
+    group = torch.cat([o.group, o.group[single].repeat(count)])
+    parts = None if o.parts is None else both[:, 1:]
+    return replace(Outcomes.of(both[:, 0], group), length=torch.cat([o.length, size]), parts=parts)
+
+
+def masked(spec: Cppo | Dppo, keep: Tensor, b: PolicyBatch) -> TokenLoss:
+    """A surrogate that drops tokens, without its own bounds: its loss where `keep` [N] says so."""
+    free: Any = replace(spec, delta=math.inf)
+    free = replace(free, delta_b=math.inf) if isinstance(free, Cppo) else replace(free, delta_low=None)
+    out: TokenLoss = free(b)
+    return replace(out, loss=torch.where(keep, out.loss, torch.zeros_like(out.loss)), keep=keep)
+
+
+def beyond_ten(b: PolicyBatch) -> bool:
+    """Whether some sequence's log-ratio is beyond 10, or where ours is clamped."""
+    mean = segment_mean(masked_log_ratio(b).detach(), b.loss_mask, b.cu_seqlens)
+    return bool((mean > 10).any()) or beyond_limit(mean)
+
+
+def clamped_at_ten(spec: Gspo, b: PolicyBatch) -> TokenLoss:
+    """The sequence's log-ratio clamped at 10 from above alone, no gradient beyond (P5, U6); unless `bounded`."""
+    mean = segment_mean(masked_log_ratio(b), b.loss_mask, b.cu_seqlens)[b.sequence_index]
+    at_ten = (b.log_prob - mean + 10.0).detach()
+    return spec(replace(b, log_prob=torch.where(mean > 10, at_ten, b.log_prob)))
