@@ -7,8 +7,11 @@ import pytest
 
 from proxima.cli.explain import text_of, values_table
 from proxima.config import dump, resolve
-from proxima.config.estimate import StepSize, batch_of, critic_facts, longest_prompt, memory_of, model_facts, time_of
-from proxima.config.recipe_estimates import Estimates, as_json, header_of
+from proxima.config.estimate import Estimates, batch_of, longest_prompt, time_of
+from proxima.config.explanation import as_json, header_of
+from proxima.config.memory_size import memory_of
+from proxima.config.model_size import critic_facts, model_facts
+from proxima.config.step_size import StepSize
 from tests.config.conftest import BASE
 
 
@@ -306,3 +309,11 @@ def test_the_four_models_of_ppo(recipe, tiny_model):
     assert "critic's weights" not in memory_of(head, facts, batch, critic=critic_facts(head, facts))
     plain, more = (time_of(model, facts, batch, 1e9, critic=one) for one in (None, facts))
     assert more.train - plain.train == pytest.approx(p * 8 * batch.tokens / (0.43 * 1e9))
+
+
+def test_a_reward_model_that_is_not_there_yet_is_a_note(recipe, tiny_model):
+    """The rest is shown; `check` says which field names it."""
+    text = BASE.replace("reward: number", "reward: {kind: model, path: models/judge}")
+    found = as_json(resolve(recipe(text), [f"model.path={tiny_model('llama')}"]), gemm=1e12)
+    assert found["memory_bytes"] is None and found["seconds"]["step"] > 0
+    assert [note for note in found["notes"] if note.startswith("memory unknown: ") and "models/judge" in note]

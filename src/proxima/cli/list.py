@@ -63,7 +63,7 @@ def _section(name: str) -> str | None:
     from proxima.config.families import FAMILIES
 
     for command, family in FAMILIES.items():
-        if name in {info.name for info in fields_of(family) if info.section} | {"lora"}:
+        if name in {info.name for info in fields_of(family.root) if info.section} | {"lora"}:
             recipe = "quickstart" if command == "train" else f"cpu/{command}"
             return f"is a section and no slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`"
     return None
@@ -92,29 +92,20 @@ def _first_sentence(file: Path) -> str:
 def catalogue() -> dict[str, dict[str, Any]]:
     """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the
     tables."""
+    from proxima.config.describe import all_fields
     from proxima.config.families import FAMILIES
 
     found: dict[str, dict[str, Any]] = {}
     slots: dict[str, Any] = {}
     for family in FAMILIES.values():
-        for path, info in _slots(family):
-            slots.setdefault(path, info)
+        for path, info in all_fields(family.root):
+            if info.slot or info.presets:
+                slots.setdefault(path, info)
     for path, info in slots.items():
         name = path.rpartition(".")[2]
         paths = [*found.get(name, {}).get("paths", []), path]
         found[name] = {"paths": paths, "meaning": info.help, "kinds": _kinds(info)}
     return found
-
-
-def _slots(cls: type, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and description of each slot below a config."""
-    from proxima.config.describe import fields_of
-
-    for info in fields_of(cls):
-        if info.slot or info.presets:
-            yield path + info.name, info
-        if info.section is not None:
-            yield from _slots(info.section, f"{path}{info.name}.")
 
 
 def _kinds(info: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, replace
 from functools import partial
 from typing import Any
 
@@ -10,33 +10,12 @@ from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
 from proxima.config.other_names import our_name
 from proxima.config.problems import ConfigError, Problem, nearest, suggestion
+from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node
 from proxima.data.errors import FieldError
 from proxima.data.secret_values import HIDDEN
-
-
-@dataclass(frozen=True)
-class ResolvedValue:
-    """One line of `explain`.
-
-    Args:
-        path: dotted path of a leaf, `algorithm.surrogate.delta`, or of a slot's `kind`.
-        value: scalars, lists and dicts, as JSON has them.
-        source: where it was written, `command line, over 0.15 of the preset`; `where` is the first half of it.
-        help: meaning and unit.
-        origin: `file`, `command line`, `preset` or `default`.
-        is_default: it is what a recipe gets that says nothing.
-    """
-
-    path: str
-    value: Any
-    source: str
-    help: str
-    origin: str
-    where: str
-    is_default: bool = False
 
 
 class _Failed:
@@ -61,9 +40,9 @@ class Builder:
         self.entries: list[ResolvedValue] = []
         self.problems: list[Problem | Callable[[], Problem]] = []
 
-    def found(self) -> list[Problem]:
+    def all_problems(self) -> list[Problem]:
         """All problems. What an unknown key means may be a field that was read after it."""
-        return [found if isinstance(found, Problem) else found() for found in self.problems]
+        return [problem if isinstance(problem, Problem) else problem() for problem in self.problems]
 
     def fail(self, path: str, message: str, node: Node | None = None) -> Any:
         shown = (None, None) if node is None else (node.shown(), node.source.text)
@@ -80,13 +59,13 @@ class Builder:
 
     def unknown_field(self, path: str, label: str, node: Node, cls: type) -> Problem:
         name = path.rpartition(".")[2]
-        known = [info.name for info in fields_of(cls)]
+        names = [info.name for info in fields_of(cls)]
         while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
-        remedy = suggestion(name, known)
+        remedy = suggestion(name, names)
         elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
-        if elsewhere and nearest(name, known) is None:
+        if elsewhere and nearest(name, names) is None:
             remedy = f"did you mean {elsewhere[0]!r}?"
         *_, section, last = ("", *path.split("."))
         if ours := our_name(section, last, [entry.path for entry in self.entries]):
@@ -98,12 +77,12 @@ class Builder:
         if node.mapping is None:
             near = next((info.name for info in fields_of(cls)), "field")
             return self.fail(path, f"must be a mapping of its fields: {{{near}: …}}", node)
-        known = {info.name: info for info in fields_of(cls)}
+        fields = {info.name: info for info in fields_of(cls)}
         before = len(self.problems)
         for key, child in node.mapping.items():
-            if key not in known:
+            if key not in fields:
                 self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls))
-        values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in known.items()}
+        values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in fields.items()}
         if not path:
             self.sections = {key: value for key, value in values.items() if value is not FAILED}
         if len(self.problems) > before:

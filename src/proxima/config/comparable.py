@@ -56,16 +56,16 @@ _PATHS: Mapping[FieldClass, str] = {
         model.log_prob_chunk rollouts""",
     FieldClass.REPLICATION: "seed",
 }
-FIELD_CLASSES = {path: one for one, paths in _PATHS.items() for path in paths.split()}
+FIELD_CLASSES = {path: kind for kind, paths in _PATHS.items() for path in paths.split()}
 ABSENT = object()  # stands for the value of a field that one of the two configs lacks
 
 
 def may_differ(path: str, purpose: Purpose) -> bool:
-    """Whether two configs may differ in the field at a dotted path; the longest entry of `FIELD_CLASSES` decides."""
+    """True if two configs may differ in the field at a dotted path; the longest entry of `FIELD_CLASSES` decides."""
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
-        if (found := FIELD_CLASSES.get(".".join(parts[:end]))) is not None:
-            return purpose in found.value
+        if (field_class := FIELD_CLASSES.get(".".join(parts[:end]))) is not None:
+            return purpose in field_class.value
     return False
 
 
@@ -110,8 +110,8 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
-    known = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-    return value if known else repr(value)
+    finite = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if finite else repr(value)
 
 
 def _same_place(first: Any, second: Any) -> bool:

@@ -4,19 +4,18 @@ The meaning of a field is the text in its `Annotated[...]`, else its entry under
 """
 
 import dataclasses
-import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from proxima.config.other_names import NOT_BUILT
 from proxima.config.problems import one_problem, suggestion
-from proxima.config.schema import RunConfig
 from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
 from proxima.data.user_code import import_user_module
@@ -69,6 +68,14 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
     return tuple(infos)
 
 
+def all_fields(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field of a config class and of its sections, with its dotted path."""
+    for info in fields_of(cls):
+        yield f"{path}{info.name}", info
+        if info.section is not None:
+            yield from all_fields(info.section, f"{path}{info.name}.")
+
+
 def summary_of(cls: type) -> str:
     """The first sentence of the docstring; of a dataclass without one, nothing."""
     text = cls.__doc__ or ""
@@ -89,16 +96,16 @@ def first_sentence(text: str) -> str:
 @cache
 def _documented(cls: type) -> Mapping[str, str]:
     """The entries under `Args:` of the class and its bases, each as one line; `Args: as `K1`` takes those of K1."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in args_section(base.__doc__ or ""):
             for name in names:
-                found.setdefault(name, text)
+                meanings.setdefault(name, text)
         other = re.search(r"Args[^:.]*: as `(\w+)`", base.__doc__ or "")
         named = getattr(sys.modules[base.__module__], other[1], None) if other else None
         if isinstance(named, type) and named is not base:
-            found = {**_documented(named), **found}
-    return found
+            meanings = {**_documented(named), **meanings}
+    return meanings
 
 
 def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
@@ -132,7 +139,7 @@ def _indent(line: str) -> int:
 
 @cache
 def layout_of(cls: type) -> Layout:
-    """What merging two layers must know: where slots and presets are."""
+    """Where slots and presets are, for merging two layers."""
     children = {}
     for info in fields_of(cls):
         if info.slot:
@@ -150,9 +157,7 @@ def options_of(hint: Any) -> tuple[Any, ...]:
 
 def table_of(reference: str) -> dict[str, Any]:
     """The dict at "package.module:NAME"."""
-    module, _, name = reference.partition(":")
-    table = getattr(importlib.import_module(module), name)
-    assert isinstance(table, dict)
+    table: dict[str, Any] = pkgutil.resolve_name(reference)
     return table
 
 
@@ -170,16 +175,16 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     name = path.rstrip("0123456789.").rpartition(".")[2]
     what = name if name.endswith("ss") else name.removesuffix("s")
     if ":" not in entry:
-        known = {**table, **(table_of(slot.presets) if slot.presets else {})}
-        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, known, 'package.module:Class')}"
+        kinds = {**table, **(table_of(slot.presets) if slot.presets else {})}
+        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, kinds, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
-        fields_of(found := class_at(entry))
+        fields_of(cls := class_at(entry))
     except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         message = f"can't be imported: {reason}; write package.module:Class"
         raise one_problem(f"{path}.kind", message, kind, source) from None
-    return found
+    return cls
 
 
 def canonical_kind(kind: str, slot: Slot) -> str:
@@ -192,10 +197,10 @@ def class_at(reference: str) -> type:
     module, _, name = reference.partition(":")
     if module.endswith(".py"):
         raise ValueError("a class is named by its module, not by a file")
-    found = getattr(import_user_module(module), name)
-    if not isinstance(found, type):
+    cls = getattr(import_user_module(module), name)
+    if not isinstance(cls, type):
         raise TypeError(f"{reference} is not a class")
-    return found
+    return cls
 
 
 def kind_of(spec: object, *tables: str) -> str:
@@ -203,7 +208,7 @@ def kind_of(spec: object, *tables: str) -> str:
     of every slot of `RunConfig`), else `package.module:Class`."""
     cls = type(spec)
     reference = f"{cls.__module__}:{cls.__qualname__}"
-    for table in tables or _slot_tables(RunConfig):
+    for table in tables or _slot_tables(class_at("proxima.config.schema:RunConfig")):
         for kind, entry in table_of(table).items():
             if entry is cls or entry == reference:
                 return str(kind)
@@ -212,6 +217,4 @@ def kind_of(spec: object, *tables: str) -> str:
 
 @cache
 def _slot_tables(cls: type) -> tuple[str, ...]:
-    tables = [info.slot.table for info in fields_of(cls) if info.slot]
-    inner = [table for info in fields_of(cls) if info.section for table in _slot_tables(info.section)]
-    return tuple(dict.fromkeys([*tables, *inner]))
+    return tuple(dict.fromkeys(info.slot.table for _, info in all_fields(cls) if info.slot))

@@ -24,20 +24,20 @@ def json_schema() -> Json:
     definitions: Json = {}
     extends = {"type": "string", "description": "a recipe that this one changes; relative to it"}
     for command, family in FAMILIES.items():
-        body = _object(family, definitions)
+        body = _object(family.root, definitions)
         body["properties"] = {"extends": extends, **body["properties"]}
-        definitions[f"recipes.{command}"] = {**body, "description": summary_of(family)}
-    known = {command: {"$ref": f"#/definitions/recipes.{command}"} for command in FAMILIES}
-    chosen: Json = {"allOf": [known["train"], {"required": ["model", "task", "reward", "algorithm"]}]}
+        definitions[f"recipes.{command}"] = {**body, "description": summary_of(family.root)}
+    references = {command: {"$ref": f"#/definitions/recipes.{command}"} for command in FAMILIES}
+    chosen: Json = {"allOf": [references["train"], {"required": ["model", "task", "reward", "algorithm"]}]}
     for family in OFFLINE:
-        own = {"allOf": [known[family.command], {"required": ["model", "task"]}]}
+        own = {"allOf": [references[family.command], {"required": ["model", "task"]}]}
         chosen = {"if": {"required": [family.own]}, "then": own, "else": chosen}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "proxima recipe",
         "type": "object",
         "if": {"required": ["extends"]},
-        "then": {"anyOf": list(known.values())},
+        "then": {"anyOf": list(references.values())},
         "else": chosen,
         "definitions": definitions,
     }
@@ -87,15 +87,15 @@ def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
     ]
     for kind, cls in sorted(kinds.items()):
         name = f"{slot.table.rpartition(':')[2].lower()}.{kind}"
-        names = [kind, *sorted(alias for alias, known in aliases.items() if known == kind)]
+        names = [kind, *sorted(alias for alias, meant in aliases.items() if meant == kind)]
         if name not in definitions:
             definitions[name] = {}  # a mix of tasks holds tasks
             definitions[name] = _spec(cls, names, definitions)
         options.append({"$ref": f"#/definitions/{name}"})
     if info.default is None:
         options.append({"type": "null"})
-    one: Json = {"oneOf": options}
-    return {"oneOf": [{"type": "array", "items": one}, *options]} if slot.many else one
+    entry: Json = {"oneOf": options}
+    return {"oneOf": [{"type": "array", "items": entry}, *options]} if slot.many else entry
 
 
 def _spec(cls: type, names: list[str], definitions: Json) -> Json:

@@ -169,7 +169,7 @@ def shown_path(path: Path) -> str:
 
 
 def _near_recipe(path: Path) -> str | None:
-    """What a user who asked for `path` may have meant: a recipe in its folder or in recipes/, or one of proxima's."""
+    """The recipe with the nearest name to `path`, in its folder, in recipes/ or among proxima's; None: none is near."""
     names = {name.rpartition("/")[2]: name for name in shipped_recipes()} | {name: name for name in shipped_recipes()}
     for file in (*Path("recipes").glob("*.yaml"), *path.parent.glob("*.yaml")):
         names[file.stem] = shown_path(file)

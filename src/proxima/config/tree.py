@@ -96,7 +96,7 @@ def node_of(value: Any, source: Source) -> Node:
 
 @dataclass(frozen=True)
 class Layout:
-    """What merging must know of the schema at a path.
+    """The part of the schema at a path that merging needs.
 
     Args:
         head: `kind` or `preset`, the key that says what its siblings mean; None elsewhere.
@@ -148,11 +148,11 @@ def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = 
 def _another(base: dict[str, Node], top: dict[str, Node], layout: Layout) -> Node | None:
     """The head of `top` if it is another than that of `base`."""
     assert layout.head is not None
-    new, known = top.get(layout.head), base.get(layout.head)
-    before = known.value if known is not None else layout.default
+    new, written = top.get(layout.head), base.get(layout.head)
+    before = written.value if written is not None else layout.default
     if new is None or before is None or new.value == before:
         return None
-    return new if known is None else replace(new, over=known)
+    return new if written is None else replace(new, over=written)
 
 
 def _long_form(node: Node, layout: Layout) -> Node:
@@ -171,13 +171,13 @@ def _long_form(node: Node, layout: Layout) -> Node:
 
 
 def _is_of_one(node: Node, layout: Layout) -> bool:
-    """Whether it is `reward.path=…`: fields of the one entry of a list, whose kind is that of the layer below."""
+    """True for `reward.path=…`: fields of the only entry of a list, whose kind is that of the layer below."""
     fields = node.mapping if layout.many and node.source.origin == "command line" else None
     return bool(fields) and layout.head not in (fields or {}) and not _is_indices(node)
 
 
 def _at_first(entries: list[Node], top: Node, path: str) -> Node:
-    """Fields of the one entry, as those of entry 0; ConfigError unless there is one."""
+    """Fields of the only entry, as those of entry 0; ConfigError unless there is one entry."""
     if len(entries) != 1:
         field, value = next(iter((top.mapping or {}).items()))
         remedy = f"did you mean {path}.0.{field}?" if entries else f"write {path}={{kind: …, {field}: …}}"

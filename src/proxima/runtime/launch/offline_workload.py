@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
-from proxima.config.preference_schema import PreferenceConfig
+from proxima.config.describe import class_at
+from proxima.config.families import command_of, family_of_config
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.runtime.launch.build import make_plan
@@ -23,15 +24,7 @@ from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import template_note
 from proxima.train.checkpoint import Checkpoint
 from proxima.train.offline.method import OfflineMethod
-from proxima.train.offline.preference_method import PreferenceMethod
-from proxima.train.offline.reward_method import RewardMethod
-from proxima.train.offline.sft_method import SftMethod
 
-METHODS: dict[type[OfflineConfig], type[OfflineMethod[Any, Any]]] = {
-    SftConfig: SftMethod,
-    RewardModelConfig: RewardMethod,
-    PreferenceConfig: PreferenceMethod,
-}
 OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
 
@@ -42,7 +35,9 @@ class OfflineWorkload:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
         self.config = config
         tokenizer, self.context = load_tokenizer_and_context(config.model)
-        self.method = METHODS[type(config)](config, tokenizer, self.context)
+        family = family_of_config(config)
+        assert family is not None, f"{type(config).__name__} is in no line of families.OFFLINE"
+        self.method: OfflineMethod[Any, Any] = class_at(family.method)(config, tokenizer, self.context)
         self.data = load_offline_data(config, self.method, observer)
         self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
         if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
@@ -84,8 +79,8 @@ class OfflineWorkload:
         config = self.config
         return RunInfo(
             **describe_model(config, loaded),
-            algorithm=config.command,
-            command=config.command,
+            algorithm=command_of(config),
+            command=command_of(config),
             folder=folder,
             steps=self.steps,
             resumed_at=step,
@@ -93,7 +88,7 @@ class OfflineWorkload:
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
-        return {"algorithm": self.config.command}
+        return {"algorithm": command_of(self.config)}
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,15 +1,21 @@
 """What no single field can see, as a user types it: one line with the remedy, before anything is loaded."""
 
+import importlib
+import inspect
 import json
 import os
+import pkgutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from proxima.config import ConfigError, check, dump, load_recipe, resolve
-from proxima.config.recipe_estimates import config_remarks
-from proxima.config.validate import warnings
+from proxima.config import ConfigError, check, dump, load_recipe, resolve, sections, validate
+from proxima.config.describe import fields_of
+from proxima.config.explanation import config_remarks
+from proxima.config.families import FAMILIES
+from proxima.config.resolved import Findings
+from proxima.config.validate import CHECKS, WARNINGS, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
 from proxima.task import Jsonl
@@ -479,3 +485,28 @@ def test_gdpo_has_the_weights_of_the_rewards(recipe):
     (line,) = problems(recipe, *words)
     assert "algorithm.advantage.weights=null (default): weighs every reward by 1" in line and "set it to [1, 0]" in line
     assert problems(recipe, *words, "algorithm.advantage.weights=[1, 0]") == []
+
+
+def test_every_check_names_sections_that_exist():
+    """One that is misspelt would never run."""
+    fields = {info.name for family in FAMILIES.values() for info in fields_of(family.root)}
+    unknown = {
+        f"{check.__name__}({name})"
+        for check in (*CHECKS, *WARNINGS)
+        for name in inspect.signature(check).parameters
+        if name not in {"r", *fields}
+    }
+    assert unknown == set()
+
+
+def test_every_check_is_listed_once():
+    listed = [check.__name__ for check in (*CHECKS, *WARNINGS)]
+    names = [module.name for module in pkgutil.iter_modules(sections.__path__)]
+    places = [validate, *(importlib.import_module(f"{sections.__name__}.{name}") for name in names)]
+    written = {
+        name
+        for place in places
+        for name, value in vars(place).items()
+        if inspect.isfunction(value) and not name.startswith("_") and value.__annotations__.get("return") == Findings
+    }
+    assert len(listed) == len(set(listed)) and set(listed) == written

@@ -46,9 +46,9 @@ def test_what_works_is_not_mentioned(recipe):
     ("overrides", "line"),
     [
         (
-            [*OVERLAP, "engine={kind: tests.config.test_async_checks:Unversioned}"],
-            "engine.kind=tests.config.test_async_checks:Unversioned (command line): does not report the policy version "
-            "of a token, so nothing bounds its lag; use another engine, or runtime.max_lag=0",
+            [*OVERLAP, "engine={kind: tests.config.sections.test_runtime_section:Unversioned}"],
+            "engine.kind=tests.config.sections.test_runtime_section:Unversioned (command line): does not report the "
+            "policy version of a token, so nothing bounds its lag; use another engine, or runtime.max_lag=0",
         ),
         (
             [*OVERLAP, UNIFORM, "algorithm.dynamic_sampling={oversample: 2}"],
