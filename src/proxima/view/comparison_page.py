@@ -174,7 +174,7 @@ def chart_figure(
             line = [(min(places), comparison.target), (max(places), comparison.target)]
             series.append(Series(points=line, color="muted", dash=(2, 4)))
         label = f"{title} over {AXES[axis].description}"
-        svg = line_chart(series, label=label, within=(chart.factor * low, chart.factor * high), width=440, height=230)
+        svg = line_chart(series, label=label, within=(chart.factor * low, chart.factor * high), size=(440, 230))
         pictures.append({"axis": axis, "svg": svg})
     return {"title": title, "explanation": chart.explanation, "pictures": pictures}
 

@@ -1,13 +1,13 @@
 """What the charts of report.html draw: the metrics of each, the format of a value, and where the axis ends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proxima.view.formatting import count, fixed, rate, significant
 
 RECENT = 10  # steps of the running acceptance rate
-DOTS = "dots: held-out, with 95 % interval"
 SHARE = (0.0, 1.0)
+HELD_OUT = "held-out"
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Curves:
         zero: the axis starts at 0.
         ends: of the axis, where the values have ends; what lies beyond is drawn at them.
         share_if_possible: the axis is 0 … 1 if all values lie there.
-        scale: of the values.
         held_out: keys of the evaluations, drawn as dots, with their names.
     """
 
@@ -30,36 +29,43 @@ class Curves:
     explanation: str
     zero: bool = True
     smooth: bool = True
-    scale: float = 1.0
     ends: tuple[float, float] | None = None
     share_if_possible: bool = False
     held_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """Of the values: shares are shown in percent."""
+        return 100.0 if isinstance(self.write, InPercent) else 1.0
+
+
+@dataclass(frozen=True)
+class InPercent:
+    places: int
+
+    def __call__(self, value: float | None) -> str:
+        return f"{fixed(value, self.places)} %"
+
+
+def one(value: float | None) -> str:
+    return fixed(value, 1)
 
 
 def three(value: float | None) -> str:
     return fixed(value, 3)
 
 
-def in_percent(places: int) -> Callable[[float | None], str]:
-    return lambda value: f"{fixed(value, places)} %"
+def training_and_held_out(title: str, key: str, explanation: str, *, zero: bool = True) -> Curves:
+    """A chart of a metric that steps and evaluations have."""
+    return Curves(title, {key: "training"}, three, explanation, zero=zero, held_out={key: HELD_OUT})
 
 
 ACCURACY = Curves(
-    "Accuracy",
-    {"accuracy": "training"},
-    three,
-    f"share of right answers; {DOTS}",
-    ends=SHARE,
-    held_out={"accuracy": "held-out"},
+    "Accuracy", {"accuracy": "training"}, three, "share of right answers", ends=SHARE, held_out={"accuracy": HELD_OUT}
 )
-REWARD = Curves(
-    "Reward",
-    {"reward/mean": "training"},
-    three,
-    f"mean over the valid completions of a step; {DOTS}",
-    zero=False,
+REWARD = replace(
+    training_and_held_out("Reward", "reward/mean", "mean over the valid completions of a step", zero=False),
     share_if_possible=True,
-    held_out={"reward/mean": "held-out"},
 )
 # The three first of those that a run has are large: what is learned (held-out accuracy, reward), and whether the policy
 # is healthy. Entropy shows collapse and divergence in any run; where reward and accuracy are one, KL is the third.
@@ -82,16 +88,10 @@ CRITIC = (
     Curves("Values", {"value/mean": "critic", "returns/mean": "returns"}, three, "means over the tokens", zero=False),
 )
 CURVES = (
+    Curves("Masked", {"masked_fraction": "masked"}, InPercent(2), "% of tokens, outside the trust region"),
+    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, one, "tokens of a completion"),
     Curves(
-        "Masked", {"masked_fraction": "masked"}, in_percent(2), "% of tokens, outside the trust region", scale=100.0
-    ),
-    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
-    Curves(
-        "Truncated",
-        {"truncated_fraction": "truncated"},
-        in_percent(1),
-        "% of completions that reached the length limit",
-        scale=100.0,
+        "Truncated", {"truncated_fraction": "truncated"}, InPercent(1), "% of completions that reached the length limit"
     ),
     Curves("Gradient norm", {"grad_norm": "before clipping"}, three, "of the whole update"),
     Curves(
@@ -115,38 +115,19 @@ CURVES = (
         "tokens per second",
     ),
 )
-# Of training on a fixed data set.
-EXAMPLE_CURVES = (
+MARGIN = "of the chosen completion minus that of the rejected one"
+EXAMPLE_CURVES = (  # of training on a fixed data set
     Curves(
         "Accuracy",
         {"accuracy": "training", "rewards/accuracies": "training"},
         three,
-        f"share of right choices; {DOTS}",
+        "share of right choices",
         ends=SHARE,
-        held_out={"accuracy": "held-out", "length_only/accuracy": "held-out, by length alone"},
+        held_out={"accuracy": HELD_OUT, "length_only/accuracy": "held-out, by length alone"},
     ),
-    Curves(
-        "Margin",
-        {"rewards/margins": "training"},
-        three,
-        "implicit reward of the chosen completion minus that of the rejected one; dots: held-out",
-        held_out={"rewards/margins": "held-out"},
-    ),
-    Curves(
-        "Margin",
-        {"margin": "training"},
-        three,
-        "score of the chosen completion minus that of the rejected one; dots: held-out",
-        held_out={"margin": "held-out"},
-    ),
-    Curves(
-        "Loss",
-        {"loss": "training"},
-        three,
-        f"of the examples of a step; {DOTS}",
-        zero=False,
-        held_out={"loss": "held-out"},
-    ),
+    training_and_held_out("Margin", "rewards/margins", f"implicit reward {MARGIN}"),
+    training_and_held_out("Margin", "margin", f"score {MARGIN}"),
+    training_and_held_out("Loss", "loss", "of the examples of a step", zero=False),
     Curves(
         "Implicit rewards",
         {"rewards/chosen": "chosen", "rewards/rejected": "rejected"},
@@ -156,7 +137,7 @@ EXAMPLE_CURVES = (
     Curves(
         "Log-probs",
         {"logps/chosen": "chosen", "logps/rejected": "rejected"},
-        lambda v: fixed(v, 1),
+        one,
         "nats of a completion, summed over its tokens",
         zero=False,
     ),
@@ -173,8 +154,7 @@ EXAMPLE_CURVES = (
 
 def age_curves(explanation: str) -> Curves:
     """The chart of the ages of groups, in policy versions."""
-    ages = {"age/mean": "mean", "age/max": "oldest"}
-    return Curves("Age", ages, lambda v: fixed(v, 2), explanation, smooth=False)
+    return Curves("Age", {"age/mean": "mean", "age/max": "oldest"}, fixed, explanation, smooth=False)
 
 
 # For steps that used other prompts than they generated.
@@ -182,10 +162,9 @@ REFILL = (
     Curves(
         "Acceptance",
         {"acceptance": "accepted"},
-        in_percent(1),
+        InPercent(1),
         f"% of the generated and scored prompts that no selection dropped, over {RECENT} steps",
         smooth=False,
-        scale=100.0,
     ),
     Curves(
         "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
@@ -199,19 +178,19 @@ KEPT = Curves(
     "of a step; pruning trains on a part of them",
     smooth=False,
 )
-# Who waits for whom.
-QUEUE = Curves(
-    "Queue",
-    {"async/queue": "finished", "async/running": "running"},
-    count,
-    "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
-    smooth=False,
-)
-AGE = age_curves("policy versions by which the oldest token of a group is behind, when its step takes it")
-IDLE = Curves(
-    "Idle",
-    {"idle/trainer": "trainer", "idle/engine": "engine"},
-    in_percent(1),
-    "% of a step: the trainer waits for groups; the engine generates nothing",
-    scale=100.0,
+ASYNCHRONOUS = (  # who waits for whom
+    Curves(
+        "Queue",
+        {"async/queue": "finished", "async/running": "running"},
+        count,
+        "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
+        smooth=False,
+    ),
+    age_curves("policy versions by which the oldest token of a group is behind, when its step takes it"),
+    Curves(
+        "Idle",
+        {"idle/trainer": "trainer", "idle/engine": "engine"},
+        InPercent(1),
+        "% of a step: the trainer waits for groups; the engine generates nothing",
+    ),
 )

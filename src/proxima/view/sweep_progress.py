@@ -46,8 +46,8 @@ class SweepLines:
 
     def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
         for record in records:
-            if record.get("kind") == "eval" and (value := progress.headline.value(record)) is not None:
-                figure = f"{progress.headline.name} {fixed(value, 3)}"
+            if record.get("kind") == "eval" and (value := progress.metrics.headline.value(record)) is not None:
+                figure = f"{progress.metrics.headline.name} {fixed(value, 3)}"
                 self._line(f"eval     {progress.run.name}  step {record['step']}/{progress.run.steps}  {figure}")
         if records and progress.state is RunState.RUNNING:
             return
@@ -179,13 +179,13 @@ def progress_text(progress: RunProgress) -> str:
         parts.append(f"reward {fixed(progress.reward, 3)}")
     if progress.evaluated:
         values = [fixed(value, 3) for _, value in (progress.evaluated[0], progress.evaluated[-1])]
-        parts.append(f"held-out {progress.headline.name} {' → '.join(values[: len(progress.evaluated)])}")
+        parts.append(f"held-out {progress.metrics.headline.name} {' → '.join(values[: len(progress.evaluated)])}")
     return "  ".join([*parts, duration(progress.seconds)])
 
 
 def headline_of(progresses: Sequence[RunProgress]) -> Headline:
     """The figure that stands for the evaluations of the sweep."""
-    return Headline.of([record for progress in progresses for record in progress.evals])
+    return Headline.of([record for progress in progresses for record in progress.metrics.evals])
 
 
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
@@ -199,7 +199,7 @@ def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     for name, runs in cells.items():
         done = [s for s in runs if s.state is RunState.DONE]
         measures: dict[str, Sequence[float | None]] = {
-            f"{figure} before": [s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0],
+            f"{figure} before": [before for s in done if (before := dict(s.evaluated).get(0.0)) is not None],
             f"{figure} after": [s.held_out for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
             "training reward": [s.reward for s in done],
             "seconds": [s.seconds for s in done],
