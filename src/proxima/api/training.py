@@ -52,7 +52,7 @@ def train(
         KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
             which takes up to the end of the step; `resume` continues from there.
     """
-    return _run(recipe, overrides, RunConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, RunConfig, resume, overwrite, accept_changes, quiet)
 
 
 def sft(
@@ -65,7 +65,7 @@ def sft(
     quiet: bool = False,
 ) -> SavedRun:
     """Fine-tune a model on given answers, as `proxima sft` does, and return the run; see `train`."""
-    return _run(recipe, overrides, SftConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, SftConfig, resume, overwrite, accept_changes, quiet)
 
 
 def reward_model(
@@ -78,7 +78,7 @@ def reward_model(
     quiet: bool = False,
 ) -> SavedRun:
     """Train a reward model on pairs, as `proxima reward` does, and return the run; see `train`."""
-    return _run(recipe, overrides, RewardModelConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, RewardModelConfig, resume, overwrite, accept_changes, quiet)
 
 
 def dpo(
@@ -91,21 +91,26 @@ def dpo(
     quiet: bool = False,
 ) -> SavedRun:
     """Train a model on preferences, as `proxima dpo` does, and return the run; see `train`."""
-    return _run(recipe, overrides, PreferenceConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, PreferenceConfig, resume, overwrite, accept_changes, quiet)
 
 
-def _how(resume: bool, overwrite: bool, accept_changes: bool) -> dict[str, bool]:
-    return {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
-
-
-def _run(recipe: Recipe, overrides: Overrides, root: type, *, how: Mapping[str, bool], quiet: bool) -> SavedRun:
-    from proxima.view import RunViews
+def _run(
+    recipe: Recipe, overrides: Overrides, root: type, resume: bool, overwrite: bool, accept_changes: bool, quiet: bool
+) -> SavedRun:
+    from proxima.view.run_views import RunViews
 
     with overrides_named():
-        resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), root=root, **how)
+        resolved = resolve_run(
+            plain(at_home(recipe)),
+            override_texts(overrides),
+            root=root,
+            resume=resume,
+            overwrite=overwrite,
+            accept_changes=accept_changes,
+        )
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
-            summary = begin(resolved, views, **how)
+            summary = begin(resolved, views, resume=resume, overwrite=overwrite, accept_changes=accept_changes)
     if summary.status == "stopped":
         command = command_of(resolved.config)
         function = {"reward": "reward_model"}.get(command, command)
@@ -122,7 +127,7 @@ def begin(
     from proxima.runtime.launch.run import train as train_policy
 
     run = train_offline if isinstance(resolved.config, OfflineConfig) else train_policy
-    how: Any = _how(resume, overwrite, accept_changes)
+    how: Any = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     return run(resolved.config, resolved=resolved, observer=observer, **how)
 
 
@@ -175,15 +180,13 @@ def _refuse_dropped_settings(resolved: Resolved[Any]) -> None:
     folder = Path(str(resolved.config.folder)).expanduser()
     if not (folder / "config.yaml").is_file():
         return
-    before, sources = (
-        resolve(folder, root=type(resolved.config)),
-        {entry.path: entry.where for entry in resolved.entries},
-    )
-    found = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
-    changed = {path for path, _, _ in found}
+    before = resolve(folder, root=type(resolved.config))
+    sources = {entry.path: entry.where for entry in resolved.entries}
+    changes = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
+    changed = {path for path, _, _ in changes}
     dropped = [
         f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
-        for path, was, now in found
+        for path, was, now in changes
         if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, sources, changed)
     ]
     if dropped:

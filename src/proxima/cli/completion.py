@@ -13,6 +13,11 @@ from proxima.data.recipe_files import shipped_folder, shipped_recipes
 
 Json = dict[str, Any]
 FILES = (".yaml", ".jsonl", ".json", ".parquet", ".csv", ".gguf", ".py")
+SLOTS = (
+    "advantage aggregate algorithm correction critic divergence engine loss monitor optimizer preference "
+    "reference_engine reference_kl reward selection sets surrogate task recipes"
+)
+WITH_LAWS = "surrogates corrections penalties aggregates distillations advantages selections rewards engines"
 PLACES = ("path", "folder", "rollouts")  # fields that name a file or a folder
 
 
@@ -95,7 +100,21 @@ def field_values(field: Json, definitions: Json) -> Iterator[str]:
 
 
 def complete_surrogate(prefix: str, **_: object) -> list[str]:
-    return [name.removeprefix("surrogates.") for name in _definitions() if name.startswith("surrogates.")]
+    return _kinds("surrogates")
+
+
+def complete_slot(prefix: str, **_: object) -> list[str]:
+    """What `proxima list` takes."""
+    return SLOTS.split()
+
+
+def complete_checked(prefix: str, **_: object) -> list[str]:
+    """Kinds that have laws, and folders."""
+    return [*(kind for table in WITH_LAWS.split() for kind in _kinds(table)), *files(prefix, ())]
+
+
+def _kinds(table: str) -> list[str]:
+    return [name.removeprefix(f"{table}.") for name in _definitions() if name.startswith(f"{table}.")]
 
 
 def _definitions() -> Json:

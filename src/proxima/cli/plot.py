@@ -11,57 +11,34 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.completion import complete_surrogate
+from proxima.cli.signature import Argument, add_parameters, call
 from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.view.chart import Drawing
-    from proxima.view.surrogate_curve import TokenSetting
 
 KIND = "one to eight: a name of `proxima list surrogate`, or package.module:Class; with fields: cppo,delta=0.2"
+MU = "probability of the token; one row for each; default: 0.3"
+POSITION = "cppo: position of the token in its completion, from 1; default: 11"
+DRIFT = "cppo: |pi - mu| of the completion's other tokens; default: 0.045"
+SURROGATE = "such as cppo,delta=0.1,delta_b=0.01; default: the run's, or cppo"
+IMPORT_CODE = "import what the run's algorithm names outside proxima, which runs its code"
+
+RunPath = Annotated[Path, Argument("run folder", "RUN")]
+OneStep = Annotated[int | None, Argument("one step of the run; default: every step", "N")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar=" | ".join(PLOTS), required=True)
-
-    def command(name: str, line: str, run: str = "", steps: str = "") -> Callable[..., argparse.Action]:
-        below = what.add_parser(name, description=f"{line.capitalize()}.", help=line)
+    for name, function in PLOTS.items():
+        line = " ".join(str(function.__doc__).split()).rstrip(".")
+        below = what.add_parser(name, description=f"{line}.", help=f"{line[0].lower()}{line[1:]}")
         out = f"an .svg or a .png; default: {name}.svg in the current folder"
         below.add_argument("--out", default=f"{name}.svg", metavar="FILE", help=out)
-        if run:
-            below.add_argument("run_folder", metavar="RUN", help=run)
-        if steps:
-            below.add_argument("--step", type=int, metavar="N", help=steps)
-        return below.add_argument
-
-    one_step = "one step of the run; default: every step"
-    add = command("surrogate", "loss and gradient weight of surrogates, for both signs of the advantage")
-    named: Any = add("kind", nargs="+", metavar="KIND", help=KIND)
-    named.completer = complete_surrogate
-    add("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; default: 1")
-    mu = "probability of the token; one row for each; default: 0.3"
-    add("--behavior-probability", type=float, nargs="+", default=[0.3], metavar="MU", help=mu)
-    add("--only", choices=["loss", "weight"], help="one of the two quantities; default: both")
-    add("--over", choices=["ratio", "probability"], help="one of the two x axes; default: both")
-    position = "cppo: position of the token in its completion, from 1; default: 11"
-    add("--position", type=int, default=11, metavar="T", help=position)
-    add("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; default: 21")
-    drift = "cppo: |pi - mu| of the completion's other tokens; default: 0.045"
-    add("--drift", type=float, default=0.045, metavar="D", help=drift)
-    along = "cppo along one completion of a run: each token, its threshold, and what it masks"
-    add = command("threshold", along, "run folder", one_step)
-    add("--completion", metavar="UID:SAMPLE", help="such as 12:3; default: the one with the most masked tokens")
-    add("--surrogate", metavar="KIND", help="such as cppo,delta=0.1,delta_b=0.01; default: the run's, or cppo")
-    names = "import what the run's algorithm names outside proxima, which runs its code"
-    add("--import-code", action="store_true", help=names)
-    far = "ratio and difference of pi and mu in a run, over the probability of the sampled token"
-    command("divergence", far, "run folder", one_step)
-    command("run", "mean reward and held-out accuracy of a run by step", "run folder")
-    stages = "the stages of a few steps over time: trainer, engine, rewards, and each prompt"
-    add = command("timeline", stages, "run folder, also of a running or killed run")
-    add("--steps", metavar="FIRST:LAST", help="such as 3:8, or one step; default: the last six")
+        add_parameters(below, function)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,50 +46,56 @@ def run(arguments: argparse.Namespace) -> int:
 
     out = Path(arguments.out)
     replaced = out.is_file() and arguments.out == f"{arguments.what}.svg"  # a name nobody typed
-    print(f"{write_figure(PLOTS[arguments.what](arguments), out)}{' (replaced)' if replaced else ''}")
+    figure = call(PLOTS[arguments.what], arguments)
+    print(f"{write_figure(figure, out)}{' (replaced)' if replaced else ''}")
     return 0
 
 
-def run_figure(folder: Path) -> "Drawing":
-    """`proxima plot run`."""
-    from proxima.view.curve import LearningCurve
+def surrogates_figure(
+    kind: Annotated[Sequence[str], Argument(KIND, "KIND", words="+", complete=complete_surrogate)],
+    *,
+    advantage: Annotated[float, Argument("magnitude of the advantage; default: 1", "A")] = 1.0,
+    behavior_probability: Annotated[Sequence[float], Argument(MU, "MU", words="+")] = (0.3,),
+    only: Annotated[Literal["loss", "weight"] | None, Argument("one of the two quantities; default: both")] = None,
+    over: Annotated[Literal["ratio", "probability"] | None, Argument("one of the two x axes; default: both")] = None,
+    position: Annotated[int, Argument(POSITION, "T")] = 11,
+    length: Annotated[int, Argument("cppo: tokens of the completion; default: 21", "T")] = 21,
+    drift: Annotated[float, Argument(DRIFT, "D")] = 0.045,
+) -> "Drawing":
+    """Loss and gradient weight of surrogates, for both signs of the advantage."""
+    surrogates = {name: parse_surrogate(name) for name in dict.fromkeys(kind)}
+    from proxima.view.surrogate_curve import TokenSetting
+    from proxima.view.surrogate_plot import draw
 
-    return LearningCurve.of(folder)
-
-
-def divergence_figure(folder: Path, step: int | None = None) -> "Drawing":
-    """`proxima plot divergence`."""
-    from proxima.lab.divergences import read_trained
-    from proxima.view.divergence_plot import DivergenceFigure
-
-    return DivergenceFigure.of(read_trained(folder, step), str(folder))
-
-
-def timeline_figure(folder: Path, steps: str | None = None) -> "Drawing":
-    """`proxima plot timeline`."""
-    from proxima.lab.run_reader import existing_run
-    from proxima.view.timeline_plot import timeline_of_run
-
-    run = existing_run(folder)
-    return timeline_of_run(run.timeline, run.path.resolve().name, steps)
+    setting = TokenSetting(
+        advantage=advantage,
+        behavior_probability=tuple(dict.fromkeys(behavior_probability)),
+        position=position,
+        length=length,
+        drift=drift,
+    )
+    quantities: Sequence[Literal["loss", "weight"]] = [only] if only else ["loss", "weight"]
+    return draw(surrogates, setting, quantities=quantities, over=[over] if over else ["ratio", "probability"])
 
 
 def threshold_figure(
-    folder: Path,
-    step: int | None = None,
-    completion: str | None = None,
-    surrogate: str | None = None,
+    run_folder: RunPath,
     *,
-    import_code: bool = False,
+    step: OneStep = None,
+    completion: Annotated[
+        str | None, Argument("such as 12:3; default: the one with the most masked tokens", "UID:SAMPLE")
+    ] = None,
+    surrogate: Annotated[str | None, Argument(SURROGATE, "KIND")] = None,
+    import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
 ) -> "Drawing":
-    """`proxima plot threshold`; says on standard error where the run had another surrogate."""
+    """cppo along one completion of a run: each token, its threshold, and what it masks."""
     from proxima.config.describe import kind_of
     from proxima.core.surrogate import Cppo
     from proxima.lab.divergences import measurable, read_algorithm, read_trained
     from proxima.view.threshold_plot import ThresholdFigure, most_masked
 
-    completions = read_trained(folder, step)
-    algorithm = read_algorithm(folder, import_code=import_code)
+    completions = read_trained(run_folder, step)
+    algorithm = read_algorithm(run_folder, import_code=import_code)
     own = algorithm.surrogate
     spec = measurable(parse_surrogate(surrogate) if surrogate else own)
     if surrogate and spec is None:
@@ -131,31 +114,32 @@ def threshold_figure(
     return ThresholdFigure.of(keys[completion] if completion else most_masked(completions, spec), spec, used)
 
 
-def surrogates_figure(
-    kinds: Sequence[str],
-    setting: "TokenSetting",
+def divergence_figure(run_folder: RunPath, *, step: OneStep = None) -> "Drawing":
+    """Ratio and difference of pi and mu in a run, over the probability of the sampled token."""
+    from proxima.lab.divergences import read_trained
+    from proxima.view.divergence_plot import DivergenceFigure
+
+    return DivergenceFigure.of(read_trained(run_folder, step), str(run_folder))
+
+
+def run_figure(run_folder: RunPath) -> "Drawing":
+    """Mean reward and held-out accuracy of a run by step."""
+    from proxima.view.curve import LearningCurve
+
+    return LearningCurve.of(run_folder)
+
+
+def timeline_figure(
+    run_folder: Annotated[Path, Argument("run folder, also of a running or killed run", "RUN")],
     *,
-    only: Literal["loss", "weight"] | None = None,
-    over: Literal["ratio", "probability"] | None = None,
+    steps: Annotated[str | None, Argument("such as 3:8, or one step; default: the last six", "FIRST:LAST")] = None,
 ) -> "Drawing":
-    """`proxima plot surrogate`."""
-    from proxima.view.surrogate_plot import draw
+    """The stages of a few steps over time: trainer, engine, rewards, and each prompt."""
+    from proxima.lab.run_reader import existing_run
+    from proxima.view.timeline_plot import timeline_of_run
 
-    surrogates = {kind: parse_surrogate(kind) for kind in dict.fromkeys(kinds)}
-    return draw(
-        surrogates,
-        setting,
-        quantities=[only] if only else ["loss", "weight"],
-        over=[over] if over else ["ratio", "probability"],
-    )
-
-
-def _surrogates(arguments: argparse.Namespace) -> "Drawing":
-    from proxima.view.surrogate_curve import TokenSetting
-
-    arguments.behavior_probability = tuple(dict.fromkeys(arguments.behavior_probability))
-    setting = TokenSetting(**{field.name: getattr(arguments, field.name) for field in fields(TokenSetting)})
-    return surrogates_figure(arguments.kind, setting, only=arguments.only, over=arguments.over)
+    run = existing_run(run_folder)
+    return timeline_of_run(run.timeline, run.path.resolve().name, steps)
 
 
 def parse_surrogate(word: str) -> Any:
@@ -166,12 +150,10 @@ def parse_surrogate(word: str) -> Any:
     return spec_from_words("surrogate", kind, words)
 
 
-PLOTS: dict[str, Callable[[argparse.Namespace], "Drawing"]] = {
-    "surrogate": _surrogates,
-    "threshold": lambda a: threshold_figure(
-        Path(a.run_folder), a.step, a.completion, a.surrogate, import_code=a.import_code
-    ),
-    "divergence": lambda a: divergence_figure(Path(a.run_folder), a.step),
-    "run": lambda a: run_figure(Path(a.run_folder)),
-    "timeline": lambda a: timeline_figure(Path(a.run_folder), a.steps),
+PLOTS: dict[str, Callable[..., "Drawing"]] = {
+    "surrogate": surrogates_figure,
+    "threshold": threshold_figure,
+    "divergence": divergence_figure,
+    "run": run_figure,
+    "timeline": timeline_figure,
 }

@@ -31,6 +31,7 @@ from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
 from proxima.runtime.watch.environment import describe_environment
+from proxima.runtime.watch.observer import Record
 
 POLL = 0.5  # seconds between two polls of the runs
 SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails
@@ -47,7 +48,7 @@ class SweepObserver(Protocol):
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
         """The states are known; no run has been started."""
 
-    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]]) -> None:
+    def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
         """A run has changed its state or recorded metrics."""
 
     def tick(self) -> None:
@@ -232,7 +233,7 @@ class _SweepLoop:
                 process.wait(max(0.0, deadline - time.monotonic()))
             _signal_group(process, signal.SIGKILL)
 
-    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]] = ()) -> None:
+    def changed(self, progress: RunProgress, records: Sequence[Record] = ()) -> None:
         self.tell(lambda observer: observer.changed(progress, records))
 
     def warn(self, text: str) -> None:

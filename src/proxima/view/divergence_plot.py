@@ -3,7 +3,7 @@ tokens (arXiv 2602.04879, Fig. 1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,8 +65,8 @@ class DivergenceFigure(Drawing):
         for (title, values, name, centre), margins in zip(panels, MARGINS, strict=True):
             axes = panel_axes(figure, margins)
             axes.axhline(centre, color=color("muted"), linewidth=1)
-            dots = {"color": color(name), "alpha": 0.5}
-            axes.plot(self.behavior[every], values[every], ".", markersize=2.5, markeredgewidth=0, **dots)
+            dots: Any = {"color": color(name), "alpha": 0.5, "markersize": 2.5, "markeredgewidth": 0}
+            axes.plot(self.behavior[every], values[every], ".", **dots)
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.xaxis.set_major_locator(LogLocator(100))
