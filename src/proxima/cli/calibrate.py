@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from proxima.cli.output import AsJson, Overrides, Recipe, print_json
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from proxima.cli.output import check_page, print_json, terminal_width
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from proxima.cli.output import AsJson, print_json
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 from proxima.data.errors import UserError
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json, terminal_width, truncated
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig

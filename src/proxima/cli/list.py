@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from proxima.cli.completion import complete_slot
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 from proxima.data.recipe_files import shipped_recipes
 
 WIDTH = 100
@@ -94,7 +94,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
     slots: dict[str, dict[str, Any]] = {}
     infos: dict[str, Any] = {}
     for family in FAMILIES.values():
-        infos = dict(_slots(family)) | infos
+        infos |= {path: info for path, info in _slots(family) if path not in infos}
     for path, info in infos.items():
         name = path.rpartition(".")[2]
         paths = [*slots.get(name, {}).get("paths", []), path]

@@ -14,7 +14,7 @@ from typing import NoReturn, TextIO
 
 from proxima import __version__
 from proxima.cli.bug_report import report_bug
-from proxima.cli.signature import add_parameters, call
+from proxima.cli.parameters import add_parameters, call
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 

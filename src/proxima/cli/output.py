@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from proxima.cli.completion import complete_override, complete_recipe
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe, shipped_recipes
 
@@ -48,7 +48,7 @@ def check_page(option: str, page: Path) -> None:
         raise UserError(f"{option} {page}: must be a file in a folder that exists")
 
 
-# Parameters of commands, for `cli.signature`.
+# Parameters of commands, for `cli.parameters`.
 Recipe = Annotated[str, Argument(RECIPE, read=named_recipe, complete=complete_recipe)]
 Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*", complete=complete_override)]
 ImportCode = Annotated[bool, Argument(IMPORT_CODE)]

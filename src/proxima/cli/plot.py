@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.completion import complete_surrogate
-from proxima.cli.signature import Argument, add_parameters, call
+from proxima.cli.parameters import Argument, add_parameters, call
 from proxima.data import UserError
 
 if TYPE_CHECKING:

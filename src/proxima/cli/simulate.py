@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, check_page, print_json
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from proxima.cli.completion import complete_recipe
 from proxima.cli.output import named_recipe
-from proxima.cli.signature import Argument
+from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
     from proxima.lab import PlannedRun, Sweep
