@@ -31,13 +31,6 @@ MOST_FOLDERS = 10_000  # that are searched for runs
 Points = list[tuple[float, float]]
 
 
-def first_warning(summary: Record) -> str:
-    """`3 warnings, the first: …`, of the content of summary.json; empty without one."""
-    told = summary.get("warnings") or ()
-    many = f"{len(told)} warnings, the first" if len(told) > 1 else "1 warning"
-    return f"{many}: {told[0]['text']}" if told else ""
-
-
 class NoMetrics(UserError):
     """The run has not recorded a step or an evaluation yet."""
 
@@ -256,8 +249,8 @@ def runs_beside(place: Path) -> bool:
 def misspelt(place: Path) -> Path | None:
     """The existing path that `place` is where only the name of its folder is mistyped: `run/mine` of `runs/mine`."""
     near = nearest(place.parent.name, [folder.name for folder in _folders_beside(place.parent)])
-    found = None if near is None else place.parent.parent / near / place.name
-    return found if found is not None and found.exists() else None
+    meant = place.parent.parent / str(near) / place.name
+    return meant if near is not None and meant.exists() else None
 
 
 def _folders_beside(place: Path) -> list[Path]:

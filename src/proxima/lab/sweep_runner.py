@@ -26,7 +26,7 @@ from proxima.data.atomic_files import write_atomic
 from proxima.data.full_disk import is_disk_full
 from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
-from proxima.lab.run_reader import first_warning, read_mapping
+from proxima.lab.run_reader import read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
@@ -208,8 +208,10 @@ class _SweepLoop:
         else:
             progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
         self.changed(progress, records)
-        if told := first_warning(_summary(progress.run)):
-            self.warn(f"{progress.run.name}: {told}; see {progress.run.folder / 'report.html'}")
+        if warnings := _summary(progress.run).get("warnings"):
+            many = f"{len(warnings)} warnings, the first" if len(warnings) > 1 else "1 warning"
+            report = progress.run.folder / "report.html"
+            self.warn(f"{progress.run.name}: {many}: {warnings[0]['text']}; see {report}")
 
     def release(self, progress: RunProgress, running: bool, waiting: list[RunProgress]) -> None:
         """A run of another process has ended, or this sweep ends before it: take its state from its folder, and run it

@@ -222,8 +222,8 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     exceeds that, as those of two seeds do, has an open end (`cut`): it would squeeze all seeds into one spot.
     """
     key = "after" if any(row.after for row in rows) else "best"
-    found: list[SeedMean | None] = [getattr(row, key) for row in rows]
-    means = [(i, rows[i].cell, mean) for i, mean in enumerate(found) if mean is not None]
+    measured: list[SeedMean | None] = [getattr(row, key) for row in rows]
+    means = [(i, rows[i].cell, mean) for i, mean in enumerate(measured) if mean is not None]
     if not means:
         return None
     seeds = [value for _, _, mean in means for value in mean.values]

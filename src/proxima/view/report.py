@@ -176,14 +176,18 @@ def failed_scores(run: Run) -> dict[str, Any] | None:
 def told_warnings(summary: Record) -> list[dict[str, str]]:
     """The warnings of the run, each with the steps of the first and the last time, and whether it persists."""
     return [
-        {"text": told["text"], "when": when_warned(told, int(summary.get("steps") or 0))}
-        for told in summary.get("warnings") or ()
+        {"text": warning["text"], "when": when_warned(warning, int(summary.get("steps") or 0))}
+        for warning in summary.get("warnings") or ()
     ]
 
 
-def when_warned(told: Record, steps: int) -> str:
+def when_warned(warning: Record, steps: int) -> str:
     """`at step 3, not since`, `at steps 2 to 9 (4 times), still at the last step`."""
-    first, last, times = told["step"], told.get("last"), told["times"]  # earlier versions recorded no last step
+    first, last, times = (
+        warning["step"],
+        warning.get("last"),
+        warning["times"],
+    )  # earlier versions recorded no last step
     if not first and not last:
         return "before the first step"
     if last is None:

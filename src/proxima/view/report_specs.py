@@ -47,7 +47,7 @@ class InPercent:
         return f"{fixed(value, self.places)} %"
 
 
-def one(value: float | None) -> str:
+def tenths(value: float | None) -> str:
     return fixed(value, 1)
 
 
@@ -89,7 +89,7 @@ CRITIC = (
 )
 CURVES = (
     Curves("Masked", {"masked_fraction": "masked"}, InPercent(2), "% of tokens, outside the trust region"),
-    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, one, "tokens of a completion"),
+    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, tenths, "tokens of a completion"),
     Curves(
         "Truncated", {"truncated_fraction": "truncated"}, InPercent(1), "% of completions that reached the length limit"
     ),
@@ -137,7 +137,7 @@ EXAMPLE_CURVES = (  # of training on a fixed data set
     Curves(
         "Log-probs",
         {"logps/chosen": "chosen", "logps/rejected": "rejected"},
-        one,
+        tenths,
         "nats of a completion, summed over its tokens",
         zero=False,
     ),

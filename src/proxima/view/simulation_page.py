@@ -71,9 +71,9 @@ def shortened(entry: ResolvedValue) -> str:
 
 def heated_row(cell: SimulatedCell, cells: Sequence[SimulatedCell]) -> list[dict[str, Any]]:
     """The texts of a row, each with the opacity of its background: the best of a column is the strongest."""
-    heat = {"× lag 0": _share([one.speed_up for one in cells], cell.speed_up)}
+    heat = {"× lag 0": _share([other.speed_up for other in cells], cell.speed_up)}
     for name, (value, _, sign) in COLUMNS.items():
-        heat[name] = _share([sign * value(one.run.figures) for one in cells], sign * value(cell.run.figures))
+        heat[name] = _share([sign * value(other.run.figures) for other in cells], sign * value(cell.run.figures))
     return [{"text": text, "heat": fixed(HEAT * heat.get(name, 0.0), 3)} for name, text in cell_row(cell).items()]
 
 
