@@ -35,7 +35,7 @@ def mean_over_seeds(values: Sequence[float | None]) -> SeedMean | None:
     n = len(finite)
     if n < 2:
         return SeedMean(finite[0], None, 1, finite) if finite else None
-    half = t_quantile(0.975, n - 1) * statistics.stdev(finite) / math.sqrt(n)
+    half = t_quantile(0.975, n - 1) * (statistics.stdev(finite) / math.sqrt(n))
     return SeedMean(statistics.fmean(finite), half, n, finite)
 
 

@@ -133,10 +133,10 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     if width <= 0:
         return ""
     shown = thinned(values, width)
-    values = [v for v in shown if v is not None]
-    if not values:
+    numbers = [v for v in shown if v is not None]
+    if not numbers:
         return ""
-    low, span = min(values), max(values) - min(values)
+    low, span = min(numbers), max(numbers) - min(numbers)
     return "".join(" " if v is None else "▁▂▃▄▅▆▇█"[round(7 * (v - low) / span) if span > 0 else 3] for v in shown)
 
 
