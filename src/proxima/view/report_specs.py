@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from proxima.view.formatting import count, fixed, rate, significant
 
@@ -47,6 +48,10 @@ class InPercent:
         return f"{fixed(value, self.places)} %"
 
 
+steady = partial(Curves, smooth=False)  # without a running mean
+floating = partial(Curves, zero=False)  # the axis need not start at 0
+
+
 def tenths(value: float | None) -> str:
     return fixed(value, 1)
 
@@ -85,7 +90,7 @@ CRITIC = (
         ends=(-1.0, 1.0),
     ),
     Curves("Value loss", {"value/loss": "critic"}, significant, "mean over the tokens of the critic's update"),
-    Curves("Values", {"value/mean": "critic", "returns/mean": "returns"}, three, "means over the tokens", zero=False),
+    floating("Values", {"value/mean": "critic", "returns/mean": "returns"}, three, "means over the tokens"),
 )
 CURVES = (
     Curves("Masked", {"masked_fraction": "masked"}, InPercent(2), "% of tokens, outside the trust region"),
@@ -97,17 +102,14 @@ CURVES = (
     Curves(
         "Engine against trainer", {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats per token"
     ),
-    Curves(
+    steady(
         "Weights at the engine",
         {"sync/probe_mean": "mean |Δ log-prob|", "sync/probe_max": "largest"},
         significant,
         "nats, of the probe's tokens after each hand-over: the engine against the trainer, on the same weights",
-        smooth=False,
     ),
-    Curves(
-        "Loss", {"loss": "surrogate"}, significant, "in policy gradients levels say little; jumps matter", zero=False
-    ),
-    Curves("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
+    floating("Loss", {"loss": "surrogate"}, significant, "in policy gradients levels say little; jumps matter"),
+    steady("Learning rate", {"lr": "lr"}, significant, "at the last update of the step"),
     Curves(
         "Speed",
         {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"},
@@ -134,19 +136,17 @@ EXAMPLE_CURVES = (  # of training on a fixed data set
         three,
         "beta times the log-ratio to the reference; both may fall while the margin grows",
     ),
-    Curves(
+    floating(
         "Log-probs",
         {"logps/chosen": "chosen", "logps/rejected": "rejected"},
         tenths,
         "nats of a completion, summed over its tokens",
-        zero=False,
     ),
-    Curves(
+    floating(
         "Scores",
         {"reward_mean": "mean", "reward_max": "highest", "reward_min": "lowest"},
         three,
         "of the completions of a step",
-        zero=False,
     ),
     *(curves for curves in CURVES if curves.title in ("Gradient norm", "Learning rate", "Speed")),
 )
@@ -154,37 +154,32 @@ EXAMPLE_CURVES = (  # of training on a fixed data set
 
 def age_curves(explanation: str) -> Curves:
     """The chart of the ages of groups, in policy versions."""
-    return Curves("Age", {"age/mean": "mean", "age/max": "oldest"}, fixed, explanation, smooth=False)
+    return steady("Age", {"age/mean": "mean", "age/max": "oldest"}, fixed, explanation)
 
 
 # For steps that used other prompts than they generated.
 REFILL = (
-    Curves(
+    steady(
         "Acceptance",
         {"acceptance": "accepted"},
         InPercent(1),
         f"% of the generated and scored prompts that no selection dropped, over {RECENT} steps",
-        smooth=False,
     ),
-    Curves(
-        "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
-    ),
+    steady("Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full"),
     age_curves("policy versions since the groups were generated; 0 means in this step"),
 )
-KEPT = Curves(
+KEPT = steady(
     "Completions",
     {"completions": "generated", "kept": "kept for the update"},
     count,
     "of a step; pruning trains on a part of them",
-    smooth=False,
 )
 ASYNCHRONOUS = (  # who waits for whom
-    Curves(
+    steady(
         "Queue",
         {"async/queue": "finished", "async/running": "running"},
         count,
         "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
-        smooth=False,
     ),
     age_curves("policy versions by which the oldest token of a group is behind, when its step takes it"),
     Curves(
