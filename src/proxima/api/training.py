@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.api.python_values import Overrides, at_home, override_texts, overrides_named, plain
+from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
@@ -101,7 +101,7 @@ def _run(
 
     with overrides_named():
         resolved = resolve_run(
-            plain(at_home(recipe)),
+            plain(expand_user(recipe)),
             override_texts(overrides),
             root=root,
             resume=resume,

@@ -160,11 +160,11 @@ def _replay_block(config: "RunConfig") -> str:
     return f"replay   steps 1 to {stored.steps} of {config.replayed}\n         SHA-256 {rollouts_sha(stored.hashes)}"
 
 
-def _memory_block(memory: dict[str, int], parameters: int, known: bool) -> str:
+def _memory_block(memory: dict[str, int], parameters: int, size_is_known: bool) -> str:
     from proxima.view.formatting import magnitude
 
     parts = "  ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items())
-    size = f"{magnitude(parameters)} parameters{' (known size)' if known else ''}"
+    size = f"{magnitude(parameters)} parameters{' (known size)' if size_is_known else ''}"
     return f"memory   about {sum(memory.values()) / 2**30:.2f} GiB for {size}, all at once\n         {parts}"
 
 

@@ -92,10 +92,10 @@ def run_sweep(
         progresses = [read_progress(run, retry_failed) for run in runs]
         write_atomic(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
         loop = _SweepLoop(sweep, progresses, observers, command, poll)
-        loop.tell(lambda observer: observer.started(sweep, progresses))
+        loop.notify(lambda observer: observer.started(sweep, progresses))
         with loop.count_interrupts():
             loop.run()
-        loop.tell(lambda observer: observer.finished(progresses))
+        loop.notify(lambda observer: observer.finished(progresses))
     return progresses
 
 
@@ -150,7 +150,7 @@ class _SweepLoop:
                 time.sleep(self.poll)
                 for job in list(self.jobs):
                     self.check(job, waiting)
-                self.tell(lambda observer: observer.tick())
+                self.notify(lambda observer: observer.tick())
         finally:
             self.terminate()
 
@@ -236,12 +236,12 @@ class _SweepLoop:
             _signal_group(process, signal.SIGKILL)
 
     def changed(self, progress: RunProgress, records: Sequence[Record] = ()) -> None:
-        self.tell(lambda observer: observer.changed(progress, records))
+        self.notify(lambda observer: observer.changed(progress, records))
 
     def warn(self, text: str) -> None:
-        self.tell(lambda observer: observer.warning(text))
+        self.notify(lambda observer: observer.warning(text))
 
-    def tell(self, event: Callable[[SweepObserver], None]) -> None:
+    def notify(self, event: Callable[[SweepObserver], None]) -> None:
         """Tell every observer; on a full disk the sweep's own log may be lost, but not the runs."""
         for observer in self.observers:
             try:
