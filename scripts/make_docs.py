@@ -142,9 +142,10 @@ def main() -> int:
 
     proxima(["schema", str(REPOSITORY / "recipes" / "schema.json")])
     if (DEMO / "summary.json").is_file():
-        from proxima.view.curve import write_curve
+        from proxima.view.chart import write_figure
+        from proxima.view.curve import LearningCurve
 
-        write_curve(DEMO, CURVE)
+        write_figure(LearningCurve.of(DEMO), CURVE)
         print(CURVE.relative_to(REPOSITORY))
     else:
         print(f"{CURVE.relative_to(REPOSITORY)} left as it is: no run in runs/quickstart; make demo makes one")

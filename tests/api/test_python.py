@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -182,7 +183,7 @@ def test_specs_classes_and_functions_in_recipes(tiny_model, tmp_path, monkeypatc
     }
 
 
-def test_what_only_the_notebook_knows_is_refused(tiny_model, tmp_path):
+def test_what_only_the_notebook_knows_is_refused(tmp_path, capsys):
     """Worker processes and a resume import it again."""
     script = """
         import proxima
@@ -202,10 +203,8 @@ def test_what_only_the_notebook_knows_is_refused(tiny_model, tmp_path):
             print(error)
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    words = [sys.executable, str(tmp_path / "script.py")]
-    found = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
-    first, second, third = found.stdout.splitlines()
+    runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith(
         "reward: score is defined in the notebook, script or function that is running, where worker"
     )

@@ -225,10 +225,10 @@ def test_a_terminal_without_unicode(monkeypatch, recipe):
     ],
 )
 def test_a_place_that_takes_nothing_is_one_line(number, code, line, proxima, monkeypatch):
-    def refuse(arguments):
+    def refuse():
         raise OSError(number, os.strerror(number), "/mnt/runs")
 
-    monkeypatch.setattr("proxima.cli.list.run", refuse)
+    monkeypatch.setattr("proxima.cli.list.COMMAND", refuse)
     assert proxima("list") == (code, "", line + "\n")
 
 

@@ -74,7 +74,8 @@ def test_the_learning_curve_of_a_run(proxima, here):
     make_run(here / "runs/a", [step(i, reward=i / 10) for i in range(1, 5)])
     assert proxima("plot", "run", "runs/a", "--out", "a.svg") == (0, "a.svg\n", "")
     assert "mean reward 0.10 → 0.40 in 4 steps, 8.0 s" in (here / "a.svg").read_text()
-    assert proxima("plot", "run", "runs/a", "--out", "a.png")[2].startswith("error: a.png: a learning curve is an .svg")
+    assert proxima("plot", "run", "runs/a", "--out", "a.png") == (0, "a.png\n", "")
+    assert (here / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert [proxima("plot", "run", "runs/a")[1] for _ in range(2)] == ["run.svg\n", "run.svg (replaced)\n"]
     assert proxima("plot", "run", "runs/b")[0] == 2
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima.cli.completion import complete_override, complete_recipe
+from proxima.cli.completion import complete_checked, complete_override, complete_recipe, complete_slot
+from proxima.cli.list import catalogue
 from proxima.config import resolve
 from proxima.data.recipe_files import shipped_folder, shipped_recipes
 
@@ -130,6 +131,12 @@ def test_the_starters_reward():
     ]
 
 
+def test_slots_and_checked_kinds_complete(here):
+    assert sorted(complete_slot("")) == sorted([*catalogue(), "recipes"])
+    (here / "runs").mkdir()
+    assert {"cppo", "number", "runs/"} <= set(complete_checked(""))
+
+
 def test_recipes_complete(here):
     (here / "mine.yaml").touch()
     (here / "notes.txt").touch()
@@ -149,6 +156,7 @@ def test_recipes_complete(here):
         ("proxima data pre", {"prepare"}),
         ("proxima train quickstart train.optimizer.l", {"train.optimizer.lr="}),
         ("proxima plot surrogate cpp", {"cppo"}),
+        ("proxima list su", {"surrogate"}),
     ],
 )
 def test_a_shell_completes(here, line, found):

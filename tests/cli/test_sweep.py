@@ -5,6 +5,10 @@ import json
 import pyarrow.parquet as parquet
 import pytest
 
+from proxima.config import dump
+from proxima.lab import plan_runs, read_sweep
+from proxima.lab.sweep_runner import train_command
+
 SWEEP = """\
 recipe: tiny.yaml
 seeds: [1, 2]
@@ -41,7 +45,6 @@ def test_a_sweep_of_another_folder_is_reported_with_plain_paths(proxima, sweep, 
     code, out, _ = proxima("sweep", "study/sweep.yaml", "--dry-run")
     assert code == 0 and "proxima train tiny.yaml " in out and ".." not in out
 
-    from proxima.lab import read_sweep
     from proxima.view.sweep_progress import opening
 
     assert opening(read_sweep("study/sweep.yaml"), []).startswith("sweep study  1 cell × 1 seed")
@@ -64,10 +67,11 @@ def first_step(run):
     return {(r["prompt_uid"], r["sample"]): (r["question"], r["tokens"], r["sampled_log_prob"]) for r in rows}
 
 
-def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
-    code, out, err = proxima("sweep", "mine.yaml")
-    assert (code, err) == (0, "")
-    assert "4/4 done" in out and out.splitlines()[-1] == "proxima compare runs/mine"
+def test_the_runs_of_a_sweep_are_paired_compared_and_done_once(proxima, sweep, here):
+    for run in plan_runs(read_sweep("mine.yaml")):  # by the sweep's own commands, without a new interpreter for each
+        run.folder.mkdir(parents=True)
+        run.file.write_text(dump(run.resolved))
+        assert proxima(*train_command(run)[3:])[0] == 0
     runs = {
         (name, seed): sweep / f"algorithm={name}" / f"seed-{seed}" for name in ("reinforce", "cppo") for seed in (1, 2)
     }
@@ -81,8 +85,9 @@ def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
         assert first_step(runs["cppo", seed]) == first_step(runs["reinforce", seed])
     assert first_step(runs["cppo", 1]) != first_step(runs["cppo", 2])
     before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
-    code, out, _ = proxima("sweep", "mine.yaml", "--jobs", "1")
-    assert code == 0 and "4 done before" in out
+    code, out, err = proxima("sweep", "mine.yaml", "--jobs", "1")
+    assert (code, err) == (0, "") and "4 done before" in out and "4/4 done" in out
+    assert out.splitlines()[-1] == "proxima compare runs/mine"
     assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
     (here / "mine.yaml").write_text(SWEEP.replace("steps: 2", "steps: 3"))
     code, _, err = proxima("sweep", "mine.yaml")
@@ -96,13 +101,15 @@ def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
     assert "notes" not in out
 
 
-def test_a_run_that_fails_is_said_and_the_exit_code_is_1(proxima, sweep, here):
+def test_processes_side_by_side_of_which_one_fails(proxima, sweep, here):
     # a config that passes every check and dies in the run: its folder is a file
-    (here / "mine.yaml").write_text(SWEEP.replace("[1, 2]", "[1]").replace("jobs: 2", "jobs: 1"))
+    (here / "mine.yaml").write_text(SWEEP.replace("[1, 2]", "[1]"))
     (sweep / "algorithm=reinforce" / "seed-1").mkdir(parents=True)
     (sweep / "algorithm=reinforce" / "seed-1" / "rollouts").write_text("in the way")
     code, out, _ = proxima("sweep", "mine.yaml")
     assert code == 1
     assert "failed   algorithm=reinforce seed 1  exit code 2: " in out
-    assert "done     algorithm=cppo seed 1  step 2/2" in out
+    assert "done     algorithm=cppo seed 1  step 2/2" in out and "1/2 done, 1 failed" in out
+    summary = json.loads((sweep / "algorithm=cppo" / "seed-1" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("done", 2)
     assert "failed   algorithm=reinforce seed 1" in (sweep / "log.txt").read_text()

@@ -300,6 +300,9 @@ def test_health_says_what_to_do() -> None:
     assert "lower `correction.upper`" in verdicts["correction/rollout_is_eff_sample_size"].sentence
     assert "same weights" in verdicts["mismatch/rollout_is_mean"].sentence
     assert health({}) == []
+    share = {"correction/rejected_fraction": 0.8, "correction/top_entropy_masked_fraction": 0.8}
+    assert [(v.level, v.value) for v in health(share)] == [("ok", 0.0)]  # it was asked to reject them
+    assert health({**share, "correction/top_entropy_masked_fraction": 0.1})[0].level == "act"
     levels = [health({"mismatch/rollout_is_mean": mean})[0].level for mean in (1.05, 0.95, 0.8, 0.4)]
     assert levels == ["ok", "ok", "watch", "act"]
 

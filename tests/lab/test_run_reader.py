@@ -106,6 +106,14 @@ def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):
         find_runs(["none*"])
 
 
+def test_a_whole_disk_is_not_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr("proxima.lab.run_reader.MOST_FOLDERS", 5)
+    for i in range(6):
+        (tmp_path / str(i)).mkdir()
+    with pytest.raises(ValueError, match="has more than 5 folders below it; give run folders, or a sweep's folder"):
+        find_runs([tmp_path])
+
+
 def test_only_runs_and_sweeps_are_suggested(tmp_path, monkeypatch):
     """Not `known: bin, boot, dev` of the root folder."""
     for name in ("bin", "boot"):

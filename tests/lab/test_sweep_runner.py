@@ -15,6 +15,7 @@ import pytest
 from proxima.config import load_recipe
 from proxima.config.resolve import resolve
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
+from proxima.lab.run_reader import Metrics
 from proxima.lab.sweep_file import read_sweep
 from proxima.lab.sweep_plan import PlannedRun, Sweep, SweepCell, plan_runs
 from proxima.lab.sweep_runner import read_progress, run_sweep, train_command
@@ -430,16 +431,17 @@ def test_metrics_are_read_as_they_grow(tmp_path):
     assert (tail.progress.step, tail.progress.seconds) == (1, 4.0)
 
 
-def progress(cell, state, step=0, times=(), steps=10, **more):
+def progress(cell, state, times=(), steps=10, reward=None, evals=(), **more):
     run = PlannedRun(
         cell=cell, seed=1, recipe=Path(), folder=Path(cell), overrides=(), steps=steps, threads=None, resolved=None
     )
-    return RunProgress(run, state=state, step=step, recent=list(times), seconds=sum(times), **more)
+    train = [{"kind": "train", "step": i, "time/step": time, "reward/mean": reward} for i, time in enumerate(times, 1)]
+    return RunProgress(run, state=state, metrics=Metrics.of([*train, *evals]), **more)
 
 
 def test_time_left():
-    done = progress("a", RunState.DONE, 10, [2.0] * 10)
-    running = progress("b", RunState.RUNNING, 5, [4.0] * 5)
+    done = progress("a", RunState.DONE, [2.0] * 10)
+    running = progress("b", RunState.RUNNING, [4.0] * 5)
     waiting = progress("c", RunState.WAITING)
     assert time_left([done, running, waiting], 1) == pytest.approx(20 + (20 + 40) / 2)
     assert time_left([done, running, waiting], 2) == pytest.approx(25)
@@ -461,7 +463,7 @@ def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
     clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
     monkeypatch.setattr("proxima.view.sweep_progress.time_of_day", lambda wall: wall[11:19])
     lines = SweepLines(out, clock)
-    one = progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evals=[{"step": 0, "accuracy": 0.1}])
+    one = progress("a", RunState.RUNNING, [4.0] * 5, reward=0.25, evals=[{"kind": "eval", "step": 0, "accuracy": 0.1}])
     failed = progress("b", RunState.FAILED, error="exit code 1: \x1b[2Jbad")
     cells = (SweepCell(name="a"), SweepCell(name="b"))
     sweep = Sweep(
@@ -481,8 +483,8 @@ def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
     clock.advance(61)
     lines.tick()
     lines.tick()
-    one.state, one.step = RunState.DONE, 10
-    one.evals.append({"step": 10, "accuracy": 0.9})
+    last = {"kind": "train", "step": 10, "time/step": 0.0, "reward/mean": 0.25}
+    one.state, one.metrics = RunState.DONE, one.metrics.extended([last, {"kind": "eval", "step": 10, "accuracy": 0.9}])
     lines.changed(one, [])
     assert out.getvalue().splitlines() == [
         "12:00:00  sweep s  2 cells × 1 seed = 2 runs, 2 side by side  runs/s",
@@ -512,7 +514,7 @@ def test_the_table_of_a_terminal():
     )
     table = SweepTable(console)
     progresses = [
-        progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evals=[{"step": 0, "accuracy": 0.1}]),
+        progress("a", RunState.RUNNING, [4.0] * 5, reward=0.25, evals=[{"kind": "eval", "step": 0, "accuracy": 0.1}]),
         progress("b", RunState.FAILED, error="\x1b[2J bad"),
     ]
     table.started(sweep, progresses)

@@ -9,10 +9,10 @@ import pytest
 
 from proxima.evaluate.headline import Headline
 from proxima.runtime.watch.observer import WarningList
-from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import warnings_about
 from proxima.view.live import LiveView
 from proxima.view.log_lines import (
+    LogFile,
     LogLines,
     closing_line,
     lines_to,
@@ -21,6 +21,7 @@ from proxima.view.log_lines import (
     sampling_figures,
     why_unknown,
 )
+from proxima.view.run_views import RunViews, screen
 from tests.manual_clock import ManualClock
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 

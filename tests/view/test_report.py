@@ -13,7 +13,8 @@ from proxima.data import Score
 from proxima.data import atomic_files as files
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
-from proxima.view.curve import write_curve
+from proxima.view.chart import write_figure
+from proxima.view.curve import LearningCurve
 from proxima.view.page import HERE
 from proxima.view.report import batch_arithmetic, headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
@@ -455,17 +456,17 @@ def test_a_full_disk_leaves_the_former_report(tmp_path, monkeypatch):
 
 def test_learning_curve(tmp_path, whole):
     folder, _ = whole
-    out = write_curve(folder.path, tmp_path / "curve.svg")
+    out = write_figure(LearningCurve.of(folder.path), tmp_path / "curve.svg")
     svg = out.read_text(encoding="utf-8")
     spent = sum(record(s)["time/step"] for s in range(1, 41))
     assert f"held-out accuracy 0.125 → 0.940 of 200 questions in 40 steps, 2m {round(spent) - 120:02d}s" in svg
     assert [len(paths(svg, kind)) for kind in ("whisker", "raw", "line")] == [5, 1, 1] and svg.count("<use") == 5
     assert "<title>held-out accuracy" in svg and "prefers-color-scheme: dark" in svg
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
-    empty = RunFolder(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").touch()
     with pytest.raises(ValueError, match="no finished step"):
-        write_curve(empty.path, tmp_path / "no.svg")
-    assert not (tmp_path / "no.svg").exists()
+        LearningCurve.of(tmp_path / "empty")
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

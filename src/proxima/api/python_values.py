@@ -26,13 +26,13 @@ def override_texts(overrides: Overrides) -> list[str]:
     return list(overrides)
 
 
-def at_home(value: Any) -> Any:
+def expand_user(value: Any) -> Any:
     """A text or path with a leading `~` as the home folder, which the shell does on a command line; else the value."""
     return os.path.expanduser(value) if isinstance(value, str | Path) else value
 
 
 def plain(value: Any, key: str = "recipe") -> Any:
-    """A value of Python as YAML has it: a spec as its kind and fields, a class or function as where it is found."""
+    """A value of Python as YAML has it: a spec as its kind and fields, a class or function as where it is value."""
     if isinstance(value, Mapping):
         return {str(name): plain(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -58,15 +58,15 @@ def plain(value: Any, key: str = "recipe") -> Any:
     raise UserError(f"{key}: a {type(value).__name__} is not a value of a recipe", remedy=what)
 
 
-def _reference(found: Any, key: str) -> str:
+def _reference(value: Any, key: str) -> str:
     """`package.module:name`, from which worker processes and a resume import it again."""
-    if found.__module__ == "__main__" or "<" in found.__qualname__:
-        reason = f"{key}: {found.__name__} is defined in the notebook, script or function that is running"
+    if value.__module__ == "__main__" or "<" in value.__qualname__:
+        reason = f"{key}: {value.__name__} is defined in the notebook, script or function that is running"
         how = "%%writefile my_code.py in a notebook's cell, then `from my_code import` it"
         raise UserError(
             f"{reason}, where worker processes and a resume can't find it", remedy=f"write it to a module: {how}"
         )
-    return f"{found.__module__}:{found.__qualname__}"
+    return f"{value.__module__}:{value.__qualname__}"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.families import OFFLINE, Family
 from proxima.data import UserError
-from proxima.lab.run_reader import existing_run, read_config, read_mapping
+from proxima.lab.run_reader import Run, existing_run, read_mapping, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
 
@@ -30,27 +30,27 @@ class SavedRun:
     @property
     def config(self) -> dict[str, Any]:
         """The resolved recipe, nested: `run.config["train"]["steps"]`."""
-        return read_config(self._files.config)
+        return dict(self._run.recipe)
 
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json: status, accuracy before and after, speed, links; empty while the run is running."""
-        return read_mapping(self._files.summary)
+        return dict(self._run.summary)
 
     @property
     def status(self) -> str:
         """`done`, `stopped`, `failed`, or `unfinished`: running, or killed."""
-        return str(self.summary.get("status", "unfinished"))
+        return self._run.status
 
     @property
     def metrics(self) -> "DataFrame":
         """A row for each step, a column for each metric."""
-        return self._records("train")
+        return _by_step(self._run.train)
 
     @property
     def evaluations(self) -> "DataFrame":
         """A row for each held-out evaluation: `label` (before, step, after), accuracy with its interval, lengths."""
-        return self._records("eval")
+        return _by_step(self._run.evals)
 
     def rollouts(self, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> "DataFrame":
         """A row for each training completion, what was generated and what became of it.
@@ -68,7 +68,8 @@ class SavedRun:
             what = f"{self.folder} is a run of `proxima {family.command}`: it trained on the rows of its data set"
             raise UserError(f"{what}, and has no rollouts", remedy=remedy)
         wanted = None if steps is None else {f"{step:06d}" for step in steps}
-        files = [file for file in self._parquet(self._files.rollouts) if wanted is None or file.stem in wanted]
+        files = sorted(self._files.rollouts.glob("[0-9]*.parquet"))
+        files = [file for file in files if wanted is None or file.stem in wanted]
         return self._completions(files, columns)
 
     def answers(self, columns: Sequence[str] | None = None, *, held_out: str = "") -> "DataFrame":
@@ -113,16 +114,12 @@ class SavedRun:
         return next((family for family in OFFLINE if family.own in self.config), None)
 
     @property
+    def _run(self) -> Run:
+        return read_run(self.folder, empty=True)
+
+    @property
     def _files(self) -> RunFolder:
         return RunFolder(self.folder)
-
-    @staticmethod
-    def _parquet(folder: Path) -> list[Path]:
-        return sorted(folder.glob("[0-9]*.parquet"))
-
-    def _records(self, kind: str) -> "DataFrame":
-        records = [record for record in self._files.read_metrics() if record.get("kind") == kind]
-        return _frame(records).drop(columns="kind", errors="ignore").set_index("step" if records else [])
 
     @staticmethod
     def _completions(files: Sequence[Path], columns: Sequence[str] | None) -> "DataFrame":
@@ -170,17 +167,18 @@ class SavedEvaluation:
 
     def __repr__(self) -> str:
         suites: Mapping[str, Any] = self.result["suites"]
-        figures = [
-            f"{name} {figure} {facts['value']:.3f}"
-            for name, suite in suites.items()
-            for figure, facts in list(suite["estimates"].items())[:1]
-        ]
+        first = {name: next(iter(suite["estimates"].items()), None) for name, suite in suites.items()}
+        figures = [f"{name} {pair[0]} {pair[1]['value']:.3f}" for name, pair in first.items() if pair]
         return f"<evaluation {self.folder}  {'  '.join(figures)}>"
 
 
 def load_run(folder: str | Path) -> SavedRun:
     """A run from its folder; UserError if it holds none."""
     return SavedRun(existing_run(Path(folder).expanduser()).path)
+
+
+def _by_step(records: Sequence[Record]) -> "DataFrame":
+    return _frame(records).drop(columns="kind", errors="ignore").set_index("step" if records else [])
 
 
 def _frame(records: Sequence[Record]) -> "DataFrame":

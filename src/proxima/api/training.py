@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.api.python_values import Overrides, at_home, override_texts, overrides_named, plain
+from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
@@ -49,7 +49,7 @@ def train(
         KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
             which takes up to the end of the step; `resume` continues from there.
     """
-    return _run(recipe, overrides, RunConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, RunConfig, resume, overwrite, accept_changes, quiet)
 
 
 def sft(
@@ -62,7 +62,7 @@ def sft(
     quiet: bool = False,
 ) -> SavedRun:
     """Fine-tune a model on given answers, as `proxima sft` does, and return the run; see `train`."""
-    return _run(recipe, overrides, SftConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, SftConfig, resume, overwrite, accept_changes, quiet)
 
 
 def reward_model(
@@ -75,7 +75,7 @@ def reward_model(
     quiet: bool = False,
 ) -> SavedRun:
     """Train a reward model on pairs, as `proxima reward` does, and return the run; see `train`."""
-    return _run(recipe, overrides, RewardModelConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, RewardModelConfig, resume, overwrite, accept_changes, quiet)
 
 
 def dpo(
@@ -88,22 +88,34 @@ def dpo(
     quiet: bool = False,
 ) -> SavedRun:
     """Train a model on preferences, as `proxima dpo` does, and return the run; see `train`."""
-    return _run(recipe, overrides, PreferenceConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
+    return _run(recipe, overrides, PreferenceConfig, resume, overwrite, accept_changes, quiet)
 
 
-def _how(resume: bool, overwrite: bool, accept_changes: bool) -> dict[str, Any]:
-    return {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
-
-
-def _run(recipe: Recipe, overrides: Overrides, root: type, *, how: Mapping[str, Any], quiet: bool) -> SavedRun:
+def _run(
+    recipe: Recipe, overrides: Overrides, root: type, resume: bool, overwrite: bool, accept_changes: bool, quiet: bool
+) -> SavedRun:
     from proxima.runtime.launch.run import train as train_run
-    from proxima.view import RunViews
+    from proxima.view.run_views import RunViews
 
     with overrides_named():
-        resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), root=root, **how)
+        resolved = resolve_run(
+            plain(expand_user(recipe)),
+            override_texts(overrides),
+            root=root,
+            resume=resume,
+            overwrite=overwrite,
+            accept_changes=accept_changes,
+        )
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
-            summary = train_run(resolved.config, resolved=resolved, observer=views, **how)
+            summary = train_run(
+                resolved.config,
+                resolved=resolved,
+                resume=resume,
+                overwrite=overwrite,
+                accept_changes=accept_changes,
+                observer=views,
+            )
     if summary.status == "stopped":
         command = command_of(resolved.config)
         function = {"reward": "reward_model"}.get(command, command)
@@ -161,15 +173,13 @@ def _refuse_dropped_settings(resolved: Resolved[Any]) -> None:
     folder = Path(str(resolved.config.folder)).expanduser()
     if not (folder / "config.yaml").is_file():
         return
-    before, sources = (
-        resolve(folder, root=type(resolved.config)),
-        {entry.path: entry.where for entry in resolved.entries},
-    )
-    found = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
-    changed = {path for path, _, _ in found}
+    before = resolve(folder, root=type(resolved.config))
+    sources = {entry.path: entry.where for entry in resolved.entries}
+    changes = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
+    changed = {path for path, _, _ in changes}
     dropped = [
         f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
-        for path, was, now in found
+        for path, was, now in changes
         if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, sources, changed)
     ]
     if dropped:

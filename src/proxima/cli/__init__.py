@@ -1,9 +1,9 @@
-"""The command line: `proxima COMMAND …`. One file a command, each with `add_arguments(parser)` and `run(arguments) ->
-int`.
+"""The command line: `proxima COMMAND …`. One file a command, each with `COMMAND`, a function with typed parameters that
+are its arguments (`parameters.py`), or with `add_arguments(parser)` and `run(arguments) -> int`.
 
 `main.py` lists the commands and sets the exit code: 0 success, 1 a failed run or a full disk, 2 a problem that the user
 can fix (one line `error: …` each), 70 a bug (`bug_report.py`), 130 Ctrl-C. A command's module is imported when the
-command is given, and torch only inside `run`, so `--help` is fast.
+command is given, and torch only inside its function, so `--help` is fast.
 Imports: every room. Imported by nothing. To add a command: (1) a file; (2) a line in `COMMANDS`; (3)
 `tests/cli/test_<name>.py`.
 """

@@ -7,76 +7,77 @@ rollouts of a RUN are read as they are: its own trust region has held them.
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.output import add_import_code, add_overrides, add_recipe, print_json
+from proxima.cli.output import AsJson, Overrides, Recipe, print_json
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.lab.divergences import Calibration
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_overrides(parser)
-    parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to train for a recipe; 2")
-    share = "share of the tokens beyond delta; 0.001"
-    parser.add_argument("--share", type=float, default=0.001, metavar="P", help=share)
-    add_import_code(parser, "of a RUN: import its surrogate where it is a class outside proxima, which runs its code")
-    parser.add_argument("--json", action="store_true", help="print everything for programs")
+IMPORT_CODE = "of a RUN: import its surrogate where it is a class outside proxima, which runs its code"
 
 
-def run(arguments: argparse.Namespace) -> int:
-    if not 0 < arguments.share < 1:
-        raise UserError(f"--share {arguments.share:g} must be between 0 and 1")
-    if arguments.steps < 1:
-        raise UserError(f"--steps {arguments.steps} must be at least 1")
-    place = Path(arguments.recipe)
+def calibrate(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    steps: Annotated[int, Argument("steps to train for a recipe; 2", "N")] = 2,
+    share: Annotated[float, Argument("share of the tokens beyond delta; 0.001", "P")] = 0.001,
+    import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the thresholds of a recipe, or of a run folder."""
+    if not 0 < share < 1:
+        raise UserError(f"--share {share:g} must be between 0 and 1")
+    if steps < 1:
+        raise UserError(f"--steps {steps} must be at least 1")
+    place = Path(recipe)
     is_run = (place / "run.sqlite").is_file()
-    if is_run and arguments.override:
+    if is_run and override:
         raise UserError(f"{place} is a run, which has its settings; give its recipe to measure others")
     from proxima.config import load_recipe
     from proxima.core.surrogate import Cppo
     from proxima.lab.divergences import Calibration, measurable, read_algorithm, read_trained
 
     if is_run:
-        algorithm = read_algorithm(place, import_code=arguments.import_code)
+        algorithm = read_algorithm(place, import_code=import_code)
     else:
-        algorithm = load_recipe(arguments.recipe, arguments.override).config.algorithm
+        algorithm = load_recipe(recipe, override).config.algorithm
     spec = measurable(algorithm.surrogate) or Cppo()
-    folder = place if is_run else warm_up(arguments)
+    folder = place if is_run else warm_up(recipe, override, steps)
 
-    found = Calibration.of(read_trained(folder), spec, arguments.share)
-    if arguments.json:
-        print_json({**vars(found), "spec": vars(found.spec), "folder": str(folder)})
+    calibration = Calibration.of(read_trained(folder), spec, share)
+    if as_json:
+        print_json({**vars(calibration), "spec": vars(calibration.spec), "folder": str(folder)})
     else:
-        print("\n".join(lines(found, arguments.share, folder)))
-    return 0
+        print("\n".join(lines(calibration, share, folder)))
 
 
-def warm_up(arguments: argparse.Namespace) -> Path:
+def warm_up(recipe: str, overrides: Sequence[str], steps: int) -> Path:
     """Train the recipe's first steps with an unbounded surrogate and every completion; the run's folder."""
     from proxima.cli.train import run_command
 
-    named = [word.partition("=")[2] for word in arguments.override if word.startswith("folder=")]
-    folder = Path(named[-1]) if named else Path("runs") / f"{Path(arguments.recipe).stem}-calibration"
-    settings = {
-        "folder": json.dumps(str(folder)),
-        "train.steps": arguments.steps,
-        "algorithm.surrogate": "{kind: cppo, delta: .inf, delta_b: .inf}",
-        "algorithm.skip_zero_advantage": "false",
-        "eval.before": "false",
-        "eval.after": "false",
-        "eval.every": 0,
-        "checkpoint.every": 0,
-    }
-    given = [word for word in arguments.override if not word.startswith("folder=")]
+    named = [word.partition("=")[2] for word in overrides if word.startswith("folder=")]
+    folder = Path(named[-1]) if named else Path("runs") / f"{Path(recipe).stem}-calibration"
+    settings = [
+        f"folder={json.dumps(str(folder))}",
+        f"train.steps={steps}",
+        "algorithm.surrogate={kind: cppo, delta: .inf, delta_b: .inf}",
+        "algorithm.skip_zero_advantage=false",
+        "eval.before=false",
+        "eval.after=false",
+        "eval.every=0",
+        "checkpoint.every=0",
+    ]
     words = argparse.Namespace(
         command="train",
-        recipe=str(find_recipe(arguments.recipe)),
-        override=[*given, *(f"{key}={value}" for key, value in settings.items())],
+        recipe=str(find_recipe(recipe)),
+        override=[*(word for word in overrides if not word.startswith("folder=")), *settings],
         overwrite=not named,
         resume=False,
         accept_changes=False,
@@ -87,20 +88,25 @@ def warm_up(arguments: argparse.Namespace) -> Path:
     return folder
 
 
-def lines(found: "Calibration", share: float, folder: Path) -> list[str]:
+def lines(calibration: "Calibration", share: float, folder: Path) -> list[str]:
     """What a person reads."""
-    names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in found.quantiles}
-    levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in found.quantiles.items())
-    spec = found.spec
-    few = found.tokens * share < 1
-    remedy = f"of {found.tokens:,} tokens that is the largest; raise --steps for {math.ceil(1 / share):,} and more"
+    names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
+    levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
+    spec = calibration.spec
+    few = calibration.tokens * share < 1
+    remedy = (
+        f"of {calibration.tokens:,} tokens that is the largest; raise --steps for {math.ceil(1 / share):,} and more"
+    )
     return [
-        f"{found.tokens:,} tokens of {found.completions:,} completions, {folder}",
+        f"{calibration.tokens:,} tokens of {calibration.completions:,} completions, {folder}",
         f"|π − μ|   {levels}",
-        f"δ   = {found.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
+        f"δ   = {calibration.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
         *([f"WARNING {remedy}"] if few else []),
-        f"δ_b = {found.delta_b:g}   the 90th percentile of |π − μ|",
-        f"beyond the threshold: {found.masked:.3%} of the tokens with these, {found.masked_now:.3%} with "
+        f"δ_b = {calibration.delta_b:g}   the 90th percentile of |π − μ|",
+        f"beyond the threshold: {calibration.masked:.3%} of the tokens with these, {calibration.masked_now:.3%} with "
         f"delta={spec.delta:g} delta_b={spec.delta_b:g}",
-        f"use it: algorithm.surrogate.delta={found.delta:g} algorithm.surrogate.delta_b={found.delta_b:g}",
+        f"use it: algorithm.surrogate.delta={calibration.delta:g} algorithm.surrogate.delta_b={calibration.delta_b:g}",
     ]
+
+
+COMMAND = calibrate

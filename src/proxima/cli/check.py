@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from proxima.cli.completion import complete_checked
 from proxima.cli.output import add_import_code, print_json
 from proxima.config.slots import Slot
 from proxima.data import UserError
@@ -40,7 +41,8 @@ class CheckConfig:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; a run folder; or a "
     what += ".json file of records by hand"
-    parser.add_argument("kind", help=what)
+    kind: Any = parser.add_argument("kind", help=what)
+    kind.completer = complete_checked
     parser.add_argument("override", nargs="*", default=[], metavar="field=value", help="fields other than the defaults")
     parser.add_argument("--slot", help="the slot, where its class does not say it")
     parser.add_argument("--model", help="of an engine: the model to run; otherwise a tiny one is made")

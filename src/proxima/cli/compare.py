@@ -1,41 +1,79 @@
 """Compare runs: one page with curves, intervals over seeds and the final table, which is printed as well."""
 
-import argparse
 import difflib
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.output import print_json, terminal_width
+from proxima.cli.output import check_page, print_json, terminal_width
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from proxima.lab import Run, RunComparison, SeedMean
 
 WIDTH = 100
+OUT = "the page; default: compare.html in the sweep's folder, else in the current one"
+TARGET = "also print the cost of reaching this held-out accuracy or reward"
+BASELINE = "the variant that the others are compared with; default: the first"
+METRIC = (
+    "what is compared if evaluations have it (default: accuracy, or else the mean reward); its mean over the last "
+    "tenth of the steps is printed too; any of its names, or a reward's name; repeatable"
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
-    add("--out", metavar="FILE", help="the page; default: compare.html in the sweep's folder, else in the current one")
-    add(
-        "--target", type=float, metavar="VALUE", help="also print the cost of reaching this held-out accuracy or reward"
-    )
-    add("--baseline", metavar="NAME", help="the variant that the others are compared with; default: the first")
-    metric = "what is compared if evaluations have it (default: accuracy, or else the mean reward); its mean over the "
-    metric += "last tenth of the steps is printed too; any of its names, or a reward's name; repeatable"
-    add("--metric", action="append", default=[], metavar="NAME", help=metric)
-    add("--json", action="store_true", help="print the numbers for programs; the page only with --out")
+def compare(
+    run: Annotated[Sequence[str], Argument("run folders, a sweep's folder, or patterns: 'runs/add-*'", words="+")],
+    *,
+    out: Annotated[Path | None, Argument(OUT, "FILE")] = None,
+    target: Annotated[float | None, Argument(TARGET, "VALUE")] = None,
+    baseline: Annotated[str | None, Argument(BASELINE, "NAME")] = None,
+    metric: Annotated[Sequence[str], Argument(METRIC, "NAME", words="append")] = (),
+    as_json: Annotated[
+        bool, Argument("print the numbers for programs; the page only with --out", flag="--json")
+    ] = False,
+) -> None:
+    """Write the page, and print the final table."""
+    from proxima.lab import compare_runs, final_value, find_runs
+    from proxima.view.comparison_page import write_comparison
+
+    folders = find_runs(run)
+    runs, unread = _read(folders)
+    keys = {name: _recorded(name, runs) for name in metric}
+    evaluated = {key for each in runs for record in each.evals for key, value in record.items() if value is not None}
+    headline = next((key for key in keys.values() if key in evaluated), None)
+    comparison = compare_runs(runs, baseline=baseline, target=target, metric=headline)
+    page = out
+    if page is None and not as_json:
+        place = Path(run[0])
+        page = (place if len(run) == 1 and place.is_dir() and place not in folders else Path()) / "compare.html"
+    replaced = out is None and page is not None and page.exists()
+    if page is not None:
+        check_page("--out", page)
+        title = Path(run[0]).resolve().name if len(run) == 1 else "Comparison"
+        write_comparison(comparison, page, title=title)
+    means: dict[str, dict[str, SeedMean]] = {}
+    for name, key in keys.items():
+        ends = {cell.name: cell.over_seeds(final_value(key)) for cell in comparison.cells}
+        if recorded := {cell: mean for cell, mean in ends.items() if mean is not None}:
+            means[name] = recorded
+    if as_json:
+        numbers = {name: {cell: vars(mean) for cell, mean in cells.items()} for name, cells in means.items()}
+        more = {"metrics": numbers} if numbers else {}
+        print_json({**comparison.as_json(), **more, "unread": unread, "page": None if page is None else str(page)})
+        return
+    _show(comparison, unread)
+    for name, cells in means.items():
+        _show_metric(keys[name], cells)
+    print(f"\n{page}{' (replaced)' if replaced else ''}")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from proxima.lab import NoMetrics, compare_runs, final_value, find_runs, read_run
+def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
+    """The runs, and why some of several can't be compared yet."""
+    from proxima.lab import NoMetrics, read_run
 
-    folders = find_runs(arguments.run)
     runs, unread = [], []
     for folder in folders:
         try:
@@ -46,37 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             unread.append(str(error))
     if not runs:
         raise UserError(f"none of the {len(folders)} runs has recorded metrics; wait for a finished step")
-    keys = {name: _recorded(name, runs) for name in arguments.metric}
-    evaluated = {key for r in runs for record in r.evals for key, value in record.items() if value is not None}
-    headline = next((key for key in keys.values() if key in evaluated), None)
-    comparison = compare_runs(runs, baseline=arguments.baseline, target=arguments.target, metric=headline)
-    page, replaced = Path(arguments.out) if arguments.out else None, False
-    if page is None and not arguments.json:
-        whole = len(arguments.run) == 1 and Path(arguments.run[0]).is_dir() and Path(arguments.run[0]) not in folders
-        page = (Path(arguments.run[0]) if whole else Path()) / "compare.html"
-        replaced = page.exists()
-    if page is not None:
-        from proxima.view.comparison_page import write_comparison
-
-        if page.is_dir() or not page.absolute().parent.is_dir():
-            raise UserError(f"--out {page}: must be a file in a folder that exists")
-        title = Path(arguments.run[0]).resolve().name if len(arguments.run) == 1 else "Comparison"
-        write_comparison(comparison, page, title=title)
-    metrics: dict[str, dict[str, SeedMean]] = {}
-    for name, key in keys.items():
-        ends = {cell.name: cell.over_seeds(final_value(key)) for cell in comparison.cells}
-        if means := {cell: mean for cell, mean in ends.items() if mean is not None}:
-            metrics[name] = means
-    if arguments.json:
-        found = {name: {cell: vars(mean) for cell, mean in means.items()} for name, means in metrics.items()}
-        more = {"metrics": found} if found else {}
-        print_json({**comparison.as_json(), **more, "unread": unread, "page": None if page is None else str(page)})
-    else:
-        _show(comparison, unread)
-        for name, means in metrics.items():
-            _show_metric(keys[name], means)
-        print(f"\n{page}{' (replaced)' if replaced else ''}")
-    return 0
+    return runs, unread
 
 
 def _recorded(name: str, runs: "Sequence[Run]") -> str:
@@ -118,3 +126,6 @@ def _show(comparison: "RunComparison", unread: list[str]) -> None:
     print("\n\n".join(tables))
     for note in comparison.notes:
         print(textwrap.fill(f"note: {printable(note)}", width, subsequent_indent="      ", break_on_hyphens=False))
+
+
+COMMAND = compare

@@ -13,6 +13,11 @@ from proxima.data.recipe_files import shipped_folder, shipped_recipes
 
 Json = dict[str, Any]
 FILES = (".yaml", ".jsonl", ".json", ".parquet", ".csv", ".gguf", ".py")
+SLOTS = (
+    "advantage aggregate algorithm correction critic divergence engine loss monitor optimizer preference "
+    "reference_engine reference_kl reward selection sets surrogate task recipes"
+)
+WITH_LAWS = "surrogates corrections penalties aggregates distillations advantages selections rewards engines"
 PLACES = ("path", "folder", "rollouts")  # fields that name a file or a folder
 
 
@@ -44,7 +49,7 @@ def complete_override(prefix: str, parsed_args: argparse.Namespace, **_: object)
     if equals:
         places = files(value) if last in PLACES else []
         return [f"{path}={option}" for option in dict.fromkeys([*field_values(field, definitions), *places])]
-    below = {name: one for name, one in fields_below(field, definitions).items() if name.startswith(last)}
+    below = {name: child for name, child in fields_below(field, definitions).items() if name.startswith(last)}
     return list(fields("".join(f"{name}." for name in parents), below, definitions))
 
 
@@ -64,38 +69,52 @@ def alternatives(field: Json, definitions: Json) -> Iterator[Json]:
     if "$ref" in field:
         yield from alternatives(definitions[field["$ref"].rpartition("/")[2]], definitions)
     elif several := field.get("oneOf") or field.get("anyOf"):
-        for one in several:
-            yield from alternatives(one, definitions)
+        for alternative in several:
+            yield from alternatives(alternative, definitions)
     else:
         yield field
 
 
 def fields_below(field: Json, definitions: Json) -> Json:
     """The fields below a field, of all its alternatives; those of a list below the index of its first entry."""
-    found: dict[str, list[Json]] = {}
-    for one in alternatives(field, definitions):
-        inner = {"0": one["items"]} if "items" in one and fields_below(one["items"], definitions) else {}
-        for name, child in {**one.get("properties", {}), **inner}.items():
-            found.setdefault(name, []).append(child)
-    return {name: {"anyOf": several} for name, several in found.items() if name != "extends"}
+    children: dict[str, list[Json]] = {}
+    for schema in alternatives(field, definitions):
+        inner = {"0": schema["items"]} if "items" in schema and fields_below(schema["items"], definitions) else {}
+        for name, child in {**schema.get("properties", {}), **inner}.items():
+            children.setdefault(name, []).append(child)
+    return {name: {"anyOf": several} for name, several in children.items() if name != "extends"}
 
 
 def field_values(field: Json, definitions: Json) -> Iterator[str]:
     """What a field may be: its kinds or presets, `true` and `false`, its default."""
-    for one in alternatives(field, definitions):
-        options: list[Any] = list(one.get("enum", ()))
-        if "items" in one:
-            yield from field_values(one["items"], definitions)
-        elif one.get("type") in ("boolean", "null"):
-            options = [True, False] if one["type"] == "boolean" else [None]
-        elif not options and isinstance(one.get("default"), str | int | float):
-            options = [one["default"]]
+    for schema in alternatives(field, definitions):
+        options: list[Any] = list(schema.get("enum", ()))
+        if "items" in schema:
+            yield from field_values(schema["items"], definitions)
+        elif schema.get("type") in ("boolean", "null"):
+            options = [True, False] if schema["type"] == "boolean" else [None]
+        elif not options and isinstance(schema.get("default"), str | int | float):
+            options = [schema["default"]]
         for option in options:
             yield option if isinstance(option, str) else json.dumps(option)
 
 
 def complete_surrogate(prefix: str, **_: object) -> list[str]:
-    return [name.removeprefix("surrogates.") for name in _definitions() if name.startswith("surrogates.")]
+    return _kinds("surrogates")
+
+
+def complete_slot(prefix: str, **_: object) -> list[str]:
+    """What `proxima list` takes."""
+    return SLOTS.split()
+
+
+def complete_checked(prefix: str, **_: object) -> list[str]:
+    """Kinds that have laws, and folders."""
+    return [*(kind for table in WITH_LAWS.split() for kind in _kinds(table)), *files(prefix, ())]
+
+
+def _kinds(table: str) -> list[str]:
+    return [name.removeprefix(f"{table}.") for name in _definitions() if name.startswith(f"{table}.")]
 
 
 def _definitions() -> Json:

@@ -6,35 +6,34 @@ import argparse
 import os
 import platform
 import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from proxima.cli.output import print_json
+from proxima.cli.output import AsJson, print_json
+from proxima.cli.parameters import Argument
 from proxima.data.errors import UserError
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")
 OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf", "peft": "lora"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print everything for programs")
-    parser.add_argument("--engine", metavar="URL", help="ask a server what it can do, and print that instead")
-    parser.add_argument("--token-env", metavar="NAME", help="environment variable with that server's bearer token")
-    parser.add_argument("--allow-remote", action="store_true", help="that server may be on another machine")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.engine is not None:
+def doctor(
+    *,
+    as_json: AsJson = False,
+    engine: Annotated[str | None, Argument("ask a server what it can do, and print that instead", "URL")] = None,
+    token_env: Annotated[str | None, Argument("environment variable with that server's bearer token", "NAME")] = None,
+    allow_remote: Annotated[bool, Argument("that server may be on another machine")] = False,
+) -> None:
+    """Print what this machine has, or what a server can do."""
+    if engine is not None:
         from proxima.cli.engine import probe_action
 
-        given = {name: getattr(arguments, name) for name in ("json", "token_env", "allow_remote")}
-        return probe_action.run(argparse.Namespace(url=arguments.engine, kind=None, seconds=60.0, **given))
+        server = {"url": engine, "token_env": token_env, "allow_remote": allow_remote}
+        probe_action.run(argparse.Namespace(**server, json=as_json, kind=None, seconds=60.0))
+        return
     facts = describe_machine()
-    if arguments.json:
-        print_json(facts)
-    else:
-        print("\n".join(report_lines(facts)))
-    return 0
+    print_json(facts) if as_json else print("\n".join(report_lines(facts)))
 
 
 def describe_machine() -> dict[str, Any]:
@@ -72,13 +71,11 @@ def installed_servers() -> dict[str, str | None]:
     from proxima.engine.serve import LAUNCHES, Serve
     from proxima.engine.serve.launch import find_executable
 
-    found: dict[str, str | None] = {}
-    for kind in LAUNCHES:
-        try:
-            found[kind] = str(find_executable(Serve(), kind))
-        except UserError:
-            found[kind] = None
-    return found
+    places: dict[str, str | None] = dict.fromkeys(LAUNCHES)
+    for kind in places:
+        with suppress(UserError):
+            places[kind] = str(find_executable(Serve(), kind))
+    return places
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
@@ -129,3 +126,6 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         idle = facts["cores"] - facts["threads"]
         report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine beside another busy process")
     return report
+
+
+COMMAND = doctor

@@ -3,14 +3,14 @@ with their origin, and with --all every value with its meaning.
 
 Reads no weights and needs no data: missing data files are warnings. Runs no code but proxima's, unless asked to."""
 
-import argparse
 import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.output import add_import_code, add_overrides, add_recipe, print_json, terminal_width, truncated
+from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json, terminal_width, truncated
+from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
@@ -21,37 +21,36 @@ VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the sum
 TRIED = "on the CPUs where it was tried"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_overrides(parser)
-    parser.add_argument("--all", action="store_true", help="show every value, with its origin and meaning")
-    parser.add_argument("--yaml", action="store_true", help="print the resolved config as a recipe")
-    add_import_code(parser)
-    parser.add_argument("--json", action="store_true", help="print everything for programs")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def explain(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    everything: Annotated[bool, Argument("show every value, with its origin and meaning", flag="--all")] = False,
+    as_yaml: Annotated[bool, Argument("print the resolved config as a recipe", flag="--yaml")] = False,
+    import_code: ImportCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what the recipe is; ConfigError, after the values, for a mistake in the recipe."""
     from proxima.config import check, dump, resolve
     from proxima.config.problems import ConfigError
     from proxima.config.validate import all_problems, to_do
 
     with all_problems():
-        resolved = resolve(arguments.recipe, arguments.override, root=None, import_code=arguments.import_code)
+        resolved = resolve(recipe, override, root=None, import_code=import_code)
     left = to_do(resolved)  # a warning here, an error of `train`
     problems = [problem for problem in check(resolved) if problem not in left]
-    if arguments.yaml:
+    if as_yaml:
         print(dump(resolved), end="")
         for problem in left:
             print(f"WARNING {problem}", file=sys.stderr)
-    elif arguments.json:
-        from proxima.config.explanation import as_json
+    elif as_json:
+        from proxima.config.explanation import as_json as facts_of
 
-        print_json(as_json(resolved))
+        print_json(facts_of(resolved))
     else:
-        print(text_of(resolved, width=terminal_width(sys.stdout), everything=arguments.all))
+        print(text_of(resolved, width=terminal_width(sys.stdout), everything=everything))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
-    return 0
 
 
 def text_of(
@@ -156,11 +155,11 @@ def _replay_block(config: "RunConfig") -> str:
     return f"replay   steps 1 to {stored.steps} of {config.replayed}\n         SHA-256 {rollouts_sha(stored.hashes)}"
 
 
-def _memory_block(memory: dict[str, int], parameters: int, known: bool) -> str:
+def _memory_block(memory: dict[str, int], parameters: int, size_is_known: bool) -> str:
     from proxima.view.formatting import magnitude
 
     parts = "  ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items())
-    size = f"{magnitude(parameters)} parameters{' (known size)' if known else ''}"
+    size = f"{magnitude(parameters)} parameters{' (known size)' if size_is_known else ''}"
     return f"memory   about {sum(memory.values()) / 2**30:.2f} GiB for {size}, all at once\n         {parts}"
 
 
@@ -175,3 +174,6 @@ def _time_block(time: "Time", steps: int, *, generates: bool) -> str:
     parts = f"(generate {duration(time.generate)}, train {duration(time.train)})"
     condition = "if every completion takes all its tokens"
     return f"time     up to {duration(time.step)} a step {parts}{run}\n         {condition}; {measured} {TRIED}"
+
+
+COMMAND = explain

@@ -1,49 +1,48 @@
 """List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, to
 list those that come with proxima."""
 
-import argparse
 import dataclasses
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from proxima.cli.output import print_json, terminal_width, truncated
+from proxima.cli.completion import complete_slot
+from proxima.cli.output import AsJson, print_json, terminal_width, truncated
+from proxima.cli.parameters import Argument
 from proxima.data.recipe_files import shipped_recipes
 
 WIDTH = 100
+SLOT = "one slot, with fields; default: all slots, one line per kind"
 OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("slot", nargs="?", help="one slot, with fields; default: all slots, one line per kind")
-    parser.add_argument("--json", action="store_true", help="print everything for programs")
+def list_kinds(
+    slot: Annotated[str | None, Argument(SLOT, complete=complete_slot)] = None, *, as_json: AsJson = False
+) -> None:
+    """Print the kinds of every slot, those of one with their fields, or the recipes; ConfigError for another name."""
+    if slot == "recipes":
+        return list_recipes(as_json=as_json)
+    slots = catalogue()
+    if slot is not None:
+        name = _slot_name(slot.rpartition(".")[2], slots)
+        slots = {name: slots[name]}
+    if as_json:
+        return print_json(slots)
+    text = "\n\n".join(_text(name, facts, fields=slot is not None) for name, facts in slots.items())
+    whole = slot is not None or terminal_width(sys.stdout) is None
+    print("\n".join(_fitted(line, whole) for line in text.splitlines()))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _slot_name(name: str, slots: Collection[str]) -> str:
     from proxima.config.problems import one_problem, suggestion
 
-    if arguments.slot == "recipes":
-        return _show_recipes(as_json=arguments.json)
-    slots = catalogue()
-    if arguments.slot is not None:
-        name = arguments.slot.rpartition(".")[2]
-        if name not in slots:
-            name = OTHER_NAMES.get(name, name.removesuffix("s") if name.removesuffix("s") in slots else name)
-        if name not in slots and (section := _section(name)):
-            raise one_problem("slot", section, name, "command line")
-        if name not in slots:
-            raise one_problem("slot", suggestion(name, [*slots, "recipes"]), name, "command line")
-        slots = {name: slots[name]}
-    if arguments.json:
-        print_json(slots)
-        return 0
-    text = "\n\n".join(_text(name, slot, fields=arguments.slot is not None) for name, slot in slots.items())
-    whole = arguments.slot is not None or terminal_width(sys.stdout) is None
-    print("\n".join(_fitted(line, whole) for line in text.splitlines()))
-    return 0
+    for slot in (name, OTHER_NAMES.get(name, name), name.removesuffix("s")):
+        if slot in slots:
+            return slot
+    raise one_problem("slot", _section(name) or suggestion(name, [*slots, "recipes"]), name, "command line")
 
 
 def _fitted(line: str, whole: bool = True) -> str:
@@ -69,16 +68,14 @@ def _section(name: str) -> str | None:
     return None
 
 
-def _show_recipes(as_json: bool) -> int:
-    """A line a recipe: its name, and the first sentence of its comments."""
-    found = {name: _first_sentence(file) for name, file in shipped_recipes().items()}
+def list_recipes(*, as_json: bool = False) -> None:
+    """Print a line a recipe: its name, and the first sentence of its comments."""
+    comments = {name: _first_sentence(file) for name, file in shipped_recipes().items()}
     if as_json:
-        print_json(found)
-        return 0
-    longest = max(map(len, found))
-    for path, comment in found.items():
+        return print_json(comments)
+    longest = max(map(len, comments))
+    for path, comment in comments.items():
         print(_fitted(f"{path:<{longest}}  {comment}".rstrip()))
-    return 0
 
 
 def _first_sentence(file: Path) -> str:
@@ -95,17 +92,17 @@ def catalogue() -> dict[str, dict[str, Any]]:
     from proxima.config.describe import all_fields
     from proxima.config.families import FAMILIES
 
-    found: dict[str, dict[str, Any]] = {}
-    slots: dict[str, Any] = {}
+    slots: dict[str, dict[str, Any]] = {}
+    infos: dict[str, Any] = {}
     for family in FAMILIES.values():
         for path, info in all_fields(family.root):
             if info.slot or info.presets:
-                slots.setdefault(path, info)
-    for path, info in slots.items():
+                infos.setdefault(path, info)
+    for path, info in infos.items():
         name = path.rpartition(".")[2]
-        paths = [*found.get(name, {}).get("paths", []), path]
-        found[name] = {"paths": paths, "meaning": info.help, "kinds": _kinds(info)}
-    return found
+        paths = [*slots.get(name, {}).get("paths", []), path]
+        slots[name] = {"paths": paths, "meaning": info.help, "kinds": _kinds(info)}
+    return slots
 
 
 def _kinds(info: Any) -> dict[str, Any]:
@@ -139,7 +136,7 @@ def _slots_of(preset: dict[str, Any]) -> str:
 
     def shown(spec: Any) -> str:
         if isinstance(spec, list):
-            return "[" + ", ".join(shown(one) for one in spec) + "]"
+            return "[" + ", ".join(shown(each) for each in spec) + "]"
         if not isinstance(spec, dict):
             return str(spec)
         rest = {key: value for key, value in spec.items() if key != "kind"}
@@ -175,3 +172,6 @@ def _field_lines(fields: dict[str, Any]) -> Iterator[str]:
     width, value_width = (max(map(len, texts), default=0) for texts in (values, values.values()))
     for name, value in values.items():
         yield f"      {name:<{width}}  {value:<{value_width}}  {fields[name]['help']}".rstrip()
+
+
+COMMAND = list_kinds

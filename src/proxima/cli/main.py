@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO
 from proxima import __version__
 from proxima.cli.bug_report import report_bug
 from proxima.cli.command_module import command_module
+from proxima.cli.parameters import add_parameters, call
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 
@@ -104,7 +105,10 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         if name == chosen:
             command = command_module(name, place)
             below.description = command.__doc__
-            command.add_arguments(below)
+            if hasattr(command, "COMMAND"):
+                add_parameters(below, command.COMMAND)
+            else:
+                command.add_arguments(below)
     if completing:
         import argcomplete
 
@@ -117,6 +121,8 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         return 0
     _place_rest(arguments, rest)
     announce(arguments, sys.stderr)
+    if hasattr(command, "COMMAND"):
+        return int(call(command.COMMAND, arguments) or 0)
     return int(command.run(arguments))
 
 

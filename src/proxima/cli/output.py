@@ -4,37 +4,55 @@ import argparse
 import json
 import shutil
 import sys
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 from proxima.cli.completion import complete_override, complete_recipe
+from proxima.cli.parameters import Argument
+from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe, shipped_recipes
+
+RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
+OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine"
+IMPORT_CODE = "import the classes and functions outside proxima that it names, which runs their code"
 
 
 def add_recipe(parser: argparse.ArgumentParser, meaning: str = "", metavar: str | None = None) -> None:
     """The positional `recipe`: a file, a run folder, or a name of `proxima list recipes`, which shells complete."""
-    meaning = meaning or "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
-    add: Any = parser.add_argument("recipe", type=named_recipe, metavar=metavar, help=meaning)
+    add: Any = parser.add_argument("recipe", type=named_recipe, metavar=metavar, help=meaning or RECIPE)
     add.completer = complete_recipe
 
 
 def named_recipe(word: str) -> str:
     """The word; says on standard error which of two recipes is meant where a file here hides one of proxima's."""
-    found, shipped = find_recipe(word), shipped_recipes().get(word)
-    if shipped is not None and found != shipped and not found.samefile(shipped):
-        print(f"note: {word} is {found} of this folder, not the recipe that comes with proxima", file=sys.stderr)
+    file, shipped = find_recipe(word), shipped_recipes().get(word)
+    if shipped is not None and file != shipped and not file.samefile(shipped):
+        print(f"note: {word} is {file} of this folder, not the recipe that comes with proxima", file=sys.stderr)
     return word
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    example = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine"
-    add: Any = parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=example)
+    add: Any = parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=OVERRIDE)
     add.completer = complete_override
 
 
 def add_import_code(parser: argparse.ArgumentParser, meaning: str = "") -> None:
     """`--import-code`, of a command that reads a recipe, a run or records and runs nothing that they name."""
-    meaning = meaning or "import the classes and functions outside proxima that it names, which runs their code"
-    parser.add_argument("--import-code", action="store_true", help=meaning)
+    parser.add_argument("--import-code", action="store_true", help=meaning or IMPORT_CODE)
+
+
+def check_page(option: str, page: Path) -> None:
+    """UserError unless a page can be written there."""
+    if page.is_dir() or not page.absolute().parent.is_dir():
+        raise UserError(f"{option} {page}: must be a file in a folder that exists")
+
+
+# Parameters of commands, for `cli.parameters`.
+Recipe = Annotated[str, Argument(RECIPE, read=named_recipe, complete=complete_recipe)]
+Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*", complete=complete_override)]
+ImportCode = Annotated[bool, Argument(IMPORT_CODE)]
+AsJson = Annotated[bool, Argument("print everything for programs", flag="--json")]
 
 
 def print_json(value: Any) -> None:

@@ -1,51 +1,56 @@
 """Train the variants of a recipe that a sweep file lists, with several seeds. The same command resumes a stopped
 sweep."""
 
-import argparse
-import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.output import add_import_code, add_recipe
+from proxima.cli.completion import complete_recipe
+from proxima.cli.output import named_recipe
+from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
     from proxima.lab import PlannedRun, Sweep
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    meaning = "YAML file: recipe, seeds, set, grid, cells; or a sweep of `proxima list recipes`: sweeps/grpo_cppo"
-    add_recipe(parser, meaning, metavar="sweep")
-    add("--jobs", type=int, metavar="N", help="parallel runs; overrides the file")
-    add("--folder", metavar="F", help="where the runs are written; overrides the file; default runs/<file>")
-    only = "only these cells; a pattern like '*lr=1e-5' selects several"
-    add("--only", nargs="+", default=[], metavar="CELL", help=only)
-    add("--dry-run", action="store_true", help="validate every cell, print the commands, run nothing")
-    add_import_code(parser, "with --dry-run: import the classes and functions outside proxima that the recipe names")
-    add("--retry-failed", action="store_true", help="also retry the runs that failed")
+SWEEP = "YAML file: recipe, seeds, set, grid, cells; or a sweep of `proxima list recipes`: sweeps/grpo_cppo"
+FOLDER = "where the runs are written; overrides the file; default runs/<file>"
+ONLY = "only these cells; a pattern like '*lr=1e-5' selects several"
+IMPORT_CODE = "with --dry-run: import the classes and functions outside proxima that the recipe names"
 
 
-def run(arguments: argparse.Namespace) -> int:
+def sweep(
+    recipe: Annotated[str, Argument(SWEEP, "sweep", read=named_recipe, complete=complete_recipe)],
+    *,
+    jobs: Annotated[int | None, Argument("parallel runs; overrides the file", "N")] = None,
+    folder: Annotated[str | None, Argument(FOLDER, "F")] = None,
+    only: Annotated[Sequence[str], Argument(ONLY, "CELL", words="+")] = (),
+    dry_run: Annotated[bool, Argument("validate every cell, print the commands, run nothing")] = False,
+    import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
+    retry_failed: Annotated[bool, Argument("also retry the runs that failed")] = False,
+) -> int:
+    """Train the cells, or print their commands; the exit code."""
     from proxima.lab import plan_runs, read_sweep
 
-    sweep = read_sweep(arguments.recipe, folder=arguments.folder, jobs=arguments.jobs, only=arguments.only)
-    runs = plan_runs(sweep, import_code=arguments.import_code or not arguments.dry_run)
-    if arguments.dry_run:
-        return _show(sweep, runs)
+    plan = read_sweep(recipe, folder=folder, jobs=jobs, only=only)
+    runs = plan_runs(plan, import_code=import_code or not dry_run)
+    return _show(plan, runs) if dry_run else train_cells(plan, runs, retry_failed=retry_failed)
 
+
+def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool = False) -> int:
+    """Run the sweep, show its progress and its final table; the exit code."""
     from rich.console import Console
 
     from proxima.lab.metrics_follower import RunState
     from proxima.lab.sweep_runner import run_sweep
+    from proxima.view.run_views import is_drawable
     from proxima.view.sweep_progress import SweepLines, SweepTable, outcome_table
     from proxima.view.terminal import rendered
 
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    drawn = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
-        screen = SweepTable(Console()) if drawn else SweepLines(sys.stdout)
-        progresses = run_sweep(sweep, runs, SweepLines(log), screen, retry_failed=arguments.retry_failed)
+        screen = SweepTable(Console()) if is_drawable(sys.stdout) else SweepLines(sys.stdout)
+        progresses = run_sweep(sweep, runs, SweepLines(log), screen, retry_failed=retry_failed)
     print()
     print(rendered(outcome_table(progresses), sys.stdout, width=160))
     states = {progress.state for progress in progresses}
@@ -66,3 +71,6 @@ def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:
         command = command_of(run.resolved.config)
         print(f"{run.name}\n    proxima {command} {shlex.join([str(run.recipe), *run.overrides])} --resume")
     return 0
+
+
+COMMAND = sweep

@@ -43,7 +43,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     how = {name: getattr(arguments, name) for name in ("resume", "overwrite", "accept_changes")}
     resolved = resolve_run(arguments.recipe, arguments.override, root=FAMILIES[arguments.command].root, **how)
 
-    from proxima.view import RunViews
+    from proxima.view.run_views import RunViews
 
     views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
     views.progress("load", 0, 1, "models")  # before the libraries are imported, which takes seconds

@@ -133,16 +133,12 @@ def final_value(metric: str) -> Measure:
 def last_evaluated(key: str) -> Measure:
     """A metric of the evaluation at the last step of the run."""
 
-    def measure(run: Run) -> float | None:
-        value = run.evals[-1].get(key) if run.evals and run.evals[-1]["step"] == run.steps > 0 else None
-        return None if value is None else float(value)
-
-    return measure
+    return lambda run: run.evals[-1].get(key) if run.evals and run.evals[-1]["step"] == run.steps > 0 else None
 
 
 def _training_accuracy(run: Run) -> float | None:
-    found = final_value("accuracy")(run)
-    return final_value("rewards/accuracies")(run) if found is None else found
+    accuracy = final_value("accuracy")(run)
+    return final_value("rewards/accuracies")(run) if accuracy is None else accuracy
 
 
 EXAMPLE_FIGURES: dict[str, Measure] = {  # of runs on a fixed data set, which have no reward

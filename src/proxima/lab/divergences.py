@@ -48,16 +48,16 @@ def read_trained(folder: Path, step: int | None = None) -> list[TrainedCompletio
     run = existing_run(folder)
     files = sorted(run.rollouts.glob("*.parquet"))
     if step is not None:
-        known = [int(file.stem) for file in files]
-        if step not in known:
-            steps = f"it has {known[0]} to {known[-1]}" if known else "it has none yet"
+        numbers = [int(file.stem) for file in files]
+        if step not in numbers:
+            steps = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none yet"
             raise UserError(f"--step {step}: {folder} has no such step; {steps}")
         files = [run.rollout_file(step)]
-    found = [completion for file in files for completion in _of_file(file)]
-    if not found:
+    completions = [completion for file in files for completion in _of_file(file)]
+    if not completions:
         why = "all were dropped, or their advantage was 0"
         raise UserError(f"{folder}: no completion has a forward pass of the trainer; {why}")
-    return found
+    return completions
 
 
 def _of_file(path: Path) -> Iterator[TrainedCompletion]:
@@ -104,8 +104,8 @@ def read_algorithm(folder: Path, *, import_code: bool) -> AlgorithmConfig:
 
 def measurable(surrogate: Any) -> Cppo | None:
     """`surrogate` if it has thresholds that follow from the log-probs of the sampled tokens alone, else None."""
-    known = isinstance(surrogate, Cppo) and surrogate.divergence == "binary_tv" and surrogate.delta < math.inf
-    return surrogate if known else None
+    follows = isinstance(surrogate, Cppo) and surrogate.divergence == "binary_tv" and surrogate.delta < math.inf
+    return surrogate if follows else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +134,8 @@ class Calibration:
         batch = as_batch(completions)
         divergence = np.concatenate([item.divergence for item in completions]).astype(np.float64)
         weighted = spec.threshold(batch)[0].numpy()
-        found = (np.quantile(weighted, 1 - share), np.quantile(divergence, 0.9))
-        delta, delta_b = (float(f"{value:.2g}") for value in found)
+        quantiles = (np.quantile(weighted, 1 - share), np.quantile(divergence, 0.9))
+        delta, delta_b = (float(f"{value:.2g}") for value in quantiles)
         delta = max(delta, 1e-6)  # where engine and trainer agree to the bit, any threshold would do
         return cls(
             completions=len(completions),

@@ -220,16 +220,16 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
 def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
     """The warnings of the runs, each kind once, with the runs that it concerns."""
     warned = [
-        (warning_kind(told["text"]), (told["text"], cell.name, str(run.seed)))
+        (warning_kind(warning["text"]), (warning["text"], cell.name, str(run.seed)))
         for cell in cells
         for run in cell.runs
-        for told in run.summary.get("warnings") or ()
+        for warning in run.summary.get("warnings") or ()
     ]
     total, texts = sum(len(cell.runs) for cell in cells), []
-    for told in _grouped(warned).values():
-        seeds = _grouped([(name, seed) for _, name, seed in told])
+    for places in _grouped(warned).values():
+        seeds = _grouped([(name, seed) for _, name, seed in places])
         runs = ", ".join(f"{name} seed{'s' * (len(of) > 1)} {' and '.join(of)}" for name, of in seeds.items())
-        texts.append(f"{f'all {total} runs' if len(told) == total > 1 else runs}: {told[0][0]}; see report.html")
+        texts.append(f"{f'all {total} runs' if len(places) == total > 1 else runs}: {places[0][0]}; see report.html")
     return texts
 
 

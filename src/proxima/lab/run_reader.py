@@ -3,8 +3,9 @@
 import glob
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,9 @@ AXES: dict[str, str | None] = {
     "cpu": "time/cpu",
 }
 
+MOST_FOLDERS = 10_000  # that are searched for runs
+
 Points = list[tuple[float, float]]
-
-
-def first_warning(summary: Record) -> str:
-    """`3 warnings, the first: …`, of the content of summary.json; empty without one."""
-    told = summary.get("warnings") or ()
-    many = f"{len(told)} warnings, the first" if len(told) > 1 else "1 warning"
-    return f"{many}: {told[0]['text']}" if told else ""
 
 
 class NoMetrics(UserError):
@@ -40,27 +36,27 @@ class NoMetrics(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run.
+class Metrics:
+    """The records of metrics.jsonl.
 
     Args:
-        seed: None if neither config nor summary has it.
-        config: dotted path → value of config.yaml; empty if that is missing.
-        train, evals: records of metrics.jsonl by kind; of several evaluations at a step the last.
-        status: `done`, `stopped`, `failed`, or `unfinished` without summary.json.
-        summary, environment: those files, empty if missing.
+        train, evals: the records by kind; of several evaluations at a step the last.
         headline: the figure that stands for an evaluation.
     """
 
-    folder: Path
-    seed: int | None
-    config: Mapping[str, Any] = field(repr=False)
-    train: tuple[Record, ...] = field(repr=False)
-    evals: tuple[Record, ...] = field(repr=False)
-    status: str
-    summary: Record = field(repr=False)
-    environment: Record = field(repr=False)
-    headline: Headline
+    train: tuple[Record, ...] = field(default=(), repr=False)
+    evals: tuple[Record, ...] = field(default=(), repr=False)
+    headline: Headline = field(default_factory=Headline)
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> "Metrics":
+        train = tuple(record for record in records if record.get("kind") == "train")
+        last = {int(record["step"]): record for record in records if record.get("kind") == "eval"}
+        evals = tuple(last[step] for step in sorted(last))
+        return cls(train=train, evals=evals, headline=Headline.of(evals))
+
+    def extended(self, records: Sequence[Record]) -> "Metrics":
+        return Metrics.of((*self.train, *self.evals, *records))
 
     @property
     def steps(self) -> int:
@@ -129,6 +125,40 @@ class Run:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run(Metrics):
+    """One run.
+
+    Args:
+        recipe: the content of config.yaml, `summary` and `environment` that of those files; empty if they are missing.
+    """
+
+    folder: Path
+    recipe: Mapping[str, Any] = field(repr=False)
+    summary: Record = field(repr=False)
+    environment: Record = field(repr=False)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Dotted path → value of config.yaml."""
+        return dict(flat(self.recipe))
+
+    @property
+    def files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+    @property
+    def seed(self) -> int | None:
+        """None if neither config nor summary has it."""
+        seed = self.config.get("seed", self.summary.get("seed"))
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def status(self) -> str:
+        """`done`, `stopped`, `failed`, or `unfinished`, without summary.json: running, or killed."""
+        return str(self.summary.get("status", "unfinished"))
+
+
 def existing_run(folder: str | Path) -> RunFolder:
     """The folder of a run; UserError if it holds none."""
     place = RunFolder(folder)
@@ -138,42 +168,36 @@ def existing_run(folder: str | Path) -> RunFolder:
     return place
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path, *, empty: bool = False) -> Run:
     """Read a run from its folder.
 
-    Raises: NoMetrics if the run has not recorded anything yet; UserError if it is none, or a file in it is damaged.
+    Args:
+        empty: also a run that has not recorded anything yet.
+    Raises: NoMetrics if the run has no records; UserError if it is none, or a file in it is damaged.
     """
     place = existing_run(folder)
-    records = place.read_metrics()
-    if not records:
+    metrics = Metrics.of(place.read_metrics())
+    if not (metrics.train or metrics.evals or empty):
         raise NoMetrics(f"{shown_path(place.path)} has no metrics; it has not finished a step or an evaluation yet")
-    config = dict(flat(read_config(place.config)))
-    summary, environment = read_mapping(place.summary), read_mapping(place.environment)
-    seed = config.get("seed", summary.get("seed"))
-    evals = {int(r["step"]): r for r in records if r.get("kind") == "eval"}
     return Run(
         folder=place.path,
-        seed=seed if isinstance(seed, int) else None,
-        config=config,
-        train=tuple(r for r in records if r.get("kind") == "train"),
-        evals=tuple(evals[step] for step in sorted(evals)),
-        status=str(summary.get("status", "unfinished")),
-        summary=summary,
-        environment=environment,
-        headline=Headline.of(evals.values()),
+        recipe=read_config(place.config),
+        summary=read_mapping(place.summary),
+        environment=read_mapping(place.environment),
+        **vars(metrics),
     )
 
 
 def find_runs(places: Sequence[str | Path]) -> list[Path]:
     """The run folders that are given, are below a given folder, or match a pattern; each once, in the given order.
 
-    Raises: UserError if one of `places` leads to no run.
+    Raises: UserError if one of `places` leads to no run, or has too many folders below it to search.
     """
     folders: dict[Path, Path] = {}
     for place in places:
-        found = [place] if Path(place).exists() else sorted(glob.glob(str(place), recursive=True))
-        matches = [Path(name) for name in found]
-        runs = [run for match in matches for run in _below(match)]
+        matches = [Path(place)] if Path(place).exists() else sorted(map(Path, glob.glob(str(place), recursive=True)))
+        count = itertools.count(1)
+        runs = [run for match in matches for run in _below(match, match, count)]
         if not runs:
             raise no_runs(Path(place), bool(matches))
         for run in runs:
@@ -181,17 +205,20 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
     return list(folders.values())
 
 
-def _below(place: Path) -> Iterator[Path]:
+def _below(place: Path, start: Path, count: Iterator[int]) -> Iterator[Path]:
     if place.is_file():
         return
     if RunFolder(place).has_run:
         yield place
         return
+    if next(count) > MOST_FOLDERS:
+        remedy = "give run folders, or a sweep's folder"
+        raise UserError(f"{start} has more than {MOST_FOLDERS:,} folders below it", remedy=remedy)
     for listed in read_mapping(place / "sweep.json").get("runs", ()):  # in this order: the first cell is the baseline
         if RunFolder(place / listed["folder"]).has_run:
             yield place / listed["folder"]
     for child in sorted((child for child in place.iterdir() if child.is_dir()), key=lambda child: _natural(child.name)):
-        yield from _below(child)
+        yield from _below(child, start, count)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -222,8 +249,8 @@ def runs_beside(place: Path) -> bool:
 def misspelt(place: Path) -> Path | None:
     """The existing path that `place` is where only the name of its folder is mistyped: `run/mine` of `runs/mine`."""
     near = nearest(place.parent.name, [folder.name for folder in _folders_beside(place.parent)])
-    found = None if near is None else place.parent.parent / near / place.name
-    return found if found is not None and found.exists() else None
+    meant = place.parent.parent / str(near) / place.name
+    return meant if near is not None and meant.exists() else None
 
 
 def _folders_beside(place: Path) -> list[Path]:
@@ -239,25 +266,22 @@ def _holds_runs(place: Path) -> bool:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The values of a run's config.yaml; empty if it is missing, UserError if it is damaged."""
-    if not path.is_file():
-        return {}
-    try:
-        value = read_yaml(path).to_python()
-    except ConfigError as error:
-        raise UserError(str(error), remedy="restore the file, or delete it to go on without") from error
-    return value if isinstance(value, dict) else {}
+    return _content(path, lambda: read_yaml(path).to_python())
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The content of a JSON file of a run; empty if it is missing, UserError if it is damaged."""
-    if not path.is_file():
-        return {}
+    return _content(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+
+
+def _content(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read() if path.is_file() else {}
+    except ConfigError as error:  # it names the file and the line
+        raise UserError(str(error), remedy="restore the file, or delete it to go on without") from error
     except ValueError as error:
-        raise UserError(
-            f"{path} can't be read ({error})", remedy="restore it, or delete it to go on without"
-        ) from error
+        remedy = "restore it, or delete it to go on without"
+        raise UserError(f"{path} can't be read ({error})", remedy=remedy) from error
     return value if isinstance(value, dict) else {}
 
 

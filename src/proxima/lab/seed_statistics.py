@@ -26,19 +26,17 @@ class SeedMean:
         return self.mean + (self.half or 0.0)
 
 
-def mean_over_seeds(values: Sequence[float | None], level: float = 0.95) -> SeedMean | None:
-    """Mean and t interval of the finite values; None without any.
+def mean_over_seeds(values: Sequence[float | None]) -> SeedMean | None:
+    """Mean and 95 % t interval of the finite values; None without any.
 
-    half = t_{n-1, (1+level)/2} s / sqrt(n)        s with n - 1 in its denominator
+    half = t_{n-1, 0.975} s / sqrt(n)        s with n - 1 in its denominator
     """
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known:
-        return None
-    if len(known) == 1:
-        return SeedMean(known[0], None, 1, (known[0],))
-    spread = statistics.stdev(known) / math.sqrt(len(known))
-    half = t_quantile((1 + level) / 2, len(known) - 1) * spread
-    return SeedMean(statistics.fmean(known), half, len(known), tuple(known))
+    finite = tuple(value for value in values if value is not None and math.isfinite(value))
+    n = len(finite)
+    if n < 2:
+        return SeedMean(finite[0], None, 1, finite) if finite else None
+    half = t_quantile(0.975, n - 1) * (statistics.stdev(finite) / math.sqrt(n))
+    return SeedMean(statistics.fmean(finite), half, n, finite)
 
 
 @lru_cache
@@ -89,11 +87,8 @@ def running_mean(values: Sequence[float | None]) -> list[float | None]:
     """The mean over a tenth of the values around each: at least three, fewer at both ends. None is left out, and stays
     None."""
     half = max(1, len(values) // 20)
-    means: list[float | None] = []
-    for i, value in enumerate(values):
-        near = [v for v in values[max(i - half, 0) : i + half + 1] if v is not None]
-        means.append(None if value is None else statistics.fmean(near))
-    return means
+    near = ([v for v in values[max(i - half, 0) : i + half + 1] if v is not None] for i in range(len(values)))
+    return [None if value is None else statistics.fmean(v) for value, v in zip(values, near, strict=True)]
 
 
 def smoothed(values: Sequence[float | None]) -> list[float | None]:

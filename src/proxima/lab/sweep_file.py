@@ -168,8 +168,8 @@ class _SweepFileReader:
             self.fail(path, f"is set by the sweep: {RESERVED[key]}", node)
         elif not all(key.split(".")):
             self.fail(path, "has an empty part; write a dotted key like train.steps", node)
-        elif (section := key.partition(".")[0]) not in (known := [info.name for info in fields_of(self.family)]):
-            self.fail(path, f"a recipe has no field {section!r}; {suggestion(section, known)}", node)
+        elif (section := key.partition(".")[0]) not in (sections := [info.name for info in fields_of(self.family)]):
+            self.fail(path, f"a recipe has no field {section!r}; {suggestion(section, sections)}", node)
         else:
             return True
         return False

@@ -26,11 +26,12 @@ from proxima.data.atomic_files import write_atomic
 from proxima.data.full_disk import is_disk_full
 from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
-from proxima.lab.run_reader import first_warning, read_mapping
+from proxima.lab.run_reader import read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
 from proxima.runtime.watch.environment import describe_environment
+from proxima.runtime.watch.observer import Record
 
 POLL = 0.5  # seconds between two polls of the runs
 SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails
@@ -47,7 +48,7 @@ class SweepObserver(Protocol):
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
         """The states are known; no run has been started."""
 
-    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]]) -> None:
+    def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
         """A run has changed its state or recorded metrics."""
 
     def tick(self) -> None:
@@ -91,10 +92,10 @@ def run_sweep(
         progresses = [read_progress(run, retry_failed) for run in runs]
         write_atomic(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
         loop = _SweepLoop(sweep, progresses, observers, command, poll)
-        loop.tell(lambda observer: observer.started(sweep, progresses))
+        loop.notify(lambda observer: observer.started(sweep, progresses))
         with loop.count_interrupts():
             loop.run()
-        loop.tell(lambda observer: observer.finished(progresses))
+        loop.notify(lambda observer: observer.finished(progresses))
     return progresses
 
 
@@ -149,7 +150,7 @@ class _SweepLoop:
                 time.sleep(self.poll)
                 for job in list(self.jobs):
                     self.check(job, waiting)
-                self.tell(lambda observer: observer.tick())
+                self.notify(lambda observer: observer.tick())
         finally:
             self.terminate()
 
@@ -207,8 +208,10 @@ class _SweepLoop:
         else:
             progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
         self.changed(progress, records)
-        if told := first_warning(_summary(progress.run)):
-            self.warn(f"{progress.run.name}: {told}; see {progress.run.folder / 'report.html'}")
+        if warnings := _summary(progress.run).get("warnings"):
+            many = f"{len(warnings)} warnings, the first" if len(warnings) > 1 else "1 warning"
+            report = progress.run.folder / "report.html"
+            self.warn(f"{progress.run.name}: {many}: {warnings[0]['text']}; see {report}")
 
     def release(self, progress: RunProgress, running: bool, waiting: list[RunProgress]) -> None:
         """A run of another process has ended, or this sweep ends before it: take its state from its folder, and run it
@@ -232,13 +235,13 @@ class _SweepLoop:
                 process.wait(max(0.0, deadline - time.monotonic()))
             _signal_group(process, signal.SIGKILL)
 
-    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]] = ()) -> None:
-        self.tell(lambda observer: observer.changed(progress, records))
+    def changed(self, progress: RunProgress, records: Sequence[Record] = ()) -> None:
+        self.notify(lambda observer: observer.changed(progress, records))
 
     def warn(self, text: str) -> None:
-        self.tell(lambda observer: observer.warning(text))
+        self.notify(lambda observer: observer.warning(text))
 
-    def tell(self, event: Callable[[SweepObserver], None]) -> None:
+    def notify(self, event: Callable[[SweepObserver], None]) -> None:
         """Tell every observer; on a full disk the sweep's own log may be lost, but not the runs."""
         for observer in self.observers:
             try:

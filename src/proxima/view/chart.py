@@ -1,5 +1,5 @@
-"""Line and bar charts as SVG text, drawn by matplotlib. Colours are CSS variables, so a chart follows the page's light
-or dark scheme.
+"""All charts, drawn by matplotlib: lines and bars for pages as SVG text, and figures in files of their own. Colours are
+CSS variables, so that a chart follows the page's light or dark scheme.
 
 matplotlib writes plain hex colours; each name of `PALETTE` has a placeholder colour that becomes `var(--name)` in the
 text. matplotlib is imported when the first chart is drawn.
@@ -9,10 +9,10 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from markupsafe import Markup, escape
 
@@ -23,6 +23,7 @@ from proxima.view.formatting import significant, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 POINTS = 400  # most points drawn of a line; longer ones are averaged down to this
@@ -50,15 +51,31 @@ FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif'
 STEPS = [1, 2, 5, 10]  # ticks are at multiples of these
 
 Point = tuple[float, float | None]
+Margins = tuple[float, float, float, float]  # left, right, top and bottom, in pixels
+Color = Callable[[str], str]  # a name of `PALETTE` → a colour of matplotlib
 
 
 class Drawing(Protocol):
-    """A figure with its title, which `plotted` makes with the colours that it is given."""
+    """A figure in a file of its own. Subclasses give its title and its size in CSS pixels, and draw it."""
+
+    salt: ClassVar[str] = "figure"
+    font: ClassVar[int] = 12
+    simplify: ClassVar[bool] = False  # drop points on straight lines
 
     @property
     def title(self) -> str: ...
 
-    def plotted(self, color: Callable[[str], str]) -> AbstractContextManager["Figure"]: ...
+    @property
+    def size(self) -> tuple[float, float]: ...
+
+    def draw(self, figure: "Figure", color: Color) -> None: ...
+
+    @contextmanager
+    def opened(self, color: Color) -> "Iterator[Figure]":
+        """The drawn figure, to be saved inside of this context."""
+        with new_figure(self.size, self.salt, color=color, font=self.font, simplify=self.simplify) as figure:
+            self.draw(figure, color)
+            yield figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +117,12 @@ def palette_css(selector: str) -> str:
 
 @contextmanager
 def new_figure(
-    width: float, height: float, salt: str, *, color: Any = variable, font: int = 11, simplify: bool = False
+    size: tuple[float, float], salt: str, *, color: Color = variable, font: int = 11, simplify: bool = False
 ) -> "Iterator[Figure]":
     """A matplotlib figure whose units are CSS pixels.
 
     Args:
         salt: makes the ids of clip paths unique among the charts of a page.
-        color: maps a name of `PALETTE` to a colour.
         simplify: drop points on straight lines; the page's script needs them all.
     """
     import matplotlib
@@ -119,16 +135,33 @@ def new_figure(
     settings |= {"font.family": "DejaVu Sans", "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0}
     settings |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
     settings |= {"axes.axisbelow": True, "axes.unicode_minus": False, "text.parse_math": False, "figure.dpi": 72.0}
+    settings |= {"axes.titlelocation": "left", "axes.titleweight": "bold", "axes.titlesize": font}
     settings |= {"lines.scale_dashes": False} | sides | {key: color(name) for key, name in colors.items()}
     with matplotlib.rc_context(settings):
-        yield Figure(figsize=(width / 72, height / 72))
+        yield Figure(figsize=(size[0] / 72, size[1] / 72))
 
 
-def svg_text(figure: "Figure", attributes: str, inner: str = "") -> str:
+def pixel_size(figure: "Figure") -> tuple[float, float]:
+    """Width and height in CSS pixels."""
+    width, height = 72 * figure.get_size_inches()
+    return float(width), float(height)
+
+
+def page_svg(figure: "Figure", label: str, data: str = "", inner: str = "") -> Markup:
+    """The figure as an element of a page.
+
+    Args:
+        label: what a screen reader reads out.
+        data: further attributes.
+        inner: markup at the end of the element.
+    """
+    return Markup(_svg_text(figure, f'class="chart" aria-label="{escape(label)}"{data}', inner))
+
+
+def _svg_text(figure: "Figure", attributes: str, inner: str = "") -> str:
     """The figure as an `<svg>` element: colours as variables, fonts of the page, no ids but those it refers to.
 
-    Artists with a gid `line-0` become `<g class="line" data-series="0">`. The element gets `attributes` besides its
-    `viewBox`, and the markup `inner` at its end.
+    Artists with a gid `line-0` become `<g class="line" data-series="0">`.
     """
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -139,24 +172,19 @@ def svg_text(figure: "Figure", attributes: str, inner: str = "") -> str:
     text = re.sub(r' id="[\w.]+_\d+"| transform="rotate\(-0 [^"]*"|(?<="| )font-family: [^;"]*;? ?', "", text)
     text = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{list(PALETTE)[int(m[1], 16)]})", text)
     text = re.sub(r">\s+<", "><", text.replace("xlink:href", "href")).strip().removesuffix("</svg>")
-    width, height = 72 * figure.get_size_inches()
+    width, height = pixel_size(figure)
     return f'<svg role="img" viewBox="0 0 {width:g} {height:g}" {attributes}>{text}{inner}</svg>'
 
 
-def write_svg_text(figure: "Figure", title: str) -> str:
-    """The figure as the text of a file that carries its own colours and title."""
-    width, height = 72 * figure.get_size_inches()
-    size = f'xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
-    style = f"{palette_css('svg')}svg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
-    whole = svg_text(figure, size)
-    start = whole.index(">") + 1
-    return f"{whole[:start]}<title>{escape(title)}</title><style>{style}</style>{whole[start:]}\n"
-
-
 def svg_file(drawing: Drawing) -> str:
-    """The figure as the text of an .svg file that carries its colours for light and dark."""
-    with drawing.plotted(variable) as figure:
-        return write_svg_text(figure, drawing.title)
+    """The figure as the text of an .svg file that carries its title, and its colours for light and dark."""
+    width, height = drawing.size
+    style = f"{palette_css('svg')}svg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
+    with drawing.opened(variable) as figure:
+        figure.patch.set_facecolor(variable("paper"))
+        text = _svg_text(figure, f'xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"')
+    start = text.index(">") + 1
+    return f"{text[:start]}<title>{escape(drawing.title)}</title><style>{style}</style>{text[start:]}\n"
 
 
 def write_figure(drawing: Drawing, out: Path | str) -> Path:
@@ -167,8 +195,8 @@ def write_figure(drawing: Drawing, out: Path | str) -> Path:
         write_atomic(out, svg_file(drawing))
     elif suffix == ".png":
         stream = io.BytesIO()
-        with drawing.plotted(lambda name: PALETTE[name][0]) as figure:
-            figure.savefig(stream, format="png", dpi=150)
+        with drawing.opened(lambda name: PALETTE[name][0]) as figure:
+            figure.savefig(stream, format="png", dpi=150, facecolor=PALETTE["paper"][0])
         write_atomic(out, stream.getvalue())
     else:
         raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
@@ -182,8 +210,7 @@ def line_chart(
     zero: bool = False,
     ends: tuple[float, float] | None = None,
     within: tuple[float, float] | None = None,
-    width: int = 360,
-    height: int = 170,
+    size: tuple[int, int] = (360, 170),
 ) -> Markup:
     """Lines over the steps, for a page; empty where there is nothing to draw.
 
@@ -196,21 +223,21 @@ def line_chart(
     drawn = [_prepared(s, ends or (-math.inf, math.inf)) for s in series]
     if (limits := _limits(drawn, zero, within)) is None:
         return Markup("")
-    with new_figure(width, height, label) as figure:
+    with new_figure(size, label) as figure:
         axes = chart_axes(figure, [x for s in drawn for x in s.x], ends or limits)
         for i, s in enumerate(drawn):
             draw_series(axes, s, i)
-        return _page_svg(figure, axes, label)
+        return _with_ruler(figure, axes, label)
 
 
-def bar_chart(series: Sequence[Series], *, label: str, most: int = BARS, width: int = 360, height: int = 170) -> Markup:
+def bar_chart(series: Sequence[Series], *, label: str, most: int = BARS, size: tuple[int, int] = (360, 170)) -> Markup:
     """Stacked bars over the steps, each series on top of the one before; more than `most` steps are averaged into that
     many bars."""
     if not series or not series[0].points:
         return Markup("")
     parts = [[v or 0.0 for v in thinned([v for _, v in s.points], most)] for s in series]
     totals = [sum(part) for part in zip(*parts, strict=True)]
-    with new_figure(width, height, label) as figure:
+    with new_figure(size, label) as figure:
         axes = chart_axes(figure, series[0].x, (0.0, max(totals) or 1.0))
         low, high = axes.get_xlim()
         slot, base = (high - low) / len(totals), [0.0] * len(totals)
@@ -218,7 +245,23 @@ def bar_chart(series: Sequence[Series], *, label: str, most: int = BARS, width: 
             lefts = [low + i * slot for i in range(len(part))]
             axes.bar(lefts, part, 0.9 * slot, base, align="edge", color=variable(s.color), linewidth=0, clip_on=False)
             base = [below + value for below, value in zip(base, part, strict=True)]
-        return _page_svg(figure, axes, label)
+        return _with_ruler(figure, axes, label)
+
+
+def panel_axes(figure: "Figure", margins: Margins) -> "Axes":
+    """Axes that fill the figure but for its margins."""
+    (width, height), (left, right, top, bottom) = pixel_size(figure), margins
+    return figure.add_axes(
+        (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
+    )
+
+
+def round_ticks(axis: "Axis", most: int, *, integer: bool = False) -> None:
+    """At most so many intervals between ticks, at round numbers."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, integer=integer, steps=STEPS))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(round(value, 12))))
 
 
 def chart_axes(
@@ -226,17 +269,14 @@ def chart_axes(
     x: Sequence[float],
     limits: tuple[float, float],
     *,
-    margins: tuple[float, float, float, float] = (46, 10, 8, 22),
+    margins: Margins = (46, 10, 8, 22),
     intervals: int = 3,
 ) -> "Axes":
     """Axes with round numbers at both ends of y, at most so many `intervals` apart, and x from the first to the last
-    step; `margins` are left, right, top and bottom, in pixels."""
+    step."""
     from matplotlib.ticker import MaxNLocator
 
-    width, height = 72 * figure.get_size_inches()
-    left, right, top, bottom = margins
-    box = (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
-    axes = figure.add_axes(box)
+    axes = panel_axes(figure, margins)
     levels = MaxNLocator(intervals, steps=STEPS).tick_values(*limits)
     texts = ([significant(round(level, 12), digits) for level in levels] for digits in range(3, 13))
     axes.set_yticks(levels, next((labels for labels in texts if len(set(labels)) == len(levels)), None))
@@ -249,10 +289,10 @@ def chart_axes(
     return axes
 
 
-def draw_series(axes: "Axes", s: Series, number: int) -> None:
+def draw_series(axes: "Axes", s: Series, number: int, color: Color = variable) -> None:
     """Draw a series with its whiskers, its band, its running mean or its dots."""
-    style: dict[str, Any] = {"color": variable(s.color), "linewidth": 1.8, "clip_on": False}
-    marks: dict[str, Any] = {"color": variable(s.color), "linestyle": "", "markeredgewidth": 0, "clip_on": False}
+    style: dict[str, Any] = {"color": color(s.color), "linewidth": 1.8, "clip_on": False}
+    marks: dict[str, Any] = {"color": color(s.color), "linestyle": "", "markeredgewidth": 0, "clip_on": False}
     if s.spread:
         if whiskers := [(x, *pair) for x, y, pair in zip(s.x, s.y, s.spread, strict=True) if math.isfinite(y)]:
             whisker = style | {"linewidth": 1.6, "alpha": 0.75}
@@ -265,7 +305,7 @@ def draw_series(axes: "Axes", s: Series, number: int) -> None:
         values = [math.nan if v is None else v for v in running_mean([v for _, v in s.points])]
     if s.band:
         low, high = zip(*s.band, strict=True)
-        area: Any = {"facecolor": variable(s.color), "alpha": 0.16, "linewidth": 0}
+        area: Any = {"facecolor": color(s.color), "alpha": 0.16, "linewidth": 0}
         axes.fill_between(s.x, low, high, gid=f"band-{number}", **area)
     axes.plot(s.x, values, gid=f"line-{number}", linestyle=line_style(s.dash), **style)
     gaps = [False, *(math.isfinite(v) for v in values), False]  # a point without neighbours is a dot
@@ -306,13 +346,13 @@ def _limits(series: Sequence[Series], zero: bool, within: tuple[float, float] | 
     return low - margin, high + margin
 
 
-def _page_svg(figure: "Figure", axes: "Axes", label: str) -> Markup:
+def _with_ruler(figure: "Figure", axes: "Axes", label: str) -> Markup:
     """The chart with the places of its axes, and with the ruler that the page's script moves."""
     box, (low, high), (start, end) = axes.bbox, axes.get_ylim(), axes.get_xlim()
-    height = 72 * figure.get_size_inches()[1]
+    height = pixel_size(figure)[1]
     places = {"left": box.x0, "right": box.x1, "top": height - box.y1, "bottom": height - box.y0}
     places |= {"from": start, "to": end, "low": low, "high": high}
-    data = " ".join(f'data-{name}="{round(float(value), 9):.12g}"' for name, value in places.items())
+    data = "".join(f' data-{name}="{round(float(value), 9):.12g}"' for name, value in places.items())
     ends = f'y1="{places["top"]:g}" y2="{places["bottom"]:g}"'
     ruler = f'<line class="ruler" {ends} stroke="var(--muted)" visibility="hidden"/>'
-    return Markup(svg_text(figure, f'class="chart" aria-label="{escape(label)}" {data}', ruler))
+    return page_svg(figure, label, data, ruler)

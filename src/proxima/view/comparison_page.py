@@ -174,7 +174,7 @@ def chart_figure(
             line = [(min(places), comparison.target), (max(places), comparison.target)]
             series.append(Series(points=line, color="muted", dash=(2, 4)))
         label = f"{title} over {AXES[axis].description}"
-        svg = line_chart(series, label=label, within=(chart.factor * low, chart.factor * high), width=440, height=230)
+        svg = line_chart(series, label=label, within=(chart.factor * low, chart.factor * high), size=(440, 230))
         pictures.append({"axis": axis, "svg": svg})
     return {"title": title, "explanation": chart.explanation, "pictures": pictures}
 
@@ -222,8 +222,8 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     exceeds that, as those of two seeds do, has an open end (`cut`): it would squeeze all seeds into one spot.
     """
     key = "after" if any(row.after for row in rows) else "best"
-    found: list[SeedMean | None] = [getattr(row, key) for row in rows]
-    means = [(i, rows[i].cell, mean) for i, mean in enumerate(found) if mean is not None]
+    measured: list[SeedMean | None] = [getattr(row, key) for row in rows]
+    means = [(i, rows[i].cell, mean) for i, mean in enumerate(measured) if mean is not None]
     if not means:
         return None
     seeds = [value for _, _, mean in means for value in mean.values]

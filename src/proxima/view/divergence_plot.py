@@ -1,41 +1,39 @@
 """Ratio and total variation of sampled tokens over their probability: why a trust region of ratios is noisy for rare
 tokens (arXiv 2602.04879, Fig. 1)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from proxima.data.columns import Floats
 from proxima.lab.divergences import TrainedCompletion
-from proxima.view.chart import new_figure
+from proxima.view.chart import Color, Drawing, panel_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 760, 300
-PANELS = ((52, 70, 320, 196), (426, 70, 320, 196))  # left, bottom, width, height in pixels
+MARGINS = ((52, 388, 34, 70), (426, 14, 34, 70))  # around each of the two panels
 MOST = 2500  # points drawn
 RARE = 0.1  # below this probability a token is called rare
 
 
 @dataclass(frozen=True)
-class DivergenceFigure:
+class DivergenceFigure(Drawing):
     """`behavior` [N] μ and `policy` [N] π, the probabilities of the sampled tokens, and the run's name."""
 
     behavior: Floats
     policy: Floats
     name: str
+    salt = "divergence"
+    size = (760, 300)
 
     @classmethod
     def of(cls, completions: Sequence[TrainedCompletion], name: str) -> "DivergenceFigure":
-        behavior, policy = (
-            np.exp(np.concatenate([getattr(item, field) for item in completions]))
-            for field in ("behavior_log_prob", "log_prob")
-        )
-        return cls(behavior, policy, name)
+        behavior = np.concatenate([completion.behavior_log_prob for completion in completions])
+        policy = np.concatenate([completion.log_prob for completion in completions])
+        return cls(np.exp(behavior), np.exp(policy), name)
 
     @property
     def title(self) -> str:
@@ -59,26 +57,19 @@ class DivergenceFigure:
             f"{ratio[1]:.2g}, difference {difference[0]:.2g} and {difference[1]:.2g}"
         )
 
-    @contextmanager
-    def plotted(self, color: Callable[[str], str]) -> "Iterator[Figure]":
+    def draw(self, figure: "Figure", color: Color) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator
 
         every = slice(None, None, max(1, len(self.behavior) // MOST))
-        behavior = self.behavior[every]
-        panels = (
-            ("ratio π / μ", self.ratio[every], "a", 1.0),
-            ("difference π − μ", (self.policy - self.behavior)[every], "b", 0.0),
-        )
-        with new_figure(WIDTH, HEIGHT, "divergence", color=color, font=12) as figure:
-            figure.patch.set_facecolor(color("paper"))
-            for (title, values, name, centre), (left, bottom, width, height) in zip(panels, PANELS, strict=True):
-                axes = figure.add_axes((left / WIDTH, bottom / HEIGHT, width / WIDTH, height / HEIGHT))
-                axes.axhline(centre, color=color("muted"), linewidth=1)
-                axes.plot(behavior, values, ".", color=color(name), markersize=2.5, alpha=0.5, markeredgewidth=0)
-                axes.set_xscale("log")
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axes.xaxis.set_major_locator(LogLocator(100))
-                axes.set_xlabel("probability μ of the sampled token")
-                axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-            figure.text(PANELS[0][0] / WIDTH, 12 / HEIGHT, self.remark, color=color("muted"))
-            yield figure
+        panels = (("ratio π / μ", self.ratio, "a", 1.0), ("difference π − μ", self.policy - self.behavior, "b", 0.0))
+        for (title, values, name, centre), margins in zip(panels, MARGINS, strict=True):
+            axes = panel_axes(figure, margins)
+            axes.axhline(centre, color=color("muted"), linewidth=1)
+            dots: Any = {"color": color(name), "alpha": 0.5, "markersize": 2.5, "markeredgewidth": 0}
+            axes.plot(self.behavior[every], values[every], ".", **dots)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.xaxis.set_major_locator(LogLocator(100))
+            axes.set_xlabel("probability μ of the sampled token")
+            axes.set_title(title)
+        figure.text(MARGINS[0][0] / self.size[0], 12 / self.size[1], self.remark, color=color("muted"))

@@ -125,8 +125,8 @@ def _value(figure: Mapping[str, Any] | None) -> str:
 def main_figure(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What stands for a set: the named metric, or the accuracy, with several samples their mean, or where no reward
     decides what is right the mean reward; None if it is unknown."""
-    found: Mapping[str, Any] | None = facts["estimates"].get(_main_key(facts))
-    return found
+    main: Mapping[str, Any] | None = facts["estimates"].get(_main_key(facts))
+    return main
 
 
 def _main_key(facts: Mapping[str, Any]) -> str:

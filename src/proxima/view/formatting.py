@@ -133,10 +133,10 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     if width <= 0:
         return ""
     shown = thinned(values, width)
-    known = [v for v in shown if v is not None]
-    if not known:
+    numbers = [v for v in shown if v is not None]
+    if not numbers:
         return ""
-    low, span = min(known), max(known) - min(known)
+    low, span = min(numbers), max(numbers) - min(numbers)
     return "".join(" " if v is None else "▁▂▃▄▅▆▇█"[round(7 * (v - low) / span) if span > 0 else 3] for v in shown)
 
 
@@ -145,8 +145,8 @@ def thinned(values: Sequence[float | None], most: int) -> list[float | None]:
     parts = min(most, len(values))
     out: list[float | None] = []
     for i in range(parts):
-        known = [v for v in values[len(values) * i // parts : len(values) * (i + 1) // parts] if _shown(v)]
-        out.append(sum(known) / len(known) if known else None)
+        finite = [v for v in values[len(values) * i // parts : len(values) * (i + 1) // parts] if _shown(v)]
+        out.append(sum(finite) / len(finite) if finite else None)
     return out
 
 

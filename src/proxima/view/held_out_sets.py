@@ -22,8 +22,8 @@ def set_lines(record: Record) -> list[str]:
     sets = named_sets(record)
     width = max(map(len, sets), default=0)
     return [
-        f"      {name:<{width}} {Headline.of([one]).name} {figure_text(one)}  {one['questions']} questions"
-        for name, one in sets.items()
+        f"      {name:<{width}} {Headline.of([result]).name} {figure_text(result)}  {result['questions']} questions"
+        for name, result in sets.items()
     ]
 
 
@@ -31,10 +31,8 @@ def sets_table(evals: Sequence[Record]) -> list[dict[str, str]]:
     """A row for each set: its name, its figure, and that of its first and last evaluation."""
     rows = []
     for name in dict.fromkeys(name for record in evals for name in named_sets(record)):
-        known = [sets[name] for record in evals if name in (sets := named_sets(record))]
-        first, last = figure_text(known[0]), figure_text(known[-1]) if len(known) > 1 else NONE
-        questions = str(known[-1]["questions"])
-        rows.append(
-            {"name": name, "figure": Headline.of(known).name, "questions": questions, "first": first, "last": last}
-        )
+        results = [sets[name] for record in evals if name in (sets := named_sets(record))]
+        first, last = figure_text(results[0]), figure_text(results[-1]) if len(results) > 1 else NONE
+        questions, figure = str(results[-1]["questions"]), Headline.of(results).name
+        rows.append({"name": name, "figure": figure, "questions": questions, "first": first, "last": last})
     return rows

@@ -150,12 +150,12 @@ class LiveView(Observer):
     def _held_out(self) -> RenderableType:
         first, last = self._evals[0], self._evals[-1]
         headline, after = Headline.of(self._evals), f"after step {last['step']}"
-        known, value = headline.value(first), headline.value(last)
+        before, value = headline.value(first), headline.value(last)
         if value is None:
             return _line((f"held-out {headline.name} unknown: {log_lines.why_unknown(last)}, {after}", "yellow"))
-        parts: list[str | tuple[str, str]] = [f"held-out {headline.name}  ", (fixed(known, 3), "bold")]
+        parts: list[str | tuple[str, str]] = [f"held-out {headline.name}  ", (fixed(before, 3), "bold")]
         if last is not first:
-            gain = f"  {signed(value - known)}" if known is not None else ""
+            gain = f"  {signed(value - before)}" if before is not None else ""
             parts += [" → ", (fixed(value, 3), "bold green"), gain]
         right = " right" if headline.key == ACCURACY else ""
         parts.append((f"  {log_lines.of_questions(last, headline)}{right} {after}", "dim"))

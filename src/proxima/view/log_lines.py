@@ -204,8 +204,8 @@ def arithmetic(info: RunInfo) -> str:
     """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches → 1 update`, or
     `step = 16 examples → …`."""
     sequences = info.prompts * info.completions
-    known = f"{count(info.micro_batches)} micro-batch{'es' * (info.micro_batches != 1)}"
-    batches = known if info.micro_batches else "micro-batches"
+    counted = f"{count(info.micro_batches)} micro-batch{'es' * (info.micro_batches != 1)}"
+    batches = counted if info.micro_batches else "micro-batches"
     budget = f" ≤ {count(info.tokens_per_micro_batch)} tokens" if info.tokens_per_micro_batch else ""
     updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
     parts = f"{count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"

@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from proxima.view.chart import palette_css
-from proxima.view.formatting import visible
+from proxima.view.formatting import count, visible
 
 HERE = Path(__file__).parent
 
@@ -24,11 +24,14 @@ def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
     style = palette_css(":root") + "".join((HERE / sheet).read_text(encoding="utf-8") for sheet in styles)
     jinja = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    template = jinja.from_string((HERE / f"{name}.html.j2").read_text(encoding="utf-8"))
-    return template.render(script=Markup(script), script_digest=digest, style=Markup(style), **values)
+    jinja.filters["count"] = count
+    return jinja.get_template(f"{name}.html.j2").render(
+        script=Markup(script), script_digest=digest, style=Markup(style), **values
+    )

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from proxima.config.step_size import at_once, pruned
 from proxima.core.selection import Prune
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import Headline
-from proxima.lab.run_reader import existing_run, flat, read_config, read_mapping
+from proxima.lab.run_reader import Run, flat, read_run
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record, RunInfo
-from proxima.view.chart import svg_text, variable
+from proxima.view.chart import page_svg, variable
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import arithmetic, of_questions, why_unknown
@@ -38,52 +38,44 @@ def write_report(path: Path | str) -> Path:
     Raises: UserError if `path` is not a run, or a file in it is damaged; OSError if the disk is full (an earlier report
         stays intact).
     """
-    folder = existing_run(path)
-    write_atomic(folder.report, render("report", styles=("report.css",), **report_values(folder)))
-    return folder.report
+    run = read_run(path, empty=True)
+    write_atomic(run.files.report, render("report", styles=("report.css",), **report_values(run)))
+    return run.files.report
 
 
-def report_values(folder: RunFolder) -> dict[str, Any]:
-    """Everything that the page shows, with every number formatted."""
-    records = folder.read_metrics()
-    train = [r for r in records if r["kind"] == "train"]
-    evals = [r for r in records if r["kind"] == "eval"]
-    summary, config = read_mapping(folder.summary), read_config(folder.config)
-    settings = dict(flat(config))
-    charts, waiting = all_charts(train, evals), waiting_cards(train)
+def report_values(run: Run) -> dict[str, Any]:
+    """Everything that the page shows."""
+    charts, waiting = all_charts(run.train, run.evals), waiting_cards(run.train)
     for number, chart in enumerate((*charts, *waiting)):
         chart["number"] = number
-    steps, samples, unreadable = select_samples(folder)
+    steps, samples, unreadable = select_samples(run.files)
+    data = {"steps": [r["step"] for r in run.train], "charts": [c["values"] for c in (*charts, *waiting)]}
     return {
-        "title": title(summary, settings, folder),
-        "status": status(summary, train, settings),
-        "replay": replay(summary, settings),
-        "invalid": failed_scores(train, evals, folder),
-        "warnings": told_warnings(summary),
-        "headline": headline(evals),
-        "sets": sets_table(evals),
-        "training": training_figure(train),
-        "not_evaluated": not_evaluated(evals, settings),
-        "tiles": tiles(summary, train),
-        "arithmetic": batch_arithmetic(config, folder),
+        "run": run,
+        "algorithm": run.summary.get("algorithm") or run.config.get("algorithm.surrogate.kind") or "run",
+        "folder": run.folder.resolve().name,
+        "model": Path(str(run.summary.get("model") or run.config.get("model.path") or "unknown model")).name,
+        "replay": run.summary.get("replay") or {"run": run.config.get("rollouts"), "sha256": None},
+        "invalid": failed_scores(run),
+        "warnings": told_warnings(run.summary),
+        "headline": headline(run.evals),
+        "sets": sets_table(run.evals),
+        "training": training_figure(run.train),
+        "not_evaluated": not_evaluated(run),
+        "tiles": tiles(run),
+        "arithmetic": batch_arithmetic(run.recipe, run.files),
         "charts": [("Curves", charts[:LARGE], charts[LARGE:]), ("Where the time goes", [], waiting)],
-        "timeline": last_steps(folder),
-        "questions": held_out_questions(folder),
-        "discarded": discarded(train),
-        "config": config_lines(folder),
+        "timeline": last_steps(run.files),
+        "questions": held_out_questions(run.files),
+        "discarded": discarded(run.train),
+        "config": config_lines(run.files),
         "environment": [
             (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-            for name, value in flat(read_mapping(folder.environment))
+            for name, value in flat(run.environment)
         ],
         "unreadable": unreadable,
         "sample_steps": steps,
-        "data": script_json(
-            {
-                "steps": [r["step"] for r in train],
-                "charts": [c["values"] for c in (*charts, *waiting)],
-                "samples": samples,
-            }
-        ),
+        "data": script_json({**data, "samples": samples}),
     }
 
 
@@ -149,46 +141,53 @@ def last_steps(folder: RunFolder) -> dict[str, Any] | None:
     figure = TimelineFigure.of(folder.timeline, folder.path.resolve().name) if folder.timeline.is_file() else None
     if figure is None:
         return None
-    with figure.plotted(variable) as drawn:
-        label = f'class="chart" aria-label="{escape(figure.title)}"'
-        return {"title": f"Steps {figure.steps[0][0]} to {figure.steps[-1][0]}", "svg": Markup(svg_text(drawn, label))}
+    with figure.opened(variable) as drawn:
+        svg = page_svg(drawn, figure.title)
+    return {"title": f"Steps {figure.steps[0][0]} to {figure.steps[-1][0]}", "svg": svg}
 
 
-def not_evaluated(evals: Sequence[Record], settings: Mapping[str, Any]) -> str:
+def not_evaluated(run: Run) -> str:
     """Why the run has no held-out figure, and what to do about it."""
-    if evals:
-        return f"The held-out evaluations have no score: {why_unknown(evals[-1])}."
-    if settings.get("eval.task.kind"):
+    if run.evals:
+        return f"The held-out evaluations have no score: {why_unknown(run.evals[-1])}."
+    if run.config.get("eval.task.kind"):
         return "The run ended, or is, before its first held-out evaluation."
     return "There was no held-out evaluation: set eval.task to measure on questions that are not trained on."
 
 
-def failed_scores(train: Sequence[Record], evals: Sequence[Record], folder: RunFolder) -> dict[str, Any] | None:
+def total(records: Sequence[Record], key: str) -> float:
+    return sum(record.get(key) or 0 for record in records)
+
+
+def failed_scores(run: Run) -> dict[str, Any] | None:
     """The shares of failed scores and their commonest reasons, for a banner; None if they are few."""
     shares = []
-    for records, total_key, failed_key, name in (
-        (train, "completions", "reward/invalid", "completions"),
-        (evals, "answers", "invalid", "held-out answers"),
+    for name, scores, failed in (
+        ("completions", total(run.train, "completions"), total(run.train, "reward/invalid")),
+        ("held-out answers", total(run.evals, "answers"), total(run.evals, "invalid")),
     ):
-        total, lost = (sum(r.get(key) or 0 for r in records) for key in (total_key, failed_key))
-        if total and lost / total >= MANY:
-            shares.append(f"{count(lost)} of {count(total)} {name} ({percent(lost / total)})")
+        if scores and failed / scores >= MANY:
+            shares.append(f"{count(failed)} of {count(scores)} {name} ({percent(failed / scores)})")
     if not shares:
         return None
-    return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(folder)]}
+    return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(run.files)]}
 
 
 def told_warnings(summary: Record) -> list[dict[str, str]]:
     """The warnings of the run, each with the steps of the first and the last time, and whether it persists."""
     return [
-        {"text": told["text"], "when": when_warned(told, int(summary.get("steps") or 0))}
-        for told in summary.get("warnings") or ()
+        {"text": warning["text"], "when": when_warned(warning, int(summary.get("steps") or 0))}
+        for warning in summary.get("warnings") or ()
     ]
 
 
-def when_warned(told: Record, steps: int) -> str:
+def when_warned(warning: Record, steps: int) -> str:
     """`at step 3, not since`, `at steps 2 to 9 (4 times), still at the last step`."""
-    first, last, times = told["step"], told.get("last"), told["times"]  # earlier versions recorded no last step
+    first, last, times = (
+        warning["step"],
+        warning.get("last"),
+        warning["times"],
+    )  # earlier versions recorded no last step
     if not first and not last:
         return "before the first step"
     if last is None:
@@ -198,61 +197,27 @@ def when_warned(told: Record, steps: int) -> str:
     return f"{span}{often}, {'still at the last step' if last >= steps else 'not since'}"
 
 
-def title(summary: Record, settings: Mapping[str, Any], folder: RunFolder) -> dict[str, str]:
-    """Names of algorithm, model and run."""
-    model = summary.get("model") or settings.get("model.path") or "unknown model"
-    return {
-        "algorithm": str(summary.get("algorithm") or settings.get("algorithm.surrogate.kind") or "run"),
-        "model": Path(str(model)).name,
-        "seed": str(summary.get("seed", settings.get("seed", NONE))),
-        "folder": folder.path.resolve().name,
-    }
-
-
-def status(summary: Record, train: Sequence[Record], settings: Mapping[str, Any]) -> dict[str, str]:
-    """How the run ended; without a summary it is still running, or was killed."""
-    steps, planned = train[-1]["step"] if train else 0, settings.get("train.steps")
-    return {
-        "state": str(summary.get("status", "unfinished")),
-        "steps": f"{count(steps)} of {count(planned)}" if planned else count(steps),
-        "error": str(summary.get("error") or ""),
-        "plateau": str(summary.get("plateau") or ""),
-    }
-
-
-def replay(summary: Record, settings: Mapping[str, Any]) -> dict[str, str] | None:
-    """The run whose rollouts were trained on, and their SHA-256, which an unfinished run lacks; None: no replay."""
-    known = summary.get("replay") or {"run": settings.get("rollouts"), "sha256": None}
-    return {"run": str(known["run"]), "sha256": str(known["sha256"] or "")} if known["run"] else None
-
-
-def tiles(summary: Record, train: Sequence[Record]) -> list[tuple[str, str]]:
+def tiles(run: Run) -> list[tuple[str, str]]:
     """The run in a few numbers."""
-    seconds = summary.get("seconds") or (train[-1]["time"] if train else None)
-    speed = summary.get("tokens_per_second") or {}
-    times = [float(r["time/step"]) for r in train if r.get("time/step") is not None]
-
-    def mean_speed(name: str, tokens: str) -> float | None:
-        total, time = sum(r.get(f"tokens/{tokens}") or 0 for r in train), sum(r.get(f"time/{name}") or 0 for r in train)
-        return speed.get(name) or (total / time if time else None)
-
-    first = [("duration", duration(seconds)), ("per step", duration(statistics.median(times) if times else None))]
-    memory = summary.get("peak_memory_bytes")
-    peak = ("peak memory", f"{fixed(memory / 2**30, 1)} GiB" if memory else NONE)
-    trained = ("tokens trained", magnitude(sum(r.get("tokens/trained") or 0 for r in train)))
-    if any("examples" in r for r in train):
-        examples = ("examples", count(sum(r.get("examples") or 0 for r in train)))
-        epochs = ("epochs", fixed(train[-1].get("epoch"), 3))
-        return [*first, ("train", rate(mean_speed("train", "trained"))), examples, epochs, peak, trained]
-    return [
-        *first,
-        ("generate", rate(mean_speed("generate", "generated"))),
-        ("train", rate(mean_speed("train", "trained"))),
-        ("completions", count(sum(r.get("completions") or 0 for r in train))),
-        peak,
-        ("tokens generated", magnitude(sum(r.get("tokens/generated") or 0 for r in train))),
-        trained,
-    ]
+    train, speed = run.train, run.summary.get("tokens_per_second") or {}
+    seconds = run.summary.get("seconds") or (train[-1]["time"] if train else None)
+    times = [seconds for _, seconds in run.curve("time/step")]
+    memory = run.summary.get("peak_memory_bytes")
+    texts = {
+        "duration": duration(seconds),
+        "per step": duration(statistics.median(times) if times else None),
+        "generate": rate(speed.get("generate") or run.rate("tokens/generated", "time/generate")),
+        "train": rate(speed.get("train") or run.rate("tokens/trained", "time/train")),
+        "completions": count(total(train, "completions")),
+        "examples": count(total(train, "examples")),
+        "epochs": fixed(train[-1].get("epoch") if train else None, 3),
+        "peak memory": f"{fixed(memory / 2**30, 1)} GiB" if memory else NONE,
+        "tokens generated": magnitude(total(train, "tokens/generated")),
+        "tokens trained": magnitude(total(train, "tokens/trained")),
+    }
+    generated, examples = ("generate", "completions", "tokens generated"), ("examples", "epochs")
+    hidden = generated if any("examples" in record for record in train) else examples
+    return [(name, text) for name, text in texts.items() if name not in hidden]
 
 
 def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None:
@@ -286,15 +251,20 @@ def _batch_info(folder: RunFolder, **batch: Any) -> RunInfo:
 
 def discarded(train: Sequence[Record]) -> list[dict[str, str]]:
     """Completions of the whole run that were not trained on, by reason."""
-    total = sum(r.get("completions") or 0 for r in train)
+    completions = total(train, "completions")
     reasons = {"reward/invalid": ("invalid", "a reward failed or timed out; left out of all means")}
     for key in sorted({k for r in train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
         reasons[key] = (f"dropped: {key.partition('/')[2]}", "dropped by a selection")
     reasons["skipped_zero_advantage"] = ("advantage 0", "no effect on the update: forward and backward were skipped")
     return [
-        {"name": name, "count": count(number), "share": percent(number / total if total else None), "meaning": meaning}
+        {
+            "name": name,
+            "count": count(number),
+            "share": percent(number / completions if completions else None),
+            "meaning": meaning,
+        }
         for key, (name, meaning) in reasons.items()
-        if (number := sum(r.get(key) or 0 for r in train))
+        if (number := total(train, key))
     ]
 
 

@@ -14,22 +14,20 @@ from proxima.view.formatting import NONE, count, duration, percent
 from proxima.view.log_lines import carried_in, dropped_prompts, prompts_used
 from proxima.view.report_specs import (
     ACCURACY,
-    AGE,
+    ASYNCHRONOUS,
     CRITIC,
     CURVES,
-    DOTS,
     EXAMPLE_CURVES,
-    IDLE,
     KEPT,
-    QUEUE,
     RECENT,
     REFILL,
     REWARD,
     SHARE,
     VITAL,
     Curves,
-    in_percent,
+    InPercent,
     three,
+    training_and_held_out,
 )
 
 Card = dict[str, Any]
@@ -52,8 +50,8 @@ def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     if any("examples" in r for r in train):
         add_cards(cards, EXAMPLE_CURVES, train, evals)
         return cards
-    one = replace(ACCURACY, explanation=f"share of right answers, which is the mean reward; {DOTS}")
-    main = [one] if rewards_are_accuracy(train, evals) else [ACCURACY, REWARD]
+    both = replace(ACCURACY, explanation="share of right answers, which is the mean reward")
+    main = [both] if rewards_are_accuracy(train, evals) else [ACCURACY, REWARD]
     specs = [*named_part(evals), *main, *VITAL, *CRITIC, *reward_parts(train), *CURVES]
     if any(r.get("dropped/pruned") for r in train):
         specs.append(KEPT)
@@ -109,16 +107,8 @@ def named_part(evals: Sequence[Record]) -> Iterator[Curves]:
     """A chart of the part of the reward by which the run is judged, if it is one."""
     headline = Headline.of(evals)
     if headline.key.startswith(PART):
-        explanation = f"mean, before its weight; {DOTS}"
-        yield Curves(
-            headline.name,
-            {headline.key: "training"},
-            three,
-            explanation,
-            zero=False,
-            share_if_possible=True,
-            held_out={headline.key: "held-out"},
-        )
+        part = training_and_held_out(headline.name, headline.key, "mean, before its weight", zero=False)
+        yield replace(part, share_if_possible=True)
 
 
 def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
@@ -136,10 +126,10 @@ def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record], *,
     """The chart, its legend, and each series' value at each step for the ruler. None when no record has any of the
     keys."""
     present = {key: name for key, name in spec.keys.items() if any(metric_of(r, key) is not None for r in train)}
-    drawn, legend, values = [], [], []
+    drawn, legend, values, dotted = [], [], [], ""
     for color, (key, name) in zip(COLORS, present.items(), strict=False):
-        known = [(float(r["step"]), metric_of(r, key)) for r in train]
-        points = [(step, None if value is None else spec.scale * float(value)) for step, value in known]
+        recorded = [(float(r["step"]), metric_of(r, key)) for r in train]
+        points = [(step, None if value is None else spec.scale * float(value)) for step, value in recorded]
         drawn.append(Series(points=points, color=color, smooth=spec.smooth and not key.endswith("max")))
         values.append([spec.write(v) for _, v in points])
         legend.append(legend_entry(name, color, values[-1][-1]))
@@ -147,14 +137,15 @@ def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record], *,
         headline = Headline(key)
         if judged := [(r, value) for r in evals if (value := headline.value(r)) is not None]:
             dots: list[tuple[float, float | None]] = [(float(r["step"]), value) for r, value in judged]
-            bounds = headline.bounds if color == DOT_COLORS[0] else lambda _: None  # two intervals hide each other
-            spread = [bounds(r) or (value, value) for r, value in judged]
+            bounds = [headline.bounds(r) if color == DOT_COLORS[0] else None for r, _ in judged]  # two hide each other
+            spread = [pair or (value, value) for pair, (_, value) in zip(bounds, judged, strict=True)]
             drawn.append(Series(points=dots, color=color, spread=spread))
+            dotted = dotted or f"; dots: held-out{', with 95 % interval' if any(bounds) else ''}"
             legend.append(legend_entry(name, color, spec.write(judged[-1][1])))
     ends = SHARE if spec.share_if_possible and in_unit_interval(drawn) else spec.ends
-    width, height = LARGE_SIZE if large else SMALL_SIZE
-    svg = line_chart(drawn, label=f"{spec.title} by step", zero=spec.zero, ends=ends, width=width, height=height)
-    return card(spec.title, spec.explanation, svg, legend, values) if svg else None
+    size = LARGE_SIZE if large else SMALL_SIZE
+    svg = line_chart(drawn, label=f"{spec.title} by step", zero=spec.zero, ends=ends, size=size)
+    return card(spec.title, f"{spec.explanation}{dotted}", svg, legend, values) if svg else None
 
 
 def in_unit_interval(series: Iterable[Series]) -> bool:
@@ -167,15 +158,14 @@ def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
     drawn, legend, values = [], [], []
     names = dict.fromkeys(name for record in evals for name in named_sets(record))
     for color, name in zip(COLORS, names, strict=False):
-        known = {int(r["step"]): sets[name] for r in evals if name in (sets := named_sets(r))}
-        headline = Headline.of(known.values())
-        points = [(float(step), headline.value(one)) for step, one in known.items()]
+        results = {int(r["step"]): sets[name] for r in evals if name in (sets := named_sets(r))}
+        headline = Headline.of(results.values())
+        points = [(float(step), headline.value(result)) for step, result in results.items()]
         drawn.append(Series(points=points, color=color, dots=True))
         by_step = {int(x): three(y) for x, y in points}
         values.append([by_step.get(int(r["step"]), NONE) for r in train])
         legend.append(legend_entry(name, color, three(points[-1][1])))
-    width, height = SMALL_SIZE
-    svg = line_chart(drawn, label="Held-out sets by step", zero=True, width=width, height=height)
+    svg = line_chart(drawn, label="Held-out sets by step", zero=True, size=SMALL_SIZE)
     more = f"; {len(names) - len(COLORS)} more in metrics.jsonl" if len(names) > len(COLORS) else ""
     text = f"accuracy, or mean reward, of the sets of eval.sets{more}"
     return card("Held-out sets", text, svg, legend, values) if svg else None
@@ -214,8 +204,9 @@ def phase_cards(train: Sequence[Record]) -> list[Card]:
 
 def waiting_cards(train: Sequence[Record]) -> list[Card]:
     """The cards in the order of the page; queue, ages, idle shares and lags of an asynchronous run."""
-    specs = [QUEUE, AGE, IDLE] if any("async/queue" in r for r in train) else []
-    cards = [card for spec in specs if (card := line_card(spec, train, ())) is not None]
+    cards: list[Card] = []
+    if any("async/queue" in r for r in train):
+        cards = [card for spec in ASYNCHRONOUS if (card := line_card(spec, train, ())) is not None]
     return [*cards, *lag_cards(train), *phase_cards(train)]
 
 
@@ -237,7 +228,7 @@ def lag_cards(train: Sequence[Record]) -> list[Card]:
         name: (color, [100 * value for value in values])
         for color, (name, values) in zip(COLORS, shares.items(), strict=False)
     }
-    return [bar_card("Lag", explanation, "Tokens of a step by lag", train, bars, bars, in_percent(1))]
+    return [bar_card("Lag", explanation, "Tokens of a step by lag", train, bars, bars, InPercent(1))]
 
 
 def _share(record: Record, lags: Sequence[int]) -> float:
@@ -262,8 +253,7 @@ def bar_card(
     series = [Series(points=list(zip(steps, values, strict=True)), color=color) for color, values in bars.values()]
     legend = [legend_entry(name, color, write(values[-1])) for name, (color, values) in shown.items()]
     texts = [[write(v) for v in values] for _, values in shown.values()]
-    width, height = SMALL_SIZE
-    return card(title, explanation, bar_chart(series, label=label, width=width, height=height), legend, texts)
+    return card(title, explanation, bar_chart(series, label=label, size=SMALL_SIZE), legend, texts)
 
 
 def legend_entry(name: str, color: str, last: str) -> dict[str, str]:

@@ -40,11 +40,11 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     ]
     labels = ["before", "after"] if len(sets) == 2 else ["answer"]
     up, down = ("became right", "became wrong") if judged else ("have a higher reward", "have a lower one")
-    told = f"{len(gained)} {up} and {len(lost)} {down}; these come first."
-    told = told if gained or lost else f"No {'verdict' if judged else 'reward'} of a question changed."
+    summary = f"{len(gained)} {up} and {len(lost)} {down}; these come first."
+    summary = summary if gained or lost else f"No {'verdict' if judged else 'reward'} of a question changed."
     if not any(map(_scored, (row for s in sets for row in s.values()))):
-        told = "Greedy completions, before training and of the last evaluation; nobody judges them."
-    return {"rows": rows, "of": len(changes), "labels": labels, "changes": told}
+        summary = "Greedy completions, before training and of the last evaluation; nobody judges them."
+    return {"rows": rows, "of": len(changes), "labels": labels, "changes": summary}
 
 
 def _change(values: Sequence[float | None]) -> float:

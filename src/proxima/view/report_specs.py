@@ -1,13 +1,14 @@
 """What the charts of report.html draw: the metrics of each, the format of a value, and where the axis ends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from proxima.view.formatting import count, fixed, rate, significant
 
 RECENT = 10  # steps of the running acceptance rate
-DOTS = "dots: held-out, with 95 % interval"
 SHARE = (0.0, 1.0)
+HELD_OUT = "held-out"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,6 @@ class Curves:
         zero: the axis starts at 0.
         ends: of the axis, where the values have ends; what lies beyond is drawn at them.
         share_if_possible: the axis is 0 … 1 if all values lie there.
-        scale: of the values.
         held_out: keys of the evaluations, drawn as dots, with their names.
     """
 
@@ -30,36 +30,47 @@ class Curves:
     explanation: str
     zero: bool = True
     smooth: bool = True
-    scale: float = 1.0
     ends: tuple[float, float] | None = None
     share_if_possible: bool = False
     held_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """Of the values: shares are shown in percent."""
+        return 100.0 if isinstance(self.write, InPercent) else 1.0
+
+
+@dataclass(frozen=True)
+class InPercent:
+    places: int
+
+    def __call__(self, value: float | None) -> str:
+        return f"{fixed(value, self.places)} %"
+
+
+steady = partial(Curves, smooth=False)  # without a running mean
+floating = partial(Curves, zero=False)  # the axis need not start at 0
+
+
+def tenths(value: float | None) -> str:
+    return fixed(value, 1)
 
 
 def three(value: float | None) -> str:
     return fixed(value, 3)
 
 
-def in_percent(places: int) -> Callable[[float | None], str]:
-    return lambda value: f"{fixed(value, places)} %"
+def training_and_held_out(title: str, key: str, explanation: str, *, zero: bool = True) -> Curves:
+    """A chart of a metric that steps and evaluations have."""
+    return Curves(title, {key: "training"}, three, explanation, zero=zero, held_out={key: HELD_OUT})
 
 
 ACCURACY = Curves(
-    "Accuracy",
-    {"accuracy": "training"},
-    three,
-    f"share of right answers; {DOTS}",
-    ends=SHARE,
-    held_out={"accuracy": "held-out"},
+    "Accuracy", {"accuracy": "training"}, three, "share of right answers", ends=SHARE, held_out={"accuracy": HELD_OUT}
 )
-REWARD = Curves(
-    "Reward",
-    {"reward/mean": "training"},
-    three,
-    f"mean over the valid completions of a step; {DOTS}",
-    zero=False,
+REWARD = replace(
+    training_and_held_out("Reward", "reward/mean", "mean over the valid completions of a step", zero=False),
     share_if_possible=True,
-    held_out={"reward/mean": "held-out"},
 )
 # The three first of those that a run has are large: what is learned (held-out accuracy, reward), and whether the policy
 # is healthy. Entropy shows collapse and divergence in any run; where reward and accuracy are one, KL is the third.
@@ -79,35 +90,26 @@ CRITIC = (
         ends=(-1.0, 1.0),
     ),
     Curves("Value loss", {"value/loss": "critic"}, significant, "mean over the tokens of the critic's update"),
-    Curves("Values", {"value/mean": "critic", "returns/mean": "returns"}, three, "means over the tokens", zero=False),
+    floating("Values", {"value/mean": "critic", "returns/mean": "returns"}, three, "means over the tokens"),
 )
 CURVES = (
+    Curves("Masked", {"masked_fraction": "masked"}, InPercent(2), "% of tokens, outside the trust region"),
+    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, tenths, "tokens of a completion"),
     Curves(
-        "Masked", {"masked_fraction": "masked"}, in_percent(2), "% of tokens, outside the trust region", scale=100.0
-    ),
-    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
-    Curves(
-        "Truncated",
-        {"truncated_fraction": "truncated"},
-        in_percent(1),
-        "% of completions that reached the length limit",
-        scale=100.0,
+        "Truncated", {"truncated_fraction": "truncated"}, InPercent(1), "% of completions that reached the length limit"
     ),
     Curves("Gradient norm", {"grad_norm": "before clipping"}, three, "of the whole update"),
     Curves(
         "Engine against trainer", {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats per token"
     ),
-    Curves(
+    steady(
         "Weights at the engine",
         {"sync/probe_mean": "mean |Δ log-prob|", "sync/probe_max": "largest"},
         significant,
         "nats, of the probe's tokens after each hand-over: the engine against the trainer, on the same weights",
-        smooth=False,
     ),
-    Curves(
-        "Loss", {"loss": "surrogate"}, significant, "in policy gradients levels say little; jumps matter", zero=False
-    ),
-    Curves("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
+    floating("Loss", {"loss": "surrogate"}, significant, "in policy gradients levels say little; jumps matter"),
+    steady("Learning rate", {"lr": "lr"}, significant, "at the last update of the step"),
     Curves(
         "Speed",
         {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"},
@@ -115,57 +117,36 @@ CURVES = (
         "tokens per second",
     ),
 )
-# Of training on a fixed data set.
-EXAMPLE_CURVES = (
+MARGIN = "of the chosen completion minus that of the rejected one"
+EXAMPLE_CURVES = (  # of training on a fixed data set
     Curves(
         "Accuracy",
         {"accuracy": "training", "rewards/accuracies": "training"},
         three,
-        f"share of right choices; {DOTS}",
+        "share of right choices",
         ends=SHARE,
-        held_out={"accuracy": "held-out", "length_only/accuracy": "held-out, by length alone"},
+        held_out={"accuracy": HELD_OUT, "length_only/accuracy": "held-out, by length alone"},
     ),
-    Curves(
-        "Margin",
-        {"rewards/margins": "training"},
-        three,
-        "implicit reward of the chosen completion minus that of the rejected one; dots: held-out",
-        held_out={"rewards/margins": "held-out"},
-    ),
-    Curves(
-        "Margin",
-        {"margin": "training"},
-        three,
-        "score of the chosen completion minus that of the rejected one; dots: held-out",
-        held_out={"margin": "held-out"},
-    ),
-    Curves(
-        "Loss",
-        {"loss": "training"},
-        three,
-        f"of the examples of a step; {DOTS}",
-        zero=False,
-        held_out={"loss": "held-out"},
-    ),
+    training_and_held_out("Margin", "rewards/margins", f"implicit reward {MARGIN}"),
+    training_and_held_out("Margin", "margin", f"score {MARGIN}"),
+    training_and_held_out("Loss", "loss", "of the examples of a step", zero=False),
     Curves(
         "Implicit rewards",
         {"rewards/chosen": "chosen", "rewards/rejected": "rejected"},
         three,
         "beta times the log-ratio to the reference; both may fall while the margin grows",
     ),
-    Curves(
+    floating(
         "Log-probs",
         {"logps/chosen": "chosen", "logps/rejected": "rejected"},
-        lambda v: fixed(v, 1),
+        tenths,
         "nats of a completion, summed over its tokens",
-        zero=False,
     ),
-    Curves(
+    floating(
         "Scores",
         {"reward_mean": "mean", "reward_max": "highest", "reward_min": "lowest"},
         three,
         "of the completions of a step",
-        zero=False,
     ),
     *(curves for curves in CURVES if curves.title in ("Gradient norm", "Learning rate", "Speed")),
 )
@@ -173,45 +154,38 @@ EXAMPLE_CURVES = (
 
 def age_curves(explanation: str) -> Curves:
     """The chart of the ages of groups, in policy versions."""
-    ages = {"age/mean": "mean", "age/max": "oldest"}
-    return Curves("Age", ages, lambda v: fixed(v, 2), explanation, smooth=False)
+    return steady("Age", {"age/mean": "mean", "age/max": "oldest"}, fixed, explanation)
 
 
 # For steps that used other prompts than they generated.
 REFILL = (
-    Curves(
+    steady(
         "Acceptance",
         {"acceptance": "accepted"},
-        in_percent(1),
+        InPercent(1),
         f"% of the generated and scored prompts that no selection dropped, over {RECENT} steps",
-        smooth=False,
-        scale=100.0,
     ),
-    Curves(
-        "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
-    ),
+    steady("Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full"),
     age_curves("policy versions since the groups were generated; 0 means in this step"),
 )
-KEPT = Curves(
+KEPT = steady(
     "Completions",
     {"completions": "generated", "kept": "kept for the update"},
     count,
     "of a step; pruning trains on a part of them",
-    smooth=False,
 )
-# Who waits for whom.
-QUEUE = Curves(
-    "Queue",
-    {"async/queue": "finished", "async/running": "running"},
-    count,
-    "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
-    smooth=False,
-)
-AGE = age_curves("policy versions by which the oldest token of a group is behind, when its step takes it")
-IDLE = Curves(
-    "Idle",
-    {"idle/trainer": "trainer", "idle/engine": "engine"},
-    in_percent(1),
-    "% of a step: the trainer waits for groups; the engine generates nothing",
-    scale=100.0,
+ASYNCHRONOUS = (  # who waits for whom
+    steady(
+        "Queue",
+        {"async/queue": "finished", "async/running": "running"},
+        count,
+        "groups that wait for their step, and prompts that are generated or scored, at the end of a step",
+    ),
+    age_curves("policy versions by which the oldest token of a group is behind, when its step takes it"),
+    Curves(
+        "Idle",
+        {"idle/trainer": "trainer", "idle/engine": "engine"},
+        InPercent(1),
+        "% of a step: the trainer waits for groups; the engine generates nothing",
+    ),
 )

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from proxima.config.resolved import ResolvedValue
 from proxima.data.atomic_files import write_atomic
 from proxima.lab.simulate.grid import SimulatedCell
 from proxima.lab.simulate.simulated_run import SpeedFigures
-from proxima.view.chart import chart_axes, new_figure, svg_text, variable
+from proxima.view.chart import chart_axes, new_figure, page_svg, variable
 from proxima.view.comparison_page import config_value
 from proxima.view.formatting import count, fixed, percent
 from proxima.view.page import render
@@ -71,9 +71,9 @@ def shortened(entry: ResolvedValue) -> str:
 
 def heated_row(cell: SimulatedCell, cells: Sequence[SimulatedCell]) -> list[dict[str, Any]]:
     """The texts of a row, each with the opacity of its background: the best of a column is the strongest."""
-    heat = {"× lag 0": _share([one.speed_up for one in cells], cell.speed_up)}
+    heat = {"× lag 0": _share([other.speed_up for other in cells], cell.speed_up)}
     for name, (value, _, sign) in COLUMNS.items():
-        heat[name] = _share([sign * value(one.run.figures) for one in cells], sign * value(cell.run.figures))
+        heat[name] = _share([sign * value(other.run.figures) for other in cells], sign * value(cell.run.figures))
     return [{"text": text, "heat": fixed(HEAT * heat.get(name, 0.0), 3)} for name, text in cell_row(cell).items()]
 
 
@@ -84,7 +84,7 @@ def _share(values: Sequence[float], value: float) -> float:
 
 def timeline_picture(cell: SimulatedCell) -> Markup:
     """The last steps of the run: when the trainer works and weights are published, over how many completions run."""
-    run, width, height = cell.run, 1080, 190
+    run = cell.run
     last = run.steps[-STEPS_SHOWN:]
     end = last[-1]["time"]
     begin = last[0]["time"] - last[0]["time/step"]
@@ -94,7 +94,7 @@ def timeline_picture(cell: SimulatedCell) -> Markup:
     shown = [pair for i, pair in enumerate(changes) if i == 0 or pair[0] > begin]
     most = max(n for _, n in shown) or 1
     label = f"{cell_name(cell)}: the last {len(last)} steps"
-    with new_figure(width, height, label) as figure:
+    with new_figure((1080, 190), label) as figure:
         axes = chart_axes(figure, [begin, end], (0.0, most), margins=(46, 10, 46, 22))
         axes.fill_between(
             [at for at, _ in shown], [n for _, n in shown], step="post", color=variable("a"), alpha=0.35, linewidth=0
@@ -103,4 +103,4 @@ def timeline_picture(cell: SimulatedCell) -> Markup:
         for spans, color, at in ((run.trained, "b", 1.06), (run.published, "e", 1.19)):
             pieces = [(max(a, begin), min(b, end) - max(a, begin)) for a, b in spans if a < end and b > begin]
             axes.broken_barh(pieces, (at * top, 0.09 * top), color=variable(color), clip_on=False, linewidth=0)
-        return Markup(svg_text(figure, f'class="chart" aria-label="{escape(label)}"'))
+        return page_svg(figure, label)

@@ -3,17 +3,15 @@ the advantage. Written as an SVG, which carries its colours for light and dark, 
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
 from proxima.core.loss import Surrogate
 from proxima.data import UserError
-from proxima.view.chart import STEPS, line_style, new_figure
-from proxima.view.formatting import significant
+from proxima.view.chart import Color, Drawing, line_style, panel_axes, round_ticks
 from proxima.view.surrogate_curve import Over, SurrogateCurve, TokenSetting, curve, remark_on
 
 if TYPE_CHECKING:
@@ -47,40 +45,46 @@ class SurrogatePanel:
 
 
 @dataclass(frozen=True)
-class SurrogateFigure:
+class SurrogateFigure(Drawing):
     """Rows of panels, the names of the surrogates, and remarks below the figure."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[SurrogatePanel, ...], ...]
     remarks: tuple[str, ...]
+    salt = "surrogates"
+    simplify: ClassVar[bool] = True
 
     @property
     def title(self) -> str:
         return ", ".join(self.names)
 
-    @contextmanager
-    def plotted(self, color: Callable[[str], str]) -> "Iterator[Figure]":
-        """The matplotlib figure, with colours as `color` gives them: legend, panels, remarks."""
-        width = WIDTH * max(len(row) for row in self.rows)
-        columns = max(1, width // (70 + 8 * max(map(len, self.names))))
-        head = 12 + 20 * math.ceil(len(self.names) / columns)
-        foot = head + HEIGHT * len(self.rows)
-        height = foot + LINE * len(self.remarks) + 8
-        with new_figure(width, height, "surrogates", color=color, font=12, simplify=True) as figure:
-            figure.patch.set_facecolor(color("paper"))
-            for i, row in enumerate(self.rows):
-                for j, panel in enumerate(row):
-                    corner = (j * WIDTH + LEFT, height - head - (i + 1) * HEIGHT + BOTTOM)
-                    size = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
-                    box = (corner[0] / width, corner[1] / height, size[0] / width, size[1] / height)
-                    _draw_panel(figure.add_axes(box), panel, color)
-            lines = [figure.axes[0].plot([], [], **_style(i, color))[0] for i in range(len(self.names))]
-            look: Any = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0.3}
-            figure.legend(lines, self.names, loc="upper left", ncols=columns, **look)
-            for i, text in enumerate(self.remarks):
-                place = (14 / width, (height - foot - LINE * i - 12) / height)
-                figure.text(*place, text, color=color("muted"))
-            yield figure
+    @property
+    def columns(self) -> int:
+        """Of the legend."""
+        return max(1, WIDTH * max(map(len, self.rows)) // (70 + 8 * max(map(len, self.names))))
+
+    @property
+    def head(self) -> int:
+        """The height of the legend, with its margins."""
+        return 12 + 20 * math.ceil(len(self.names) / self.columns)
+
+    @property
+    def size(self) -> tuple[float, float]:
+        height = self.head + HEIGHT * len(self.rows) + LINE * len(self.remarks) + 8
+        return WIDTH * max(map(len, self.rows)), height
+
+    def draw(self, figure: "Figure", color: Color) -> None:
+        width, height = self.size
+        for i, row in enumerate(self.rows):
+            top = self.head + i * HEIGHT
+            for j, panel in enumerate(row):
+                margins = (j * WIDTH + LEFT, width - (j + 1) * WIDTH + RIGHT, top + TOP, height - top - HEIGHT + BOTTOM)
+                _draw_panel(panel_axes(figure, margins), panel, color)
+        lines = [figure.axes[0].plot([], [], **_style(i, color))[0] for i in range(len(self.names))]
+        look: Any = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0.3}
+        figure.legend(lines, self.names, loc="upper left", ncols=self.columns, **look)
+        for i, text in enumerate(self.remarks):
+            figure.text(14 / width, (LINE * (len(self.remarks) - i) - 4) / height, text, color=color("muted"))
 
 
 def draw(
@@ -158,9 +162,7 @@ def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> list[Piece]:
     return pieces
 
 
-def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Callable[[str], str]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
+def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Color) -> None:
     axes.axhline(0, color=color("muted"), linewidth=1)
     axes.axvline(panel.mark, color=color("muted"), linewidth=1, linestyle=line_style((2, 4)))
     for i, pieces in enumerate(panel.lines):
@@ -170,11 +172,10 @@ def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Callable[[str], str]
         if ends := [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]:  # of each jump
             axes.plot(*zip(*ends, strict=True), color=color(f"k{i}"), **dots)
     axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_name)
-    axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold")
-    for axis, most in ((axes.xaxis, 5), (axes.yaxis, 6)):
-        axis.set_major_locator(MaxNLocator(most, steps=STEPS))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: significant(round(value, 12))))
+    axes.set_title(panel.title)
+    round_ticks(axes.xaxis, 5)
+    round_ticks(axes.yaxis, 6)
 
 
-def _style(number: int, color: Callable[[str], str]) -> dict[str, Any]:
+def _style(number: int, color: Color) -> dict[str, Any]:
     return {"color": color(f"k{number}"), "linewidth": WIDTHS[number], "linestyle": line_style(DASHES[number])}

@@ -34,21 +34,22 @@ class SweepLines:
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
         self._stream, self._clock = stream, clock or SystemClock()
-        self._standings: Sequence[RunProgress] = ()
+        self._progresses: Sequence[RunProgress] = ()
         self._jobs, self._last = 1, self._clock.now()
 
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        self._standings, self._jobs = progresses, sweep.jobs
+        self._progresses, self._jobs = progresses, sweep.jobs
         self._line(opening(sweep, progresses))
         for progress in progresses:
             if progress.state is RunState.FAILED:
                 self._line(f"failed before  {progress.run.name}  {printable(progress.error or '', 300)}")
 
     def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
+        headline = progress.metrics.headline
         for record in records:
-            if record.get("kind") == "eval" and (value := progress.headline.value(record)) is not None:
-                figure = f"{progress.headline.name} {fixed(value, 3)}"
-                self._line(f"eval     {progress.run.name}  step {record['step']}/{progress.run.steps}  {figure}")
+            if record.get("kind") == "eval" and (value := headline.value(record)) is not None:
+                where = f"{progress.run.name}  step {record['step']}/{progress.run.steps}"
+                self._line(f"eval     {where}  {headline.name} {fixed(value, 3)}")
         if records and progress.state is RunState.RUNNING:
             return
         self._line(f"{progress.state.value:<8} {progress.run.name}  {progress_text(progress)}".rstrip())
@@ -56,8 +57,8 @@ class SweepLines:
     def tick(self) -> None:
         if self._clock.now() - self._last < PATIENCE:
             return
-        running = [f"{s.run.name} step {s.step}/{s.run.steps}" for s in self._standings if s.state is RunState.RUNNING]
-        self._line(f"{tally(self._standings, self._jobs)}   {'; '.join(running)}")
+        running = [f"{s.run.name} step {s.step}/{s.run.steps}" for s in self._progresses if s.state is RunState.RUNNING]
+        self._line(f"{tally(self._progresses, self._jobs)}   {'; '.join(running)}")
 
     def warning(self, text: str) -> None:
         self._line(f"WARNING  {printable(text)}")
@@ -75,12 +76,12 @@ class SweepTable:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._standings: Sequence[RunProgress] = ()
-        self._jobs, self._notes = 1, list[str]()
+        self._progresses: Sequence[RunProgress] = ()
+        self._jobs = 1
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", get_renderable=self._view)
 
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        self._standings, self._jobs = progresses, sweep.jobs
+        self._progresses, self._jobs = progresses, sweep.jobs
         self._console.print(opening(sweep, progresses), highlight=False, markup=False)
         self._live.start()
         atexit.register(self._live.stop)
@@ -100,7 +101,7 @@ class SweepTable:
         self._live.stop()
 
     def _view(self) -> Table:
-        shown = most_relevant(self._standings, max(self._console.height - 4, 4))
+        shown = most_relevant(self._progresses, max(self._console.height - 4, 4))
         rows: list[dict[str, str | Text]] = [
             {
                 "cell": s.run.cell,
@@ -108,15 +109,15 @@ class SweepTable:
                 "state": Text(s.state.value, style=STYLES[s.state]),
                 "step": f"{s.step}/{s.run.steps}",
                 "reward": fixed(s.reward, 3),
-                f"held-out {headline_of(self._standings).name}": fixed(s.held_out, 3),
+                f"held-out {headline_of(self._progresses).name}": fixed(s.held_out, 3),
                 "eta": duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else "",
             }
             for s in shown
         ]
-        caption = tally(self._standings, self._jobs)
+        caption = tally(self._progresses, self._jobs)
         table = table_of_rows(rows, left=["state"], caption=caption, caption_justify="left")
-        if len(shown) < len(self._standings):
-            table.add_row(Text(f"… and {len(self._standings) - len(shown)} more", style="dim"))
+        if len(shown) < len(self._progresses):
+            table.add_row(Text(f"… and {len(self._progresses) - len(shown)} more", style="dim"))
         return table
 
 
@@ -158,13 +159,13 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
 
 def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
     """Seconds of training left, where an unstarted run counts as the mean of the others; None before any step."""
-    known = [s.seconds + (s.remaining or 0.0) for s in progresses if s.remaining is not None and s.step]
-    if not known:
+    whole = [s.seconds + s.remaining for s in progresses if s.remaining is not None and s.step]
+    if not whole:
         return None
     running = [s.remaining for s in progresses if s.state is RunState.RUNNING]
     waiting = sum(s.state is RunState.WAITING for s in progresses) + running.count(None)
     left = [seconds for seconds in running if seconds is not None]
-    total = sum(left) + waiting * sum(known) / len(known)
+    total = sum(left) + waiting * sum(whole) / len(whole)
     return max(total / jobs, max(left, default=0.0))
 
 
@@ -179,13 +180,13 @@ def progress_text(progress: RunProgress) -> str:
         parts.append(f"reward {fixed(progress.reward, 3)}")
     if progress.evaluated:
         values = [fixed(value, 3) for _, value in (progress.evaluated[0], progress.evaluated[-1])]
-        parts.append(f"held-out {progress.headline.name} {' → '.join(values[: len(progress.evaluated)])}")
+        parts.append(f"held-out {progress.metrics.headline.name} {' → '.join(values[: len(progress.evaluated)])}")
     return "  ".join([*parts, duration(progress.seconds)])
 
 
 def headline_of(progresses: Sequence[RunProgress]) -> Headline:
     """The figure that stands for the evaluations of the sweep."""
-    return Headline.of([record for progress in progresses for record in progress.evals])
+    return Headline.of([record for progress in progresses for record in progress.metrics.evals])
 
 
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
@@ -199,7 +200,7 @@ def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     for name, runs in cells.items():
         done = [s for s in runs if s.state is RunState.DONE]
         measures: dict[str, Sequence[float | None]] = {
-            f"{figure} before": [s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0],
+            f"{figure} before": [before for s in done if (before := dict(s.evaluated).get(0.0)) is not None],
             f"{figure} after": [s.held_out for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
             "training reward": [s.reward for s in done],
             "seconds": [s.seconds for s in done],

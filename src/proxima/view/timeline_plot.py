@@ -1,14 +1,13 @@
 """timeline.json as a picture of a few steps: who works, who waits, and where the prompts are. It needs no viewer."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from proxima.data import UserError
 from proxima.runtime.watch.timeline import ENGINE, PROMPTS, REWARDS, TRAINER, Lane, Span, timeline_spans
-from proxima.view.chart import chart_axes, new_figure
+from proxima.view.chart import Color, Drawing, chart_axes
 from proxima.view.formatting import count, significant
 
 if TYPE_CHECKING:
@@ -16,33 +15,22 @@ if TYPE_CHECKING:
 
 STEPS = 6  # shown, unless others are asked for
 LANES = 48  # of prompts, at most
-COLORS = {  # name of a span: its colour
-    "generate": "a",
-    "generating": "a",
-    "scoring": "c",
-    "train": "b",
-    "publish": "k6",
-    "write": "k6",
-    "evaluate": "d",
-    "checkpoint": "d",
-    "prepare": "d",
-    "queued": "e",
+LEGEND = {  # colour: its name, and the spans that have it
+    "a": ("generate", ("generate", "generating")),
+    "c": ("score", ("scoring",)),
+    "b": ("train", ("train",)),
+    "k6": ("publish, write", ("publish", "write")),
+    "d": ("evaluate, checkpoint", ("evaluate", "checkpoint", "prepare")),
+    "e": ("queued", ("queued",)),
 }
-LEGEND = {
-    "a": "generate",
-    "c": "score",
-    "b": "train",
-    "k6": "publish, write",
-    "d": "evaluate, checkpoint",
-    "e": "queued",
-}
+COLORS = {name: color for color, (_, names) in LEGEND.items() for name in names}
 NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
 WAITS = (TRAINER, "generate")  # until the last score
 WIDTH, MARGINS, TALL, THIN = 1080, (70, 10, 40, 38), 26, 7  # pixels: of the figure, around the axes, and of a lane
 
 
 @dataclass(frozen=True)
-class TimelineFigure:
+class TimelineFigure(Drawing):
     """The spans from `begin` to `end`, seconds of the run, and the number and end of each step."""
 
     name: str
@@ -50,6 +38,8 @@ class TimelineFigure:
     begin: float
     end: float
     spans: Sequence[Span]
+    salt = "timeline"
+    font: ClassVar[int] = 11
 
     @classmethod
     def of(cls, file: Path, name: str, first: int | None = None, last: int | None = None) -> "TimelineFigure | None":
@@ -78,42 +68,43 @@ class TimelineFigure:
         named = [(lane, name, TALL) for lane, name in NAMES.items() if lane in used]
         return [*named, *((lane, "" if i else many, THIN) for i, lane in enumerate(prompts[:LANES]))]
 
-    @contextmanager
-    def plotted(self, color: Callable[[str], str]) -> "Iterator[Figure]":
+    @property
+    def size(self) -> tuple[float, float]:
+        return WIDTH, sum(height for _, _, height in self.rows) + MARGINS[2] + MARGINS[3]
+
+    def draw(self, figure: "Figure", color: Color) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        rows = self.rows
-        tops = [sum(size for _, _, size in rows[:i]) for i in range(len(rows) + 1)]
-        left, _, top, bottom = MARGINS
-        height = tops[-1] + top + bottom
-        with new_figure(WIDTH, height, f"timeline {self.name}", color=color) as figure:
-            axes = chart_axes(figure, [self.begin, self.end], (0, 1), margins=MARGINS)
-            axes.set_ylim(tops[-1], 0)
-            axes.grid(False)
-            for (lane, _, size), at in zip(rows, tops, strict=False):
-                for name in dict.fromkeys(span.name for span in self.spans if span.lane == lane):
-                    pieces = [(s.start, s.end - s.start) for s in self.spans if (s.lane, s.name) == (lane, name)]
-                    style: dict[str, Any] = {
-                        "color": color(COLORS[name]),
-                        "alpha": 0.35 if (lane, name) == WAITS else 1.0,
-                    }
-                    axes.broken_barh(pieces, (at + 0.1 * size, 0.8 * size), linewidth=0, **style)
-            labels = {at + size / 2: name for (_, name, size), at in zip(rows, tops, strict=False) if name}
-            axes.set_yticks(list(labels), list(labels.values()))
-            axes.vlines([end for _, end in self.steps], 0, tops[-1], color=color("muted"), linewidth=0.8)
-            for number, end in self.steps:
-                axes.text(end, -4, f"step {number}", ha="right", color=color("muted"))
-            used = {COLORS[span.name] for span in self.spans}
-            words = [(name, text) for name, text in LEGEND.items() if name in used]
-            words += (
-                [("muted", "pale: the trainer waits")] if any((s.lane, s.name) == WAITS for s in self.spans) else []
-            )
-            for i, (name, text) in enumerate(words):
-                figure.text((left + 150 * i) / WIDTH, 1 - 13 / height, text, color=color(name), fontweight="bold")
-            axes.xaxis.set_major_locator(MaxNLocator(8))
-            axes.xaxis.set_major_formatter(lambda value, _: significant(value, 6))
-            axes.set_xlabel("seconds of the run")
-            yield figure
+        axes = chart_axes(figure, [self.begin, self.end], (0, 1), margins=MARGINS)
+        axes.grid(False)
+        top, labels = 0, {}
+        for lane, label, height in self.rows:
+            if label:
+                labels[top + height / 2] = label
+            for name in dict.fromkeys(span.name for span in self.spans if span.lane == lane):
+                pieces = [(s.start, s.end - s.start) for s in self.spans if (s.lane, s.name) == (lane, name)]
+                alpha, place = 0.35 if (lane, name) == WAITS else 1.0, (top + 0.1 * height, 0.8 * height)
+                axes.broken_barh(pieces, place, linewidth=0, color=color(COLORS[name]), alpha=alpha)
+            top += height
+        axes.set_ylim(top, 0)
+        axes.set_yticks(list(labels), list(labels.values()))
+        axes.vlines([end for _, end in self.steps], 0, top, color=color("muted"), linewidth=0.8)
+        for number, end in self.steps:
+            axes.text(end, -4, f"step {number}", ha="right", color=color("muted"))
+        for i, (name, text) in enumerate(self.legend):
+            place = ((MARGINS[0] + 150 * i) / WIDTH, 1 - 13 / self.size[1])
+            figure.text(*place, text, color=color(name), fontweight="bold")
+        axes.xaxis.set_major_locator(MaxNLocator(8))
+        axes.xaxis.set_major_formatter(lambda value, _: significant(value, 6))
+        axes.set_xlabel("seconds of the run")
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Colours and words."""
+        shown = {COLORS[span.name] for span in self.spans}
+        words = [(name, text) for name, (text, _) in LEGEND.items() if name in shown]
+        waits = any((span.lane, span.name) == WAITS for span in self.spans)
+        return [*words, ("muted", "pale: the trainer waits")] if waits else words
 
 
 def timeline_of_run(file: Path, name: str, steps: str | None) -> TimelineFigure:
@@ -127,7 +118,6 @@ def timeline_of_run(file: Path, name: str, steps: str | None) -> TimelineFigure:
     figure = TimelineFigure.of(file, name, first, last) if file.is_file() else None
     if figure is None:
         what = "no finished step" if steps is None else f"none of the steps {steps}"
-        raise UserError(
-            f"{file} has {what}", remedy="give a run folder of `proxima train`, and steps that it has finished"
-        )
+        remedy = "give a run folder of `proxima train`, and steps that it has finished"
+        raise UserError(f"{file} has {what}", remedy=remedy)
     return figure

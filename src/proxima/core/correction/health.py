@@ -83,6 +83,8 @@ def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
 
 
 MEAN = "mismatch/rollout_is_mean"
+# Rejections that `top_entropy` was asked for are no sign of a mismatch.
+ON_PURPOSE = {"correction/rejected_fraction": "correction/top_entropy_masked_fraction"}
 
 
 def health(values: Mapping[str, object], guard: MismatchGuard | None = None) -> list[HealthVerdict]:
@@ -98,6 +100,8 @@ def health(values: Mapping[str, object], guard: MismatchGuard | None = None) -> 
     for rule in rules(guard or MismatchGuard()):
         value = values.get(rule.metric)
         if isinstance(value, int | float):
+            intended = values.get(ON_PURPOSE.get(rule.metric, ""))
+            value = max(0.0, value - intended) if isinstance(intended, int | float) else value
             meaning = rule.meaning.format(value=value)
             verdicts.append(_verdict(rule.level(value), rule.metric, value, meaning, rule.remedy, values))
     mean = values.get(MEAN)

@@ -41,8 +41,8 @@ class Mlflow(Tracker):
         if run.identity is not None:
             client.update_run(run.identity, status="RUNNING")
             return MlflowSession(client, client.get_run(run.identity).info)
-        found = client.get_experiment_by_name(self.project)
-        experiment = client.create_experiment(self.project) if found is None else found.experiment_id
+        existing = client.get_experiment_by_name(self.project)
+        experiment = client.create_experiment(self.project) if existing is None else existing.experiment_id
         opened = client.create_run(experiment, run_name=self.name or run.name).info
         parameters = [Param(name, str(value)[:LONGEST_VALUE]) for name, value in flat(dict(run.config))]
         for start in range(0, len(parameters), PARAMETERS_AT_ONCE):

@@ -1,0 +1,96 @@
+"""All observers of a training run, and which of them draw on a terminal."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Tee, WarningList, warning_kind
+from proxima.view.diagnostics import warnings_about
+from proxima.view.log_lines import LogFile, lines_to
+from proxima.view.trackers.protocol import Tracker
+from proxima.view.trackers.tracker_observer import TrackerObserver
+
+REPEAT = 10  # steps before the warning about a lasting state is printed again
+
+
+class RunViews(Tee):
+    """All observers of a training run: report.html at the end, log.txt, and the `screen`.
+
+    The report comes first: it is written when the screen's last line names it. `run_folder` is known from `started` on.
+
+    Args:
+        stream: of the screen; None: no output.
+        notes: warnings of the config, told when the run has started, so that its log has them too.
+        trackers: `config.monitor`. They come first: they may have a warning when the run has ended.
+    """
+
+    def __init__(self, stream: TextIO | None, notes: Sequence[str] = (), trackers: Sequence[Tracker] = ()) -> None:
+        tracking = (TrackerObserver(tracker, self.warning) for tracker in trackers)
+        super().__init__(*tracking, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
+        self.notes = notes
+        self.run_folder: Path | None = None
+        self._warnings, self._step = WarningList(), 0
+        self._printed: dict[str, int] = {}  # kind of a lasting state: the step of its last warning
+
+    def started(self, info: RunInfo) -> None:
+        self.run_folder, self._step = info.folder, info.resumed_at
+        super().started(info)
+        for note in self.notes if info.resumed_at < info.steps else ():  # of a finished run they say nothing new
+            self.warning(note)
+
+    def step(self, record: Record, sample: Sample | None) -> None:
+        self._step = int(record["step"])
+        super().step(record, sample)
+        for text in warnings_about(record):
+            self.lasting(text)
+
+    def warning(self, text: str) -> None:
+        self._warnings.add(text, self._step)
+        super().warning(text)
+
+    def lasting(self, text: str) -> None:
+        kind = warning_kind(text)
+        if self._step - self._printed.get(kind, self._step - REPEAT) >= REPEAT:
+            self._printed[kind] = self._step
+            self.warning(text)
+        else:
+            self._warnings.add(text, self._step)
+
+    def warned(self) -> Sequence[Record]:
+        return self._warnings.records()
+
+
+def is_drawable(stream: TextIO) -> bool:
+    """Whether a live view can be drawn on it: a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+
+
+def screen(stream: TextIO) -> Observer:
+    """The live view if `stream` is a terminal, lines otherwise (a pipe, a file, `TERM=dumb`)."""
+    if not is_drawable(stream):
+        return lines_to(stream)
+    from rich.console import Console
+
+    from proxima.view.live import LiveView
+
+    return LiveView(Console(file=stream))
+
+
+class ReportFile(Observer):
+    """Writes report.html when the run ends, in success or failure."""
+
+    def __init__(self) -> None:
+        self._info: RunInfo | None = None
+
+    def started(self, info: RunInfo) -> None:
+        self._info = info
+
+    def ending(self) -> Mapping[str, str]:
+        return {} if self._info is None else {"report": str(self._info.folder / "report.html")}
+
+    def finished(self, summary: Record) -> None:
+        if self._info is not None:
+            from proxima.view.report import write_report
+
+            write_report(self._info.folder)
