@@ -27,7 +27,7 @@ def main() -> None:
     import torch
 
     from proxima.data import Completion, Group, Prompt, Score, Trajectory, pack
-    from proxima.runtime import rollouts
+    from proxima.runtime.state import rollouts
 
     torch.set_num_threads(settings["threads"])
     columns = "sampled_log_prob" in Completion.__dataclass_fields__

@@ -101,7 +101,7 @@ def main() -> None:
         resolved = resolve(tree)
         marks: list[dict[str, float]] = []
 
-        from proxima.runtime import observer
+        from proxima.runtime.watch import observer
 
         class Marks(getattr(observer, "NullObserver", observer.Observer)):  # its name in earlier versions
             def step(self, record: Any, sample: Any) -> None:

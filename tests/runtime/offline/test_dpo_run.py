@@ -12,7 +12,7 @@ import proxima
 from proxima.config import load_recipe, resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
-from proxima.runtime.offline import preference_method
+from proxima.train.offline import preference_method
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
