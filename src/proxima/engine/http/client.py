@@ -16,6 +16,7 @@ import httpx
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.data.random import BUSY_SERVER, mix
 from proxima.data.secret_values import HIDDEN, is_secret_value
 from proxima.engine.http.answer_values import error_message, missing, one_line
 
@@ -25,6 +26,7 @@ ANSWER = 4 << 20  # most bytes of an answer that grows with no request: what a s
 ERROR = 64 << 10  # bytes of an error's body that are read
 TOKEN, SET = 2 << 10, 16  # most bytes of what is said of a token, and of an id among those that could be sampled
 EVENT = 16 << 10  # of an event with one token, with all that comes with it
+SHORTEST_BREAK, LONGEST_BREAK = 0.5, 60.0  # seconds that a busy server is left alone
 
 
 class ServerError(OSError):
@@ -280,6 +282,21 @@ def _retry_after(headers: httpx.Headers) -> float | None:
     """Seconds, where the header has a number; a date is not read, for clocks differ."""
     value = headers.get("Retry-After", "").strip()
     return float(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
+
+
+def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
+    """Seconds to leave a busy server alone: what it asks for, else twice as long each time, up to `LONGEST_BREAK` and
+    with up to half of it left out at random, so that the replicas of a run do not come back together.
+
+    Args:
+        times: how often in a row it was busy, this one included.
+        retry_after: what it asks for.
+        key: of the draw.
+    """
+    if retry_after is not None:
+        return min(retry_after, LONGEST_BREAK)
+    seconds = min(SHORTEST_BREAK * 2.0 ** min(times - 1, 30), LONGEST_BREAK)
+    return seconds * (1 - mix(BUSY_SERVER, key, times) / 2**65)
 
 
 async def stream_events(

@@ -1,7 +1,7 @@
 """Weights to servers by a folder that all of them read, each proved by a probe."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,6 @@ from proxima.engine.http.weight_probe import (
     rounding,
     trainer_log_prob,
 )
-from proxima.engine.http.weight_sync import SyncReport
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 
 if TYPE_CHECKING:
@@ -36,6 +35,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FIRST_DTYPES = ("float32", "bfloat16")  # that servers may have, before any has said it
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """New weights at one replica.
+
+    Args:
+        url: of the replica.
+        version: of the weights.
+        how: the way they went, of `ServerFacts.weight_updates`.
+        seconds: from the first call to the proof.
+        metrics: what the probe figures, by name: `probe_mean`, `probe_max` (nats) and the like.
+    """
+
+    url: str
+    version: int
+    how: str
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
+    """The figures of several replicas as one: each the largest, and of the replica that follows least, whose slope is
+    the farthest from 1, also what belongs to that slope; how the weights went and to how many. Empty without any."""
+    figures: dict[str, Any] = {}
+    for report in reports:
+        for name, value in {"seconds": report.seconds, **report.metrics}.items():
+            figures[name] = max(value, figures.get(name, value))
+    if judged := [report.metrics for report in reports if "slope" in report.metrics]:
+        worst = max(judged, key=lambda metrics: abs(metrics["slope"] - 1))
+        figures |= {name: value for name, value in worst.items() if name.startswith("slope")}
+    if reports:
+        figures |= {"replicas": len(reports), "how": reports[0].how}
+    return figures
 
 
 @dataclass(frozen=True, kw_only=True)
