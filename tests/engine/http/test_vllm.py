@@ -229,13 +229,6 @@ def test_a_reload_packs_tied_heads_where_the_worker_can(how: str, packs: int, tm
     assert fake.version == "run-4"
 
 
-def test_a_way_that_the_server_lacks_is_refused(tmp_path: Path) -> None:
-    weights = WeightHandover(version=1, label="v", folder=tmp_path, how="transfer")
-    for fake, remedy in ((FakeVllm(backend=None), "reload_packed, reload"), (FakeVllm(control=False), "DEV_MODE=1")):
-        with pytest.raises(UserError, match=remedy):
-            run(DIALECT.load_weights(fake.client(), facts_of(fake), weights))
-
-
 def test_the_worker_and_the_dialect_name_the_same_backend() -> None:
     from proxima.engine.http import vllm_facts
 

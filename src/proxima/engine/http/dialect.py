@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from proxima.data import UserError
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
@@ -162,6 +163,13 @@ class ServerHealth:
     paused: bool | None = None
     model: str | None = None
     instance: str | None = None
+
+
+def check_scorable(url: str, facts: ServerFacts, count: int, option: str) -> None:
+    """Raise UserError for as many tokens as fill the server's whole length: it wants room for one token more."""
+    if facts.max_length is not None and count >= facts.max_length:
+        message = f"{url}: {count} tokens can't be scored at a maximum length of {facts.max_length}"
+        raise UserError(message, remedy=f"start the server with {option} or more")
 
 
 class Dialect(Protocol):

@@ -14,11 +14,10 @@ from torch import nn
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.dialect import ServerFacts, WeightHandover
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
-    CONTEXT,
     Bound,
     WeightProbe,
     bound_of,
@@ -92,8 +91,15 @@ class StagedWeights:
     exact: Mapping[str, Floats] = field(default_factory=dict)
 
 
+def way_of(spec: ServerSettings, facts: ServerFacts) -> str:
+    """How this server gets weights; `check_facts` has seen that it can."""
+    return facts.weight_updates[0] if spec.weights == "auto" else spec.weights
+
+
 class FolderSync:
-    """The `WeightSync` of all servers. The trainer's weights are written once, and each replica reads them.
+    """Gives each replica its weights, and proves that they arrived. Called from the engine's own loop.
+
+    The trainer's weights are written once, and each replica reads them.
 
     Before its first weights, and the first ones after a restart, a server gets a perturbed copy. It already has the
     initial weights, so a part of the model that it fails to load would go unnoticed for long: the first real weights
@@ -127,11 +133,18 @@ class FolderSync:
         self._update = update
 
     async def push(self, replica: "Replica") -> SyncReport:
-        """Load, reset the prefix cache, resume, probe; for a new server first with the perturbed copy."""
+        """Load, reset the prefix cache, resume, probe; for a new server first with the perturbed copy. The replica is
+        paused, and holds its completions, if any; the server may be left paused or not.
+
+        Raises:
+            ServerError: a call failed; the replica is ejected, and gets them before it returns.
+            UserError: they are not what it computes with; the replica is ejected too, and the run ends if no other has
+                them.
+        """
         staged, update = self._staged, self._update
         if staged is None or update is None:
             raise RuntimeError("push was called before prepare")
-        start, how = monotonic(), self._way(replica)
+        start, how = monotonic(), way_of(self.spec, replica.facts)
         self._dtypes.add(replica.facts.dtype)
         metrics = dict[str, float]()
         copy = self._perturbed if await self._is_new(replica) else None
@@ -172,29 +185,6 @@ class FolderSync:
         """Remove the folders."""
         self._folders.close()
         self._perturbed_folders.close()
-
-    def _way(self, replica: "Replica") -> str:
-        """How this server gets weights."""
-        ways, wanted = replica.facts.weight_updates, self.spec.weights
-        if not ways:
-            raise UserError(
-                f"{replica.url} takes no weights",
-                remedy="start it with its control calls on (vLLM: VLLM_SERVER_DEV_MODE=1), or use proxima engine serve",
-            )
-        if wanted != "auto" and wanted not in ways:
-            raise UserError(f"{replica.url} can't take weights by {wanted!r}", remedy=f"it can by {', '.join(ways)}")
-        if not replica.facts.scores:
-            raise UserError(
-                f"{replica.url} gives no log-probs of given tokens, so nothing can prove that it has the new weights",
-                remedy="use a server that scores",
-            )
-        longest, count = replica.facts.max_length, len(self._tokens)
-        if longest is not None and count >= longest:
-            raise UserError(
-                f"{replica.url} takes sequences of {longest} tokens, too short for the {count} of the probe",
-                remedy=f"set engine.probe_tokens={max(1, longest - 1 - CONTEXT)}, or a longer limit on the server",
-            )
-        return ways[0] if wanted == "auto" else wanted
 
     async def _is_new(self, replica: "Replica") -> bool:
         """Whether the server's weights are not ours, as of one that was started again."""

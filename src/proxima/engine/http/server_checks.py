@@ -23,8 +23,15 @@ CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `prox
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
-ALIKE = ("server", "model", "dtype", "quantization", "log_probs", "prompt_echo")
-NAMES = {"log_probs": "log-prob mode", "prompt_echo": "echo of the prompt"}
+ALIKE = {  # facts in which servers must not differ, and what a message calls them
+    "server": "server",
+    "model": "model",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "log_probs": "log-prob mode",
+    "prompt_echo": "echo of the prompt",
+    "scores": "scoring of given tokens",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +52,14 @@ class ServerExpectations:
         Raises:
             ServerError: it can't be asked.
         """
-        for name in ALIKE:
+        for name, called in ALIKE.items():
             ours, theirs = getattr(self.facts, name), getattr(facts, name)
             if ours != theirs:
-                return f"its {NAMES.get(name, name)} is {theirs}, and that of the others is {ours}"
+                return f"its {called} is {theirs}, and that of the others is {ours}"
         if (facts.max_length or 0) < (self.facts.max_length or 0):
             return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
+        if self.facts.weight_updates and not facts.weight_updates:
+            return "it takes no new weights"
         if not facts.token_ids:
             return "its completions do not come as token ids"
         theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
@@ -227,6 +236,9 @@ def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds,
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
     if spec.weights not in ("auto", *ways):
         raise FieldError("weights", spec.weights, f"is no way of {name}; it has {', '.join(ways)}, or auto")
+    if not facts.scores:
+        reason = f"{name} gives no log-probs of given tokens, so nothing can prove that it has the new weights"
+        raise UserError(reason, remedy="use a server that scores")
     if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and "keep" in facts.interrupts):
         reason = f"needs a server that keeps what it runs and tells which weights sampled a token; {name} does not"
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")

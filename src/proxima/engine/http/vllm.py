@@ -27,7 +27,15 @@ from proxima.engine.http.answer_values import (
     version_spans,
 )
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
-from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import (
+    ENDINGS,
+    Chunk,
+    ServerFacts,
+    ServerHealth,
+    TokenRequest,
+    WeightHandover,
+    check_scorable,
+)
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
 from proxima.engine.http.weight_folder import weight_buckets
@@ -93,11 +101,7 @@ class VllmDialect:
         """
         known, path = facts_of(facts), facts_of(facts).route
         asked = [*map(int, prompt), *map(int, tokens)]
-        if known.max_length is not None and len(asked) >= known.max_length:
-            raise UserError(
-                f"{client.url}: {len(asked)} tokens can't be scored at a maximum length of {known.max_length}",
-                remedy=f"start the server with --max-model-len {len(asked) + 1} or more",
-            )
+        check_scorable(client.url, known, len(asked), f"--max-model-len {len(asked) + 1}")
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
         body: dict[str, Any] = {"token_ids": asked, "sampling_params": fields | {"detokenize": False}}
         if path != GENERATE:
@@ -107,10 +111,7 @@ class VllmDialect:
             found = answer if path == GENERATE else answer["choices"][0]
             rows = zip(items(found["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
             values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in rows]
-        scores = np.asarray(values, np.float32)
-        if not np.isfinite(scores).all() or (scores <= ABSENT).any():
-            raise ServerError(client.url, path, "log-probs of given tokens are not finite")
-        return scores
+        return _reported(values)
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
         answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
@@ -135,13 +136,6 @@ class VllmDialect:
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
         """Load the weights of a folder, and set their label."""
-        if weights.how not in facts.weight_updates:
-            raise UserError(
-                f"{client.url} can't take weights by {weights.how!r}",
-                remedy=f"set engine.weights to one of {', '.join(facts.weight_updates)}"
-                if facts.weight_updates
-                else "start it with VLLM_SERVER_DEV_MODE=1",
-            )
         try:
             async with asyncio.timeout(weights.seconds):
                 if weights.how == TRANSFER:
@@ -245,12 +239,16 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
     prompt = choice.get("prompt_token_ids") if prompt is None else prompt
     return Chunk(
         tokens=np.asarray(tokens, np.int32),
-        log_prob=np.asarray([math.nan if value <= ABSENT else value for value in reported], np.float32),
+        log_prob=_reported(reported),
         finish_reason=None if ending is None else ENDINGS[ending],
         version_spans=None if spans is None else version_spans(spans),
         prompt_tokens=None if prompt is None else np.asarray(id_list(prompt, "prompt_token_ids"), np.int32),
         sampling_mask=None if (sets := choice.get("sampling_mask")) is None else mask_of_sets(sets),
     )
+
+
+def _reported(values: Sequence[float]) -> Floats:
+    return np.asarray([math.nan if value <= ABSENT else value for value in values], np.float32)
 
 
 async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
