@@ -1,4 +1,4 @@
-"""One address: JSON calls with a deadline, and streams; errors that name the server, and the rule about strangers."""
+"""One address: JSON calls with a deadline, and streams; errors name the server; proxies and redirects are refused."""
 
 import asyncio
 import ipaddress
@@ -171,13 +171,13 @@ class ServerClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def get(self, path: str, **query: Any) -> Any:
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """What a GET answers: JSON decoded, None where the body is empty.
 
         Raises:
             ServerError: no connection, no answer in time, another status than 2xx, no JSON, or more than fits the call.
         """
-        return await self._call("GET", path, None, ANSWER, params=query)
+        return self._decoded(path, await self._request("GET", path, query=query))
 
     async def post(
         self,
@@ -185,7 +185,7 @@ class ServerClient:
         body: Any = None,
         *,
         seconds: float | None = None,
-        query: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
         size: int = ANSWER,
     ) -> Any:
         """The same of a POST.
@@ -193,25 +193,33 @@ class ServerClient:
         Args:
             size: most bytes of the answer.
         """
-        return await self._call("POST", path, seconds, size, json=body, params=dict(query or {}))
+        return self._decoded(path, await self._request("POST", path, body, query, seconds=seconds, size=size))
 
     async def post_text(self, path: str, body: Any = None) -> str:
         """What a POST answers that is no JSON."""
-        return (await self._request("POST", path, None, ANSWER, json=body)).decode(errors="replace")
+        return (await self._request("POST", path, body)).decode(errors="replace")
 
-    async def _request(self, method: str, path: str, seconds: float | None, size: int, **more: Any) -> bytes:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        *,
+        seconds: float | None = None,
+        size: int = ANSWER,
+    ) -> bytes:
         limit = self.seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(limit):  # the client's own limit is between two bytes
                 with self._transfer(path, limit):
-                    async with self._http.stream(method, path, timeout=limit, **more) as response:
+                    async with self._http.stream(method, path, timeout=limit, json=body, params=query) as response:
                         await self._check_status(path, response)
                         return await read_body(response, size)
         except TimeoutError as error:
             raise ServerError(self.url, path, f"no complete response within {limit:g} s") from error
 
-    async def _call(self, method: str, path: str, seconds: float | None, size: int, **more: Any) -> Any:
-        body = await self._request(method, path, seconds, size, **more)
+    def _decoded(self, path: str, body: bytes) -> Any:
         if not body:
             return None
         try:

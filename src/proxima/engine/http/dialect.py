@@ -46,6 +46,8 @@ class ServerFacts:
         sampling_mask: it gives the tokens that could be sampled, with each token.
         routed_experts: it gives the experts of each token.
         batch_invariant: a completion does not depend on what else is running.
+        route: the call that completions come from, where a kind of server has several.
+        control: it has the calls that pause it and load weights, where these have to be switched on.
         more: what else is worth a line of `proxima engine check`.
     """
 
@@ -69,6 +71,8 @@ class ServerFacts:
     sampling_mask: bool = False
     routed_experts: bool = False
     batch_invariant: bool = False
+    route: str = ""
+    control: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
 
 
