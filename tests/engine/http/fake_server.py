@@ -258,7 +258,7 @@ class FakeServer:
         return 200, self.facts
 
     def _load(self, _: Any) -> tuple[int, Any]:
-        told = {"running": len(self.running), "waiting": self.waiting, "paused": self.paused}
+        told = {"running": len(self.running), "waiting": self.waiting}
         return 200, told | {"label": self.label, "model": self.facts["model"], "instance": str(self.instance)}
 
     def _tokenize(self, body: Any) -> tuple[int, Any]:

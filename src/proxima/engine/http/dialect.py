@@ -156,7 +156,6 @@ class ServerHealth:
     Args:
         running, waiting: requests; None: it does not tell.
         weight_version: of its weights, as it calls it; None: it does not tell.
-        paused: None: it does not tell.
         model: what it serves, as it calls it; None: it does not tell.
         instance: changes when the server is started again; None: it does not tell.
     """
@@ -164,7 +163,6 @@ class ServerHealth:
     running: int | None = None
     waiting: int | None = None
     weight_version: str | None = None
-    paused: bool | None = None
     model: str | None = None
     instance: str | None = None
 

@@ -156,15 +156,14 @@ class VllmDialect:
             raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """Version and pause, where the server has control calls."""
+        """Its model and, where the server has control calls, the version of its weights."""
         models = client.get("/v1/models")
         if not facts.control:
             return ServerHealth(model=_model_of(client, await models))
-        served, version, paused = await asyncio.gather(models, client.get("/weight_info"), client.get("/is_paused"))
+        served, version = await asyncio.gather(models, client.get("/weight_info"))
         with as_expected(client, "/weight_info", version):
             label = short_text(version["weight_version"], "weight_version")
-        with as_expected(client, "/is_paused", paused):
-            return ServerHealth(weight_version=label, paused=bool(paused["is_paused"]), model=_model_of(client, served))
+        return ServerHealth(weight_version=label, model=_model_of(client, served))
 
 
 def _model_of(client: ServerClient, answer: Any) -> str:
