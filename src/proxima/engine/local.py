@@ -231,11 +231,11 @@ class LocalEngine:
     def _in_flight(self) -> list[InFlight]:
         """In the compute thread, which alone ends completions: none falls between those that run and those that
         wait."""
-        found = self.scheduler.in_flight()
+        parts = self.scheduler.in_flight()
         for requests, done in list(self._callers.values()):
             prompts = {request.prompt.uid: request.prompt.tokens for request in requests}
-            found += [InFlight.of(completion, prompts[completion.prompt_uid]) for completion in tuple(done)]
-        return found
+            parts += [InFlight.of(completion, prompts[completion.prompt_uid]) for completion in tuple(done)]
+        return parts
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture.

@@ -124,8 +124,8 @@ class ProcessEngine:
         """The process sends a completion before it answers without it, so that what its answer lacks has arrived
         here."""
         running: list[InFlight] = await self._supervisor.ask("in_flight")
-        here = [InFlight.of(one, request.prompt.tokens) for one, request in self._supervisor.not_taken()]
-        return list({one.key: one for one in [*running, *here]}.values())
+        here = [InFlight.of(completion, request.prompt.tokens) for completion, request in self._supervisor.not_taken()]
+        return list({part.key: part for part in [*running, *here]}.values())
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture to the shared memory, and have the process load them;
@@ -162,9 +162,9 @@ class ProcessEngine:
         detail = {"pid": pid, "exits": supervisor.exits, "exit_reason": supervisor.exit_reason}
         if supervisor.ready:
             with suppress(TimeoutError, UserError):
-                found: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)
-                return replace(found, detail=detail)
-        return Health(ok=False, version=self._version, waiting=supervisor.owed, detail=detail)
+                health: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)
+                return replace(health, detail=detail)
+        return Health(ok=False, version=self._version, waiting=supervisor.outstanding, detail=detail)
 
     def close(self) -> None:
         """End the process. May be called twice."""
@@ -179,7 +179,7 @@ def _share(loaded: LoadedModel, spec: LocalProcess, max_length: int | None) -> t
         path=loaded.path,
         device=str(loaded.model.device),
         places=weights.places,
-        spec=Local(**{one.name: getattr(spec, one.name) for one in fields(Local)}),
+        spec=Local(**{setting.name: getattr(spec, setting.name) for setting in fields(Local)}),
         max_length=max_length,
         threads=spec.threads or torch.get_num_threads(),
     )

@@ -21,8 +21,8 @@ from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
+from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
 from proxima.engine.exit_codes import describe_exit
-from proxima.engine.own_loop import CLOSED, Arrivals, OwnLoop
 from proxima.engine.protocol import Request
 from proxima.engine.shared_weights import SharedWeights
 
@@ -43,16 +43,20 @@ class EngineCall:
     method: str
     arguments: tuple[Any, ...]
     replies: Arrivals[tuple[str, Any]] = field(default_factory=Arrivals)
-    owed: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
+    outstanding: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method == "generate":
             for request in self.arguments[0]:
-                self.owed.setdefault(request.key, []).append(request)
+                self.outstanding.setdefault(request.key, []).append(request)
 
     def unanswered(self) -> tuple[Any, ...]:
         """The arguments for another process."""
-        return ([one for same in self.owed.values() for one in same],) if self.owed else self.arguments
+        return (
+            ([request for same in self.outstanding.values() for request in same],)
+            if self.outstanding
+            else self.arguments
+        )
 
 
 class Supervisor:
@@ -87,7 +91,7 @@ class Supervisor:
         self._broken: Exception | None = None
         self._reading = asyncio.Lock()  # of the shared memory: held while it is written, and while a process starts
         self._publishing = asyncio.Lock()
-        self._loop = OwnLoop("proxima-engine")
+        self._loop = EventLoopThread("proxima-engine")
         self._supervision = self._loop.start(self._supervise())
 
     # ---- for callers in any event loop -------------------------------------------------------------------------------
@@ -98,19 +102,19 @@ class Supervisor:
         return self._writer is not None
 
     @property
-    def owed(self) -> int:
+    def outstanding(self) -> int:
         """Completions that have not come."""
-        return sum(len(same) for call in list(self._calls.values()) for same in list(call.owed.values()))
+        return sum(len(same) for call in list(self._calls.values()) for same in list(call.outstanding.values()))
 
     def not_taken(self) -> list[tuple[Completion, Request]]:
         """Completions that have come and that their callers have not taken, each with its request."""
-        found = []
+        completions = []
         for call in list(self._callers.values()):
-            asked = {one.key: one for one in call.arguments[0]} if call.method == "generate" else {}
+            asked = {request.key: request for request in call.arguments[0]} if call.method == "generate" else {}
             for reply in tuple(call.replies.items):
                 if not isinstance(reply, BaseException) and reply[0] == "item":
-                    found.append((reply[1], asked[reply[1].key]))
-        return found
+                    completions.append((reply[1], asked[reply[1].key]))
+        return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
         """The replies to a call, `done` the last; closing the stream cancels it.
@@ -181,7 +185,7 @@ class Supervisor:
         if kind == "item" or call.method == "score":
             self._fruitless = 0
         if kind == "item":
-            call.owed[value.key].pop()
+            call.outstanding[value.key].pop()
         else:
             del self._calls[number]
             self._paused |= call.method == "pause" and kind == "done"

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from proxima.engine.own_loop import OwnLoop
+from proxima.engine.event_loop_thread import EventLoopThread
 from tests.engine.http.fake_model import STOP, VOCABULARY, draw, log_probs, sequence_log_probs, states, truncated
 from tests.ports import kept_socket
 
@@ -69,7 +69,7 @@ class FakeServer:
 
     def __init__(
         self,
-        loop: OwnLoop,
+        loop: EventLoopThread,
         *,
         weights: float = 0.5,
         facts: dict[str, Any] | None = None,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
+from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http import Chunk
 from proxima.engine.http.answer_checks import WrongAnswerError, spans_of
 from proxima.engine.http.answer_values import version_spans
@@ -20,7 +21,6 @@ from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.http.vllm import as_expected, chunk_of
 from proxima.engine.local import collect
-from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
 from tests.engine.http.plain_dialect import PlainDialect, engine_over, fakes, requests, rules, update
@@ -385,7 +385,7 @@ def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(t
 
 
 def test_close_of_the_own_loop_ends_its_thread():
-    loop = OwnLoop("proxima-test")
+    loop = EventLoopThread("proxima-test")
     loop.call(asyncio.sleep(0))
 
     async def last():

@@ -7,13 +7,13 @@ import pytest
 from proxima.data import FieldError, UserError
 from proxima.engine.http.server_checks import check_servers_of, check_weight_folder
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.protocol import EngineNeeds, Sampling
+from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.engine.serve import Serve
 from tests.engine.http.fake_model import VOCABULARY, LetterTokenizer
 from tests.engine.http.plain_dialect import Plain, fakes
 
 PLAIN = Sampling(max_tokens=16)
-NEEDS = EngineNeeds(
+NEEDS = EngineRequirements(
     model_path="model",
     tokenizer=LetterTokenizer(),
     vocabulary=VOCABULARY,

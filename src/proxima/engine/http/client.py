@@ -53,11 +53,7 @@ class ServerError(OSError):
 
 
 class NotJsonError(ServerError):
-    """A response of a good status that is not JSON; `excerpt` is how it begins."""
-
-    def __init__(self, url: str, call: str, excerpt: str) -> None:
-        super().__init__(url, call, f"answers no JSON but {excerpt}")
-        self.excerpt = excerpt
+    """A response of a good status that is not JSON."""
 
 
 class RefusedError(UserError):
@@ -225,7 +221,7 @@ class ServerClient:
         try:
             return parse_json(body)
         except (TooLargeError, UnreadableError) as error:
-            raise NotJsonError(self.url, path, self.told(body)) from error
+            raise NotJsonError(self.url, path, f"no JSON but {self.told(body)}") from error
 
     @asynccontextmanager
     async def lines(self, path: str, body: Any, size: StreamSize | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -262,17 +258,17 @@ class ServerClient:
         if 200 <= status < 300:
             return
         try:
-            told = self.told(await read_body(response, ERROR, cut=True))
+            message = self.told(await read_body(response, ERROR, cut=True))
         except UnreadableError as error:
-            told = str(error)
+            message = str(error)
         except (httpx.HTTPError, TimeoutError):  # the status says enough
-            told = "no message"
+            message = "no message"
         if status in (401, 403):
             raise RefusedError(
-                f"{self.url}{path}: refused with status {status}: {told}",
+                f"{self.url}{path}: refused with status {status}: {message}",
                 remedy="check token_env, and what the server was started with",
             )
-        raise ServerError(self.url, path, f"status {status}: {told}", status, _retry_after(response.headers))
+        raise ServerError(self.url, path, f"status {status}: {message}", status, _retry_after(response.headers))
 
     def told(self, text: bytes | str) -> str:
         """What the server says, in one line, without the key that it was sent."""

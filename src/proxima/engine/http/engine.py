@@ -9,6 +9,7 @@ from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.data.columns import Floats
+from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
 from proxima.engine.http.client import Address
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
@@ -18,10 +19,9 @@ from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_states import Event
 from proxima.engine.http.server_checks import Introduction, capabilities_of, check_facts, introductions
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.own_loop import Arrivals, OwnLoop
 from proxima.engine.protocol import (
     Capabilities,
-    EngineNeeds,
+    EngineRequirements,
     Health,
     InFlight,
     PauseMode,
@@ -51,7 +51,7 @@ class HttpEngine:
     ) -> None:
         self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)
-        self._loop = OwnLoop("proxima-servers")
+        self._loop = EventLoopThread("proxima-servers")
         self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
         self._numbers = count(1)
         self._replicas: list[Replica] = []
@@ -70,7 +70,7 @@ class HttpEngine:
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
         self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
-        introduced, expected = await introductions(dialect, [one.client for one in replicas], rules.tokenizer)
+        introduced, expected = await introductions(dialect, [replica.client for replica in replicas], rules.tokenizer)
         for replica, introduction in zip(replicas, introduced, strict=True):
             _join(replica, introduction)
         if expected is None:
@@ -85,7 +85,11 @@ class HttpEngine:
         self.facts = first = expected.facts
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
-        lengths = [one.facts.max_length for one in introduced if one.facts is not None and one.facts.max_length]
+        lengths = [
+            introduction.facts.max_length
+            for introduction in introduced
+            if introduction.facts is not None and introduction.facts.max_length
+        ]
         self.rules = replace(
             rules,
             max_length=min([rules.max_length, *lengths]),
@@ -100,10 +104,10 @@ class HttpEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        found = capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
-        return replace(found, max_length=self.rules.max_length)
+        capabilities = capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
+        return replace(capabilities, max_length=self.rules.max_length)
 
-    def check(self, needs: EngineNeeds) -> list[str]:
+    def check(self, needs: EngineRequirements) -> list[str]:
         """As `ServerSpec.check`, of servers that the engine has started."""
         return check_facts(self.spec, self.facts, needs, self._pool.replicas[0].url)
 
@@ -164,12 +168,16 @@ class HttpEngine:
         """See `Engine`. Tokens on their way from a server are not in the answer."""
 
         async def work() -> list[InFlight]:
-            found = [job.in_flight() for job in self._pool.jobs if job.length]
+            parts = [job.in_flight() for job in self._pool.jobs if job.length]
             for requests, arrivals in list(self._callers.values()):
                 prompts = {request.prompt.uid: request.prompt.tokens for request in requests}
-                ended = [one for one in tuple(arrivals.items) if isinstance(one, Completion) and len(one.tokens)]
-                found += [InFlight.of(one, prompts[one.prompt_uid]) for one in ended]
-            return found
+                ended = [
+                    completion
+                    for completion in tuple(arrivals.items)
+                    if isinstance(completion, Completion) and len(completion.tokens)
+                ]
+                parts += [InFlight.of(completion, prompts[completion.prompt_uid]) for completion in ended]
+            return parts
 
         return await self._loop.run(work())
 

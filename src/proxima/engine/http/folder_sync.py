@@ -157,9 +157,9 @@ class FolderSync:
             if copy is not None:
                 await self._undo(replica, staged, update.version, how)
             raise
-        found = await self._score(replica)
+        scores = await self._score(replica)
         try:
-            metrics |= self._compare(replica, staged, update.version, found)
+            metrics |= self._compare(replica, staged, update.version, scores)
         except UserError:
             self._proven.discard(replica.url)  # it must pass the perturbed copy again before it returns
             raise
@@ -168,17 +168,17 @@ class FolderSync:
             url=replica.url, version=update.version, how=how, seconds=monotonic() - start, metrics=metrics
         )
 
-    def _compare(self, replica: "Replica", staged: StagedWeights, version: int, found: Floats) -> dict[str, float]:
+    def _compare(self, replica: "Replica", staged: StagedWeights, version: int, scores: Floats) -> dict[str, float]:
         """The server's log-probs with the trainer's, and how far both moved.
 
         Raises:
             UserError: they are not those of the weights.
         """
         bound = bound_of(replica.facts, self.spec.probe_bound)
-        metrics = self._probe.check(replica.url, f"version {version}", staged.expected, found, bound)
+        metrics = self._probe.check(replica.url, f"version {version}", staged.expected, scores, bound)
         if (exact := staged.exact.get(replica.facts.dtype or "")) is not None:
             judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
-            metrics |= self._probe.check_movement(replica.url, version, exact, found, judged=judged)
+            metrics |= self._probe.check_movement(replica.url, version, exact, scores, judged=judged)
         return metrics
 
     async def close(self) -> None:
@@ -200,9 +200,9 @@ class FolderSync:
     async def _prove(self, replica: "Replica", copy: StagedWeights, version: int, how: str) -> dict[str, float]:
         """Load the perturbed copy, and see that the server computes with all of it."""
         await self._load_weights(replica, copy, version, how)
-        found = await self._score(replica)
+        scores = await self._score(replica)
         bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
-        metrics = self._probe.check(replica.url, "the perturbed copy", copy.expected, found, bound)
+        metrics = self._probe.check(replica.url, "the perturbed copy", copy.expected, scores, bound)
         self._proven.add(replica.url)
         return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
 

@@ -242,7 +242,7 @@ class GenerationJob:
             if tokens[at] in self.rules.stop_tokens:
                 return at + 1
         stop = self.request.sampling.stop
-        if stop and self.kept and start <= max(len(one.encode()) for one in stop):  # a token has a byte or more
+        if stop and self.kept and start <= max(len(string.encode()) for string in stop):  # a token has a byte or more
             seam = self.length - len(tokens)
             everything = self.tokens
             for at in range(start, len(tokens)):
@@ -279,15 +279,17 @@ class GenerationJob:
 
     def has_unverified_tokens(self, since: int) -> bool:
         """There are tokens, from segment `since` on, of which only we say which weights sampled them."""
-        return any(one.tokens and one.spans is None and not one.confirmed for one in self.since(since))
+        return any(segment.tokens and segment.spans is None and not segment.confirmed for segment in self.since(since))
 
     def has_mismatched_tokens(self, since: int) -> bool:
         """A server says that tokens, from segment `since` on, are of weights that it did not have."""
-        return any(version in one.mismatched for one in self.since(since) for version, _, _ in one.spans or ())
+        return any(
+            version in segment.mismatched for segment in self.since(since) for version, _, _ in segment.spans or ()
+        )
 
     def forget(self, since: int) -> int:
         """Drop the segments from there on, and an end that they had. Returns how many tokens that is."""
-        lost = sum(len(one.tokens) for one in self.since(since))
+        lost = sum(len(segment.tokens) for segment in self.since(since))
         del self.kept[since:]
         self.current = self.reason = None
         return lost

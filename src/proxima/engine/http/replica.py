@@ -153,7 +153,6 @@ class Replica:
 
     def break_seconds(self, retry_after: float | None) -> float:
         """How long to leave it alone, one more time in a row."""
-        self.limit = max(1, min(self.limit, len(self.running)) // 2)
         self.busy_times += 1
         return busy_seconds(self.busy_times, retry_after, crc32(self.url.encode()))
 

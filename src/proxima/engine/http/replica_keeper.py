@@ -101,7 +101,9 @@ class ReplicaKeeper:
             while not pool.serving:
                 await pool.change()
             if pool.paused:
-                await pool.each([one for one in pool.serving if one.running], lambda replica: replica.hold())
+                await pool.each(
+                    [replica for replica in pool.serving if replica.running], lambda replica: replica.hold()
+                )
             else:
                 await pool.each(pool.serving, lambda replica: replica.resume())
         finally:
@@ -133,7 +135,7 @@ class ReplicaKeeper:
                 raise
 
         errors = await asyncio.gather(*map(push, replicas), return_exceptions=True)
-        away = [one for one in self.pool.replicas if one not in replicas and one.state is State.AWAY]
+        away = [replica for replica in self.pool.replicas if replica not in replicas and replica.state is State.AWAY]
         for error in errors:
             others_have_them = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
             if isinstance(error, BaseException) and not others_have_them:
@@ -262,7 +264,7 @@ class ReplicaKeeper:
             return
         self._away_since = now if self._away_since is None else self._away_since
         failure = None if self.servers is None else self.servers.failure
-        if failure is None and all(one.state in (State.BARRED, State.LOCKED) for one in pool.replicas):
+        if failure is None and all(replica.state in (State.BARRED, State.LOCKED) for replica in pool.replicas):
             keys = all(replica.refuses_key for replica in pool.replicas)
             remedy = "check token_env, and what the servers were started with"
             failure = no_replica_left(pool.replicas, remedy if keys else "look at the server's log, start it again")

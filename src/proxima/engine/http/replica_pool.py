@@ -44,7 +44,9 @@ class ReplicaPool:
         self.events_total = 0  # since the start; `events` keeps the latest
         self.changed = asyncio.Event()
         self.check_soon: Callable[[Replica], None] = lambda _: None
-        self.repeatable = all(one.facts.seeds and one.facts.batch_invariant for one in replicas) and spec.seeded
+        self.repeatable = (
+            all(replica.facts.seeds and replica.facts.batch_invariant for replica in replicas) and spec.seeded
+        )
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
         self._breaks: dict[Replica, asyncio.TimerHandle] = {}  # of busy servers
         self.failure: Exception | None = None  # no completion will come any more
@@ -199,6 +201,7 @@ class ReplicaPool:
             self.move(replica, Event.REFUSED, error.reason)
         elif isinstance(error, ServerError) and error.busy:
             replica.overloaded(started_at, error.reason)
+            replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
             self.move(replica, Event.OVERLOADED, error.reason, retry_after=error.retry_after)
         else:
             replica.failed(started_at, asyncio.get_running_loop().time())
@@ -262,7 +265,7 @@ class ReplicaPool:
     async def _room(self, tried: set[object]) -> Replica:
         """The least loaded replica with room, one that has not been tried if there is one."""
         while True:
-            ready = [one for one in self.replicas if one.has_room_to_score] if not self.loading else []
+            ready = [replica for replica in self.replicas if replica.has_room_to_score] if not self.loading else []
             if ready:
                 return min(ready, key=lambda replica: (replica in tried, self.router.occupancy(replica)))
             await self.change()
@@ -333,7 +336,9 @@ class ReplicaPool:
         """In a pause: finish the completions that have started, and admit no others."""
         self.finishing = True
         try:
-            await self.each([one for one in self.serving if one.pause != "none"], lambda replica: replica.resume())
+            await self.each(
+                [replica for replica in self.serving if replica.pause != "none"], lambda replica: replica.resume()
+            )
             self.dispatch()
             # new weights must not wait for a replica that returns, for it waits for them
             while any(replica.assigned for replica in self.serving) or (
@@ -367,7 +372,7 @@ class ReplicaPool:
     async def each(self, replicas: Sequence[Replica], work: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
         """Do it at each at once; one where it fails is ejected."""
 
-        async def one(replica: Replica) -> None:
+        async def work_at(replica: Replica) -> None:
             try:
                 await work(replica)
             except RefusedError as error:
@@ -375,7 +380,7 @@ class ReplicaPool:
             except ServerError as error:
                 self.move(replica, Event.EJECTED, error.reason)
 
-        await asyncio.gather(*(one(replica) for replica in replicas))
+        await asyncio.gather(*(work_at(replica) for replica in replicas))
 
 
 def _busy(error: Exception) -> bool:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, UserError
+from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import ServerClient, ServerError, busy_seconds
 from proxima.engine.http.dialect import Dialect, ServerFacts, ServerHealth
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
-from proxima.engine.own_loop import OwnLoop
-from proxima.engine.protocol import Capabilities, EngineNeeds
+from proxima.engine.protocol import Capabilities, EngineRequirements
+from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from proxima.engine.serve import LAUNCHES
 
 LOG = "see the server's log"
@@ -98,19 +98,19 @@ async def introductions(
         UserError: of the first that another call would not mend.
     """
     introduced = await asyncio.gather(*(_ask_facts(dialect, client) for client in clients))
-    facts = [one.facts for one in introduced if one.facts is not None]
+    facts = [introduction.facts for introduction in introduced if introduction.facts is not None]
     if not facts:
         return introduced, None
     expected = ServerExpectations(facts=facts[0], tokenizer=tokenizer)
-    for client, one in zip(clients, introduced, strict=True):
-        if one.facts is None:
+    for client, introduction in zip(clients, introduced, strict=True):
+        if introduction.facts is None:
             continue
         try:
-            one.difference = await expected.problem(dialect, client, one.facts)
-            if one.difference is None:
-                one.health = await dialect.health(client, one.facts)
+            introduction.difference = await expected.problem(dialect, client, introduction.facts)
+            if introduction.difference is None:
+                introduction.health = await dialect.health(client, introduction.facts)
         except ServerError as error:
-            one.error = error
+            introduction.error = error
     return introduced, expected
 
 
@@ -129,36 +129,38 @@ async def _ask_facts(dialect: Dialect, client: ServerClient) -> Introduction:
             await asyncio.sleep(seconds)
 
 
-def check_servers_of(spec: ServerSpec, needs: EngineNeeds) -> list[str]:
+def check_servers_of(spec: ServerSpec, needs: EngineRequirements) -> list[str]:
     """See `EngineSpec.check`; for servers that run already."""
-    loop = OwnLoop("proxima-preflight")
+    loop = EventLoopThread("proxima-preflight")
     try:
         return loop.call(_ask(spec, needs))
     finally:
         loop.close()
 
 
-async def _ask(spec: ServerSpec, needs: EngineNeeds) -> list[str]:
+async def _ask(spec: ServerSpec, needs: EngineRequirements) -> list[str]:
     dialect = spec.dialect()
     clients = [ServerClient(address, seconds=spec.call_seconds) for address in spec.addresses]
     try:
         introduced, expected = await introductions(dialect, clients, needs.tokenizer)
         if expected is None:
-            raise _unreachable(dialect, clients, [one.error for one in introduced if one.error is not None])
+            raise _unreachable(
+                dialect, clients, [introduction.error for introduction in introduced if introduction.error is not None]
+            )
         notes, labels = list[str](), set[str | None]()
-        for client, one in zip(clients, introduced, strict=True):
+        for client, introduction in zip(clients, introduced, strict=True):
             which = f": {client.url}" if len(clients) > 1 else ""  # the message shows the whole list
-            if one.difference is not None:
+            if introduction.difference is not None:
                 remedy = "start it like the trainer and the others"
-                raise FieldError("url", client.url, f"differs{which}: {one.difference}", remedy=remedy)
-            if one.facts is None and one.error is not None:
-                notes.append(f"{client.url} is out of service: {one.error.reason}; the run begins without it")
+                raise FieldError("url", client.url, f"differs{which}: {introduction.difference}", remedy=remedy)
+            if introduction.facts is None and introduction.error is not None:
+                notes.append(f"{client.url} is out of service: {introduction.error.reason}; the run begins without it")
                 continue
-            if one.error is not None:
-                raise FieldError("url", client.url, f"fails{which}: {one.error.reason}", remedy=LOG)
-            assert one.facts is not None and one.health is not None
-            labels.add(one.health.weight_version)
-            notes += check_facts(spec, one.facts, needs, client.url)
+            if introduction.error is not None:
+                raise FieldError("url", client.url, f"fails{which}: {introduction.error.reason}", remedy=LOG)
+            assert introduction.facts is not None and introduction.health is not None
+            labels.add(introduction.health.weight_version)
+            notes += check_facts(spec, introduction.facts, needs, client.url)
         if len(labels) > 1 and not needs.publishes:
             names = " and ".join(map(repr, sorted(map(str, labels))))
             raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
@@ -184,7 +186,7 @@ def check_weight_folder(folder: str | None) -> None:
     if folder is None:
         return
     place = Path(folder).expanduser().absolute()
-    nearest = next(one for one in (place, *place.parents) if one.exists())
+    nearest = next(parent for parent in (place, *place.parents) if parent.exists())
     try:
         with tempfile.TemporaryDirectory(dir=nearest):
             pass
@@ -193,7 +195,7 @@ def check_weight_folder(folder: str | None) -> None:
         raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
 
 
-def check_facts(spec: ServerSpec, facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
+def check_facts(spec: ServerSpec, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
     """Whether one server can do what a run needs.
 
     Returns: warnings.
@@ -230,7 +232,7 @@ def check_facts(spec: ServerSpec, facts: ServerFacts, needs: EngineNeeds, url: s
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
 
 
-def _check_weights(spec: ServerSpec, facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
+def _check_weights(spec: ServerSpec, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
     ways = facts.weight_updates
     if not ways:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)

@@ -8,7 +8,7 @@ from proxima.data import require
 from proxima.data.errors import within
 from proxima.data.field_checks import check_choices
 from proxima.engine.http.client import Address
-from proxima.engine.protocol import EngineNeeds, EngineSetup, EngineSpec, Interrupt
+from proxima.engine.protocol import EngineRequirements, EngineSetup, EngineSpec, Interrupt
 from proxima.engine.serve import check_serve, start_servers
 from proxima.engine.serve.serve_options import Serve
 
@@ -102,18 +102,18 @@ class ServerSpec(EngineSpec):
     @property
     def urls(self) -> tuple[str, ...]:
         """The addresses of all replicas, without a slash at the end."""
-        return tuple(one.rstrip("/") for one in ((self.url,) if isinstance(self.url, str) else self.url))
+        return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The replicas."""
-        return tuple(Address(one, self.token_env, self.allow_remote) for one in self.urls)
+        return tuple(Address(url, self.token_env, self.allow_remote) for url in self.urls)
 
     def dialect(self) -> "Dialect":
         """How the servers are spoken to."""
         raise NotImplementedError
 
-    def check(self, needs: EngineNeeds) -> list[str]:
+    def check(self, needs: EngineRequirements) -> list[str]:
         """See `EngineSpec.check`. Servers that run already are asked; those that proxima starts can only be asked once
         they run, by `HttpEngine.check`."""
         from proxima.engine.http.server_checks import check_servers_of, check_weight_folder

@@ -109,9 +109,9 @@ class SglangDialect:
         answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(asked))
         with as_expected(client, GENERATE, answer):
             rows = items(answer["meta_info"]["input_token_logprobs"], "input_token_logprobs")
-            found = rows[len(rows) - len(tokens) :] if len(tokens) else []
-            ids = id_list([row[1] for row in found], "input_token_logprobs")
-            values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in found]
+            asked_rows = rows[len(rows) - len(tokens) :] if len(tokens) else []
+            ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
+            values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in asked_rows]
         if ids != asked[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
         return np.asarray(values, np.float32)
@@ -129,7 +129,9 @@ class SglangDialect:
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
         """End requests, each by its whole id."""
-        calls = (client.post_text("/abort_request", {"rid": one + END_OF_ID, "abort_all": False}) for one in ids if one)
+        calls = (
+            client.post_text("/abort_request", {"rid": name + END_OF_ID, "abort_all": False}) for name in ids if name
+        )
         await asyncio.gather(*calls)
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
@@ -153,8 +155,8 @@ class SglangDialect:
         }
         answer = await client.post(path, body, seconds=weights.seconds)
         if not isinstance(answer, dict) or answer.get("success") is not True:
-            told = answer.get("message") if isinstance(answer, dict) else answer
-            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {one_line(told)}")
+            message = answer.get("message") if isinstance(answer, dict) else answer
+            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {one_line(message)}")
         named = await self._version(client)
         if named != weights.label:
             raise ServerError(client.url, path, f"its weights are called {named!r} after {weights.label!r} was loaded")
@@ -178,10 +180,10 @@ class SglangDialect:
         is called by the folder of the last weights: neither is in the answer."""
         version = await self._version(client)
         try:
-            told = await client.get("/get_load")
-            each = told if isinstance(told, list) else [told]
+            load = await client.get("/get_load")
+            loads = load if isinstance(load, list) else [load]
             names = ("num_reqs", "num_waiting_reqs")
-            total, waiting = (sum(whole(one[name], name) for one in each) for name in names)
+            total, waiting = (sum(whole(rank[name], name) for rank in loads) for name in names)
             return ServerHealth(running=total - waiting, waiting=waiting, weight_version=version)
         except (KeyError, TypeError, ValueError, ServerError) as error:
             if isinstance(error, ServerError) and error.status not in (404, 405):
@@ -236,7 +238,7 @@ class _StreamReader:
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
             reason = None if ending is None else ENDINGS[ending["type"]]
             spans = meta.get("weight_versions") if reason is not None else None
-            found = None if spans is None else version_spans(spans)
+            checked_spans = None if spans is None else version_spans(spans)
             self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
             return None
@@ -245,7 +247,7 @@ class _StreamReader:
             tokens=np.asarray(tokens, np.int32),
             log_prob=np.asarray(values, np.float32),
             finish_reason=reason,
-            version_spans=found,
+            version_spans=checked_spans,
             sampling_mask=mask,
         )
 
@@ -272,12 +274,14 @@ class _StreamReader:
             return
         status = ending.get("status_code")
         if ending["type"] == "abort" and status is not None:
-            told, status = one_line(ending.get("message", "")), whole(status, "status_code")
+            message, status = one_line(ending.get("message", "")), whole(status, "status_code")
             if status == 429:
-                raise ServerError(self.client.url, GENERATE, f"status {status}: {told}", status)
+                raise ServerError(self.client.url, GENERATE, f"status {status}: {message}", status)
             if 400 <= status < 500:
-                raise UserError(f"{self.client.url} refused a request: {told}", remedy="check its length and sampling")
-            raise self._failed(f"aborted with status {status}: {told}")
+                raise UserError(
+                    f"{self.client.url} refused a request: {message}", remedy="check its length and sampling"
+                )
+            raise self._failed(f"aborted with status {status}: {message}")
         matched = ending.get("matched")
         if ending["type"] == "stop" and type(matched) is int and matched not in self.request.stop_tokens:
             raise UserError(

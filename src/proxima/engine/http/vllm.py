@@ -39,7 +39,7 @@ from proxima.engine.http.dialect import (
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, find_vllm_facts
 from proxima.engine.http.weight_folder import weight_buckets
-from proxima.engine.protocol import EngineNeeds, PauseMode
+from proxima.engine.protocol import EngineRequirements, PauseMode
 
 BUCKET = 1 << 28  # bytes of weights in one call
 WAIT_SECONDS = 24 * 3600.0  # of a pause that finishes what runs: those who wait for its completions have deadlines
@@ -107,8 +107,8 @@ class VllmDialect:
             body = {"model": facts.model, "prompt": asked, **fields}
         answer = await client.post(path, body, size=ANSWER + TOKEN * len(asked))
         with as_expected(client, path, answer):
-            found = answer if path == GENERATE else answer["choices"][0]
-            rows = zip(items(found["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
+            place = answer if path == GENERATE else answer["choices"][0]
+            rows = zip(items(place["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
             values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in rows]
         return _reported(values)
 
@@ -129,7 +129,7 @@ class VllmDialect:
         """End requests. Without control calls nothing is done here: closing a stream ends its request too."""
         if not ids or not facts.control:  # an empty list would end every request, of whomever
             return
-        named = [f"generate-tokens-{one}" if facts.route == GENERATE else f"cmpl-{one}-0" for one in ids]
+        named = [f"generate-tokens-{name}" if facts.route == GENERATE else f"cmpl-{name}-0" for name in ids]
         await client.post("/abort_requests", {"request_ids": named})
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
@@ -211,14 +211,14 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
         ValueError: log-probs and tokens do not fit each other, sets that are none, or an ending that is none of ours.
     """
     tokens = id_list(choice["token_ids"] or [], "token_ids")
-    told = choice.get("logprobs") or {}
-    if "content" in told:
-        entries = items(told["content"] or [], "logprobs.content")
+    log_probs = choice.get("logprobs") or {}
+    if "content" in log_probs:
+        entries = items(log_probs["content"] or [], "logprobs.content")
         values = [entry["logprob"] for entry in entries]
         if id_list([entry["token_id"] for entry in entries], "logprobs.content") != tokens:
             raise ValueError("log-probs are of other tokens than those that were sampled")
     else:
-        values = items(told.get("token_logprobs") or [], "token_logprobs")
+        values = items(log_probs.get("token_logprobs") or [], "token_logprobs")
     if len(values) != len(tokens):
         raise ValueError(f"{len(values)} log-probs for {len(tokens)} tokens")
     reported = [math.nan if value is None else number(value, "a log-prob") for value in values]
@@ -270,16 +270,16 @@ class Vllm(ServerSpec):
     servers with all of it.
     """
 
-    def check(self, needs: EngineNeeds) -> list[str]:
+    def check(self, needs: EngineRequirements) -> list[str]:
         """See `ServerSpec.check`. A server started with --return-sampling-mask refuses every request at temperature 0
         or without top-k, the greedy ones of an evaluation too."""
         if self.sampling_mask:
             asked = needs.samplings if needs.training is None else (*needs.samplings, needs.training)
-            if any(not one.temperature for one in asked):
+            if any(not sampling.temperature for sampling in asked):
                 reason = "is refused by vLLM at temperature 0, and the evaluation is greedy"
                 remedy = "set eval.sampling.temperature=1 eval.sampling.top_k=1, which is greedy too"
                 raise FieldError("sampling_mask", True, reason, remedy=remedy)
-            if any(one.top_k == 0 for one in asked):
+            if any(sampling.top_k == 0 for sampling in asked):
                 reason = "is refused by vLLM without a top_k, in training and evaluation"
                 raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
         return super().check(needs)

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers in any other."""
+"""An event loop in a dedicated thread, callable from any thread."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ CLOSED = "the engine is closed"
 ROUNDS, SECONDS = 4, 5.0
 
 
-class OwnLoop:
+class EventLoopThread:
     """Runs coroutines for callers in other threads and event loops, which may block: it computes nothing else."""
 
     def __init__(self, name: str) -> None:
