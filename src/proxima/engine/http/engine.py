@@ -18,7 +18,7 @@ from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_states import Event
 from proxima.engine.http.server_checks import Introduction, capabilities_of, check_facts, introductions
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import (
     Capabilities,
     EngineRequirements,
@@ -47,7 +47,7 @@ class HttpEngine:
     """
 
     def __init__(
-        self, spec: ServerSpec, rules: CompletionRules, sync: FolderSync, servers: Servers | None = None
+        self, spec: ServerSettings, rules: CompletionRules, sync: FolderSync, servers: Servers | None = None
     ) -> None:
         self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)

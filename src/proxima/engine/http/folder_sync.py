@@ -15,7 +15,7 @@ from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, WeightHandover
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
     Bound,
@@ -91,7 +91,7 @@ class StagedWeights:
     exact: Mapping[str, Floats] = field(default_factory=dict)
 
 
-def way_of(spec: ServerSpec, facts: ServerFacts) -> str:
+def way_of(spec: ServerSettings, facts: ServerFacts) -> str:
     """How this server gets weights; `check_facts` has seen that it can."""
     return facts.weight_updates[0] if spec.weights == "auto" else spec.weights
 
@@ -107,7 +107,7 @@ class FolderSync:
     moment, when the trainer's model may be in the middle of an update.
     """
 
-    def __init__(self, spec: ServerSpec, setup: EngineSetup) -> None:
+    def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)

@@ -17,7 +17,7 @@ from proxima.engine.http.client import Address, RefusedError, ServerClient, Serv
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica_states import IN_SERVICE, TRANSITIONS, Action, Event, State
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.version_proof import VersionProof
 from proxima.engine.protocol import PauseMode
 
@@ -70,7 +70,7 @@ class Replica:
         tag: begins the ids of its requests; no other engine has the same.
     """
 
-    def __init__(self, address: Address, dialect: Dialect, spec: ServerSpec, tag: str) -> None:
+    def __init__(self, address: Address, dialect: Dialect, spec: ServerSettings, tag: str) -> None:
         self.url, self.dialect, self.spec, self.tag = address.url, dialect, spec, tag
         self.facts = ServerFacts(server="", model="")  # nobody has asked yet
         self.client = ServerClient(address, seconds=spec.call_seconds)

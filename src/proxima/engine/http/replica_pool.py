@@ -13,7 +13,7 @@ from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up, too_busy
 from proxima.engine.http.replica_states import Action, Event
 from proxima.engine.http.router import Router
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
@@ -33,7 +33,7 @@ class ReplicaPool:
     `check_soon(replica)` is called when one has failed; `changed` is set when a completion or a replica comes or goes.
     """
 
-    def __init__(self, replicas: Sequence[Replica], spec: ServerSpec) -> None:
+    def __init__(self, replicas: Sequence[Replica], spec: ServerSettings) -> None:
         self.replicas, self.spec = replicas, spec
         self.router = Router(replicas)
         self.paused = False  # by `pause`

@@ -12,7 +12,7 @@ from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import ServerClient, ServerError, busy_seconds
 from proxima.engine.http.dialect import Dialect, ServerFacts, ServerHealth
-from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from proxima.engine.serve import LAUNCHES
@@ -129,7 +129,7 @@ async def _ask_facts(dialect: Dialect, client: ServerClient) -> Introduction:
             await asyncio.sleep(seconds)
 
 
-def check_servers_of(spec: ServerSpec, needs: EngineRequirements) -> list[str]:
+def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
     """See `EngineSpec.check`; for servers that run already."""
     loop = EventLoopThread("proxima-preflight")
     try:
@@ -138,7 +138,7 @@ def check_servers_of(spec: ServerSpec, needs: EngineRequirements) -> list[str]:
         loop.close()
 
 
-async def _ask(spec: ServerSpec, needs: EngineRequirements) -> list[str]:
+async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
     dialect = spec.dialect()
     clients = [ServerClient(address, seconds=spec.call_seconds) for address in spec.addresses]
     try:
@@ -195,7 +195,7 @@ def check_weight_folder(folder: str | None) -> None:
         raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
 
 
-def check_facts(spec: ServerSpec, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
+def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
     """Whether one server can do what a run needs.
 
     Returns: warnings.
@@ -232,7 +232,7 @@ def check_facts(spec: ServerSpec, facts: ServerFacts, needs: EngineRequirements,
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
 
 
-def _check_weights(spec: ServerSpec, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
+def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
     ways = facts.weight_updates
     if not ways:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
@@ -247,7 +247,7 @@ def _check_weights(spec: ServerSpec, facts: ServerFacts, needs: EngineRequiremen
 
 
 def capabilities_of(
-    spec: ServerSpec, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
+    spec: ServerSettings, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
 ) -> Capabilities:
     """What an engine over such servers can do.
 
