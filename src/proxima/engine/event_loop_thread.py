@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+LastWork = Callable[[], Coroutine[Any, Any, None]]
 CLOSED = "the engine is closed"
 # Generators that a task leaves are closed by tasks of their own, which begin when it has ended: how often these are
 # waited for at the end, as generators may hold others, and how long.
@@ -58,19 +59,19 @@ class EventLoopThread:
         work.close()
         raise RuntimeError(CLOSED)
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Run `last`, cancel what else runs, and end the thread. May be called twice."""
+    def close(self, last: LastWork | None = None, after: LastWork | None = None) -> None:
+        """Run `last`, cancel what else runs, run `after`, and end the thread. May be called twice."""
         with self._closing:
             self.closed = True
             if not self._loop.is_running():
                 return
-            ended = asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+            ended = asyncio.run_coroutine_threadsafe(self._end(last, after), self._loop)
         ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    async def _end(self, last: LastWork | None, after: LastWork | None) -> None:
         try:
             if last is not None:
                 await last()
@@ -84,6 +85,8 @@ class EventLoopThread:
                 if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
                     await asyncio.wait(tasks, timeout=SECONDS)
             await self._loop.shutdown_asyncgens()
+            if after is not None:
+                await after()
 
 
 class Arrivals(Generic[T]):

@@ -16,8 +16,7 @@ from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.replica_states import Event
-from proxima.engine.http.server_checks import Introduction, capabilities_of, check_facts, introductions
+from proxima.engine.http.server_checks import capabilities_of, check_facts, introduce
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import (
     Capabilities,
@@ -70,29 +69,23 @@ class HttpEngine:
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
         self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
-        introduced, expected = await introductions(dialect, [replica.client for replica in replicas], rules.tokenizer)
-        for replica, introduction in zip(replicas, introduced, strict=True):
-            _join(replica, introduction)
+        expected, _ = await introduce(replicas, rules.tokenizer)
         if expected is None:
             raise no_replica_left(replicas)
         serving = [replica for replica in replicas if replica.in_service]
         if not serving:
             raise no_replica_left(replicas, "look at the server's log, start it again")
-        for replica, introduction in zip(replicas, introduced, strict=True):
-            replica.facts = introduction.facts or expected.facts
+        limits = [replica.facts.max_length for replica in replicas if replica.facts.max_length]
+        for replica in replicas:
             if not replica.in_service:
+                replica.facts = expected.facts
                 replica.proof.set_version(0, serving[0].proof.label)  # to return before new weights come
         self.facts = first = expected.facts
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
-        lengths = [
-            introduction.facts.max_length
-            for introduction in introduced
-            if introduction.facts is not None and introduction.facts.max_length
-        ]
         self.rules = replace(
             rules,
-            max_length=min([rules.max_length, *lengths]),
+            max_length=min([rules.max_length, *limits]),
             log_probs=first.log_probs,
             sampling_mask=spec.sampling_mask and first.sampling_mask,
         )
@@ -244,31 +237,10 @@ class HttpEngine:
             for _, arrivals in list(self._callers.values()):
                 arrivals.put(closed)
             await self._sync.close()
-            await self._disconnect()
 
-        self._loop.close(last)
+        self._loop.close(last, self._disconnect)  # nobody else may find a client closed
         if self._servers is not None:
             self._servers.close()
-
-
-def _join(replica: Replica, introduction: Introduction) -> None:
-    """Take it into service if it is like the others; one that failed meanwhile is out of service.
-
-    Raises:
-        UserError: it differs.
-    """
-    error, health = introduction.error, introduction.health
-    if introduction.difference is not None:
-        message = f"engine: {replica.url}: {introduction.difference}"
-        raise UserError(message, remedy="start it like the others and the trainer")
-    if error is not None:
-        replica.move(Event.ABSENT)
-        asked = introduction.facts is not None
-        replica.reason = f"{error.call or 'a call'} failed: {error.reason}" if asked else error.reason
-    elif health is not None:
-        replica.move(Event.JOINED)
-        replica.proof.instance = health.instance
-        replica.proof.set_version(0, health.weight_version)
 
 
 #: counts of `health().detail["replicas"]`; `lost` are completions with an answer that could not be one

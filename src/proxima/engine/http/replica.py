@@ -103,6 +103,17 @@ class Replica:
         self.state, action = TRANSITIONS[self.state, event]
         return action
 
+    def join(self, health: ServerHealth) -> None:
+        """Enter service, with the weights that it has."""
+        self.move(Event.JOINED)
+        self.proof.instance = health.instance
+        self.proof.set_version(0, health.weight_version)
+
+    def stay_away(self, reason: str) -> None:
+        """Note that it could not enter service, and why."""
+        self.move(Event.ABSENT)
+        self.reason = reason
+
     @property
     def in_service(self) -> bool:
         """It may be given work, perhaps after a break or a health check."""

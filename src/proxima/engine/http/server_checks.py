@@ -11,13 +11,14 @@ from proxima.data import FieldError, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import ServerClient, ServerError, busy_seconds
-from proxima.engine.http.dialect import Dialect, ServerFacts, ServerHealth
+from proxima.engine.http.dialect import Dialect, ServerFacts
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.replica_states import State
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from proxima.engine.serve import LAUNCHES
 
-LOG = "see the server's log"
 CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `proxima engine serve RECIPE` does)"
 #: letters, digits, spaces and symbols that tokenizers split differently
 SAMPLE_TEXT = (
@@ -71,61 +72,48 @@ class ServerExpectations:
         return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
 
 
-@dataclass(kw_only=True)
-class Introduction:
-    """What a server says before it is given work.
+async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[ServerExpectations | None, list[ServerError]]:
+    """Ask each new server what it can do. It is in service if it answers as the first one does, and away if it fails.
 
-    Args:
-        facts: what it can do; None: `error` says why it is not known.
-        difference: from the first server and the trainer.
-        health: None: it differs, or `error` says why it is not known.
-    """
-
-    facts: ServerFacts | None = None
-    difference: str | None = None
-    health: ServerHealth | None = None
-    error: ServerError | None = None
-
-
-async def introductions(
-    dialect: Dialect, clients: Sequence[ServerClient], tokenizer: Any
-) -> tuple[list[Introduction], ServerExpectations | None]:
-    """Ask every server, all at once.
-
-    Returns: what each says, and what the first that answered makes of the others; None: nobody did.
+    Returns: what servers are compared with from then on, None if none answered; and the errors of those that failed.
 
     Raises:
+        FieldError: one differs.
         UserError: of the first that another call would not mend.
     """
-    introduced = await asyncio.gather(*(_ask_facts(dialect, client) for client in clients))
-    facts = [introduction.facts for introduction in introduced if introduction.facts is not None]
-    if not facts:
-        return introduced, None
-    expected = ServerExpectations(facts=facts[0], tokenizer=tokenizer)
-    for client, introduction in zip(clients, introduced, strict=True):
-        if introduction.facts is None:
-            continue
+    errors = [error for error in await asyncio.gather(*map(_ask_facts, replicas)) if error is not None]
+    asked = [replica for replica in replicas if replica.state is State.NEW]
+    if not asked:
+        return None, errors
+    expected = ServerExpectations(facts=asked[0].facts, tokenizer=tokenizer)
+    for replica in asked:
         try:
-            introduction.difference = await expected.problem(dialect, client, introduction.facts)
-            if introduction.difference is None:
-                introduction.health = await dialect.health(client, introduction.facts)
+            difference = await expected.problem(replica.dialect, replica.client, replica.facts)
+            if difference is not None:
+                which = f": {replica.url}" if len(replicas) > 1 else ""  # the message shows the whole list
+                remedy = "start it like the trainer and the others"
+                raise FieldError("url", replica.url, f"differs{which}: {difference}", remedy=remedy)
+            replica.join(await replica.health())
         except ServerError as error:
-            introduction.error = error
-    return introduced, expected
+            errors.append(error)
+            replica.stay_away(f"{error.call or 'a call'} failed: {error.reason}")
+    return expected, errors
 
 
-async def _ask_facts(dialect: Dialect, client: ServerClient) -> Introduction:
+async def _ask_facts(replica: Replica) -> ServerError | None:
     """What it can do; one that is too busy is asked again, for as long as a call may take."""
     loop = asyncio.get_running_loop()
-    until, times = loop.time() + client.seconds, 0
+    until, times = loop.time() + replica.client.seconds, 0
     while True:
         try:
-            return Introduction(facts=await dialect.probe(client))
+            replica.facts = await replica.dialect.probe(replica.client)
+            return None
         except ServerError as error:
             times += 1
             seconds = busy_seconds(times, error.retry_after)
             if error.status != 429 or loop.time() + seconds > until:
-                return Introduction(error=error)
+                replica.stay_away(error.reason)
+                return error
             await asyncio.sleep(seconds)
 
 
@@ -139,46 +127,34 @@ def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[st
 
 
 async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
-    dialect = spec.dialect()
-    clients = [ServerClient(address, seconds=spec.call_seconds) for address in spec.addresses]
+    replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
     try:
-        introduced, expected = await introductions(dialect, clients, needs.tokenizer)
-        if expected is None:
-            raise _unreachable(
-                dialect, clients, [introduction.error for introduction in introduced if introduction.error is not None]
-            )
-        notes, labels = list[str](), set[str | None]()
-        for client, introduction in zip(clients, introduced, strict=True):
-            which = f": {client.url}" if len(clients) > 1 else ""  # the message shows the whole list
-            if introduction.difference is not None:
-                remedy = "start it like the trainer and the others"
-                raise FieldError("url", client.url, f"differs{which}: {introduction.difference}", remedy=remedy)
-            if introduction.facts is None and introduction.error is not None:
-                notes.append(f"{client.url} is out of service: {introduction.error.reason}; the run begins without it")
-                continue
-            if introduction.error is not None:
-                raise FieldError("url", client.url, f"fails{which}: {introduction.error.reason}", remedy=LOG)
-            assert introduction.facts is not None and introduction.health is not None
-            labels.add(introduction.health.weight_version)
-            notes += check_facts(spec, introduction.facts, needs, client.url)
+        _, errors = await introduce(replicas, needs.tokenizer)
+        serving = [replica for replica in replicas if replica.in_service]
+        if not serving:
+            raise _unreachable(spec, errors)
+        away = [replica for replica in replicas if not replica.in_service]
+        notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
+        for replica in serving:
+            notes += check_facts(spec, replica.facts, needs, replica.url)
+        labels = {replica.proof.label for replica in serving}
         if len(labels) > 1 and not needs.publishes:
             names = " and ".join(map(repr, sorted(map(str, labels))))
             raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
         return list(dict.fromkeys(notes))
     finally:
-        await asyncio.gather(*(client.close() for client in clients))
+        await asyncio.gather(*(replica.client.close() for replica in replicas))
 
 
-def _unreachable(dialect: Dialect, clients: Sequence[ServerClient], errors: Sequence[ServerError]) -> FieldError:
-    urls = ", ".join(client.url for client in clients)
+def _unreachable(spec: ServerSettings, errors: Sequence[ServerError]) -> FieldError:
     reasons = "; ".join(dict.fromkeys(error.reason for error in errors))
     if any(error.status is not None for error in errors):
         remedy = "see the log of the server, or check the address and the kind of the engine"
-    elif dialect.kind in LAUNCHES:
+    elif spec.dialect().kind in LAUNCHES:
         remedy = "start it (`proxima engine serve RECIPE`), or let the run start one: serve={} in place of url"
     else:
         remedy = "start the server, or correct the address"
-    return FieldError("url", urls, reasons, remedy=remedy)
+    return FieldError("url", ", ".join(spec.urls), reasons, remedy=remedy)
 
 
 def check_weight_folder(folder: str | None) -> None:
