@@ -89,7 +89,7 @@ def wide_gpt2() -> LoadedModel:
 def test_at_real_sizes_too(make, decoder, dtype):
     found = make()
     asked = [
-        Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=20), seed=3)
+        Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=12), seed=3)
         for i in range(7)
         for s in range(5)
     ]

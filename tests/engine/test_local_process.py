@@ -24,6 +24,7 @@ from proxima.engine.protocol import Engine, ScoreRequest, WeightUpdate
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, prompt, requests, run
+from tests.engine.one_process import OneProcess
 from tests.engine.test_interrupt import SEEDS, teacher_forced, untruncated, with_kept_kv
 from tests.model.rows import loaded
 from tests.runtime.tiny_run import Watcher, go, recipe
@@ -45,6 +46,9 @@ def served(**settings):
 def shared():
     with served() as found:
         yield found
+        pid = pid_of(found)
+    assert within(ALIVE, lambda: not is_running(pid))
+    found.close()  # twice
 
 
 def pid_of(found):
@@ -232,14 +236,14 @@ def test_killed_in_a_pause_and_in_a_publish():
 def test_a_process_that_hangs_is_replaced(monkeypatch):
     monkeypatch.setattr("proxima.engine.local_process.HEALTH_SECONDS", 0.5)  # it is asked before it is replaced
     asked = requests(2, 4)
-    with served(timeout=5.0) as found:
+    with served(timeout=3.0) as found:
         first = pid_of(found)
         freeze(first)
         health = asyncio.run(found.health())
         assert not health.ok or found._supervisor.exits
         assert run(found, asked) == run(engine(slots=8), asked)
         assert pid_of(found) != first and not is_running(first)
-        assert found._supervisor.exit_reason == "it gave no answer for 5 s (engine.timeout) and was killed"
+        assert found._supervisor.exit_reason == "it gave no answer for 3 s (engine.timeout) and was killed"
 
 
 def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch):
@@ -297,13 +301,6 @@ def test_what_is_wrong_from_the_start_is_raised_not_repeated():
             run(found, requests(1, 1))
     finally:
         found.close()
-
-
-def test_closed_is_closed(tmp_path):
-    with served() as found:
-        pid = pid_of(found)
-    assert within(ALIVE, lambda: not is_running(pid))
-    found.close()
 
 
 def test_the_process_ends_with_the_run_however_that_ends():
@@ -382,5 +379,10 @@ def test_the_spec_checks_itself():
 
 
 def test_the_laws_of_engines(capsys):
-    assert main(["check", "local_process", "dtype=float32"]) == 0
-    assert "engine local_process: 16 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
+    try:
+        assert main(["check", "tests.engine.one_process:OneProcess", "dtype=float32"]) == 0
+    finally:
+        for kept in OneProcess.kept:
+            kept.end()
+        OneProcess.kept.clear()
+    assert "16 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out

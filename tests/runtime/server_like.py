@@ -12,7 +12,7 @@ from proxima.data import Completion, FieldError
 from proxima.engine import (
     Capabilities,
     Engine,
-    EngineNeeds,
+    EngineRequirements,
     EngineSetup,
     EngineSpec,
     Health,
@@ -27,7 +27,7 @@ from proxima.engine import (
 from proxima.engine.http.client import ServerError
 from proxima.model import load
 
-ASKED: list[EngineNeeds] = []  # by `check`, in order
+ASKED: list[EngineRequirements] = []  # by `check`, in order
 BUILT: list[str] = []  # paths of models that engines were built for
 CLOSED: list[str] = []
 
@@ -57,7 +57,7 @@ class ServerLike(EngineSpec):
         kinds: Any = frozenset({"module"})
         return Capabilities(weight_updates=kinds, score=True, deterministic=True, log_probs=self.log_probs)
 
-    def check(self, needs: EngineNeeds) -> list[str]:
+    def check(self, needs: EngineRequirements) -> list[str]:
         ASKED.append(needs)
         if self.url == "missing":
             raise FieldError("url", self.url, "can't be reached", remedy="start it")
@@ -89,7 +89,7 @@ class ServerLikeEngine:
             await asyncio.sleep(0)
             raise ServerError(self.spec.url, "/generate", "can't be reached")
         async for one in self.engine.generate(requests):
-            known = self.spec.capabilities.fills(requests[0].sampling)
+            known = self.spec.capabilities.log_probs_for(requests[0].sampling)
             columns: Any = {
                 f"{name}_log_prob": np.full(len(one.tokens), np.nan, np.float32)
                 for name in ("sampled", "untruncated")

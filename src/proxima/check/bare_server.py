@@ -86,7 +86,7 @@ class BareServerEngine:
         sampling = request.sampling
         tokens = np.concatenate([chunk.tokens for chunk in chunks])
         told = np.concatenate([chunk.log_prob for chunk in chunks])
-        there = self.capabilities.fills(sampling) if self.spec.facts.log_probs else frozenset()
+        there = self.capabilities.log_probs_for(sampling) if self.spec.facts.log_probs else frozenset()
         untruncated = told
         if self.spec.facts.log_probs == "processed" and sampling.truncates and "untruncated" in there:
             untruncated = await self.spec.dialect.score(client, self.spec.facts, request.prompt.tokens, tokens)

@@ -34,7 +34,7 @@ async def columns(_: EngineUnderTest, engine: Engine) -> None:
         require_that(len(c.tokens) <= request.sampling.max_tokens, f"{where}: {len(c.tokens)} tokens, over max_tokens")
         require_that(c.finish_reason in ("stop", "length"), f"{where}: finish_reason {c.finish_reason!r}")
         require_that(c.temperature == request.sampling.temperature, f"{where}: temperature {c.temperature}")
-        there = engine.capabilities.fills(request.sampling)
+        there = engine.capabilities.log_probs_for(request.sampling)
         for name in ("sampled", "untruncated"):
             values = getattr(c, f"{name}_log_prob")
             right = np.isfinite(values) & (values <= 1e-4) if name in there else np.isnan(values)

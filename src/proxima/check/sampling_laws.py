@@ -41,7 +41,7 @@ async def temperature(case: EngineUnderTest, engine: Engine) -> None:
     """At temperature T, they are those of softmax(logits / T)."""
     for value in (0.5, 2.0):
         wanted = requests(samples=4, max_tokens=16, temperature=value)
-        there = engine.capabilities.fills(wanted[0].sampling)
+        there = engine.capabilities.log_probs_for(wanted[0].sampling)
         found = await _with_logits(case, engine, wanted) if there else []
         for c, logits in found:
             where = f"prompt {c.prompt_uid}, temperature {value:g}"
@@ -61,7 +61,7 @@ async def truncation(case: EngineUnderTest, engine: Engine) -> None:
     cuts: tuple[tuple[str, Any], ...] = (("top_k", 2), ("top_p", 0.3), ("min_p", 0.7))
     for name, value in cuts:
         wanted = requests(samples=4, max_tokens=16, **{name: value})
-        there = engine.capabilities.fills(wanted[0].sampling)
+        there = engine.capabilities.log_probs_for(wanted[0].sampling)
         for c, logits in await _with_logits(case, engine, wanted):
             full = log_softmax(logits)
             over = float(_left_out(full, c.tokens, wanted[0].sampling).mean())
@@ -92,7 +92,7 @@ async def frequencies(case: EngineUnderTest, engine: Engine) -> None:
     prompt = await _widest_prompt(engine)
     for value in (1.0, HOT):
         sampling = Sampling(temperature=value, max_tokens=1)
-        if "sampled" not in engine.capabilities.fills(sampling):
+        if "sampled" not in engine.capabilities.log_probs_for(sampling):
             continue
         drawn = await ask(engine, prompt, case.draws, temperature=value, max_tokens=1)
         tokens = np.array([c.tokens[0] for c in drawn])
@@ -248,12 +248,12 @@ def _left_out(full: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> np.nd
 
 
 def _tells_sampled(case: EngineUnderTest) -> str | None:
-    told = case.model is not None and "sampled" in known_capabilities(case).fills(Sampling())
+    told = case.model is not None and "sampled" in known_capabilities(case).log_probs_for(Sampling())
     return needs_model(case) or (None if told else "the engine does not tell the log-probs that it samples with")
 
 
 def _of_temperature(case: EngineUnderTest) -> str | None:
-    if (reason := needs_model(case)) is not None or known_capabilities(case).fills(Sampling(temperature=0.5)):
+    if (reason := needs_model(case)) is not None or known_capabilities(case).log_probs_for(Sampling(temperature=0.5)):
         return reason
     raw = "its log-probs are raw: of softmax(logits), whatever the temperature"
     return f"{raw}; recipes at temperature 1 alone can use it"

@@ -1,13 +1,13 @@
 """Engines: prompts in, completions with log-probs and versions out. One protocol, one file an engine.
 
-`protocol.py` defines an engine, `needs.py` what one elsewhere can't do for a run. `local.py` is the one in this
+`protocol.py` defines an engine, `requirements.py` what one elsewhere can't do for a run. `local.py` is the one in this
 process: a scheduler (`scheduler.py`: continuous batching, a group's prompt run once; `token_table.py`: the columns of
 what runs) over a decoder (`fast_decoder.py` for Llama, Qwen2 and Qwen3 shapes, `general_decoder.py` for any Hugging
 Face decoder), with `sampler.py` and `cache.py`. `local_process.py` is the same engine in a process of its own:
 `supervisor.py` keeps `served_engine.py` running (started by `process_start.py`), `channel.py` has the messages between
 them, and `shared_weights.py` the weights. `http/` has the engines that are servers, and `serve/` starts these.
-`own_loop.py` is the event loop of an engine elsewhere, for callers in any other. `executor.py` calls hooks around the
-pauses of any engine.
+`event_loop_thread.py` has the event loop of an engine elsewhere. `executor.py` calls hooks around the pauses of any
+engine.
 Imports: torch, `proxima.data`, `proxima.model`. Imported by `rollout`, `config`, `runtime`, `cli`.
 To add an engine: (1) a file with a frozen spec that derives from `EngineSpec` and has `build(setup)`; (2) a line in
 `ENGINES`; (3) the conformance tests in `tests/engine` find it in the dict: log-probs equal to the trainer's forward,
@@ -20,11 +20,10 @@ from proxima.engine.http.sglang import Sglang
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.local_process import LocalProcess, ProcessEngine
-from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
-    EngineNeeds,
+    EngineRequirements,
     EngineSetup,
     EngineSpec,
     Health,
@@ -34,6 +33,7 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
+from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 
 ENGINES: dict[str, type] = {"local": Local, "local_process": LocalProcess, "vllm": Vllm, "sglang": Sglang}
 
@@ -41,7 +41,7 @@ __all__ = [
     "ENGINES",
     "Capabilities",
     "Engine",
-    "EngineNeeds",
+    "EngineRequirements",
     "EngineSetup",
     "EngineSpec",
     "Executor",

@@ -51,8 +51,8 @@ def send(writer: asyncio.StreamWriter, message: Any) -> None:
     """Queue a message; does not wait. It may hold what JSON holds, arrays, bytes, exceptions and `VALUES`."""
     arrays: dict[int, np.ndarray] = {}
     content = _encode(message, arrays)
-    told = [(array.dtype.str, array.shape) for array in arrays.values()]
-    writer.write(json.dumps([content, told]).encode() + b"\n")
+    shapes = [(array.dtype.str, array.shape) for array in arrays.values()]
+    writer.write(json.dumps([content, shapes]).encode() + b"\n")
     for array in arrays.values():
         writer.write(array.tobytes())
 
@@ -63,9 +63,9 @@ async def receive(reader: asyncio.StreamReader) -> Any:
     Raises:
         asyncio.IncompleteReadError, ConnectionError: the other end is closed.
     """
-    content, told = json.loads(await reader.readuntil(b"\n"))
+    content, shapes = json.loads(await reader.readuntil(b"\n"))
     arrays = []
-    for dtype, shape in told:
+    for dtype, shape in shapes:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         arrays.append(np.frombuffer(bytearray(await reader.readexactly(size)), dtype).reshape(shape))
     return _decode(content, arrays)

@@ -37,8 +37,8 @@ class HookError(RuntimeError):
 
     def __init__(self, stage: Stage, failures: Sequence[tuple[str, Exception]]) -> None:
         self.stage, self.failures = stage, tuple(failures)
-        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
-        super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {told}")
+        messages = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
+        super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {messages}")
 
 
 @dataclass(eq=False)

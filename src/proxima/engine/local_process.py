@@ -94,21 +94,14 @@ class ProcessEngine:
         check_decoder(loaded.model, spec.decoder)
         if os.name != "posix":
             raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
-        self._on_cpu = loaded.model.device.type == "cpu"
+        self._device = loaded.model.device
         self._version = 0
         self._weights, setup = self.compute.call(_share, loaded, spec, max_length)
         self._supervisor = Supervisor(setup, self._weights, restarts=spec.restarts, timeout=spec.timeout, log=log)
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            weight_updates=frozenset({"module"}),
-            score=True,
-            in_flight=True,
-            top_k=self.spec.top_k_log_probs,
-            sampling_mask=self.spec.sampling_mask,
-            deterministic=self._on_cpu,
-        )
+        return self.spec.capabilities_on(self._device)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream completions as they end. Callers at the same time share the slots.
@@ -131,8 +124,8 @@ class ProcessEngine:
         """The process sends a completion before it answers without it, so that what its answer lacks has arrived
         here."""
         running: list[InFlight] = await self._supervisor.ask("in_flight")
-        here = [InFlight.of(one, request.prompt.tokens) for one, request in self._supervisor.not_taken()]
-        return list({one.key: one for one in [*running, *here]}.values())
+        here = [InFlight.of(completion, request.prompt.tokens) for completion, request in self._supervisor.not_taken()]
+        return list({part.key: part for part in [*running, *here]}.values())
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture to the shared memory, and have the process load them;
@@ -169,9 +162,9 @@ class ProcessEngine:
         detail = {"pid": pid, "exits": supervisor.exits, "exit_reason": supervisor.exit_reason}
         if supervisor.ready:
             with suppress(TimeoutError, UserError):
-                found: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)
-                return replace(found, detail=detail)
-        return Health(ok=False, version=self._version, waiting=supervisor.owed, detail=detail)
+                health: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)
+                return replace(health, detail=detail)
+        return Health(ok=False, version=self._version, waiting=supervisor.outstanding, detail=detail)
 
     def close(self) -> None:
         """End the process. May be called twice."""
@@ -186,7 +179,7 @@ def _share(loaded: LoadedModel, spec: LocalProcess, max_length: int | None) -> t
         path=loaded.path,
         device=str(loaded.model.device),
         places=weights.places,
-        spec=Local(**{one.name: getattr(spec, one.name) for one in fields(Local)}),
+        spec=Local(**{setting.name: getattr(spec, setting.name) for setting in fields(Local)}),
         max_length=max_length,
         threads=spec.threads or torch.get_num_threads(),
     )

@@ -188,7 +188,7 @@ class Capabilities:
     log_probs: LogProbsOf = "both"
     max_length: int | None = None
 
-    def fills(self, sampling: Sampling) -> frozenset[LogProbName]:
+    def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:
         """The log-probs that completions of this sampling have. A column that the engine does not know is NaN."""
         if self.log_probs == "both":
             return BOTH
@@ -244,13 +244,27 @@ class EngineSetup:
     log: Path | None = None
 
     @classmethod
-    def of(cls, loaded: "LoadedModel", **more: Any) -> "EngineSetup":
-        """For a model that is loaded already; `more` are other fields."""
-        return cls(model_path=loaded.path, tokenizer=loaded.tokenizer, load_weights=lambda: loaded, **more)
+    def of(
+        cls,
+        loaded: "LoadedModel",
+        *,
+        max_length: int | None = None,
+        compute: "ComputeThread | None" = None,
+        log: Path | None = None,
+    ) -> "EngineSetup":
+        """For a model that is loaded already."""
+        return cls(
+            model_path=loaded.path,
+            tokenizer=loaded.tokenizer,
+            load_weights=lambda: loaded,
+            max_length=max_length,
+            compute=compute,
+            log=log,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineNeeds:
+class EngineRequirements:
     """What a run will ask of an engine.
 
     Args:
@@ -306,7 +320,7 @@ class EngineSpec(Protocol):
         """Tensors of `PolicyBatch` that the completions of this engine fill."""
         return frozenset({"behavior_log_prob", "policy_version"})
 
-    def check(self, needs: EngineNeeds) -> list[str]:
+    def check(self, needs: EngineRequirements) -> list[str]:
         """Before any weights load: whether the engine can do what the run will ask of it. An engine in this process is
         made for the run; a server is asked.
 

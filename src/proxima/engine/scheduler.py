@@ -69,7 +69,7 @@ class RunningBatch:
     def of(cls, requests: Sequence[RunningRequest], table: TokenTable, device: torch.device) -> "RunningBatch":
         sampling = [running.request.sampling for running in requests]
         lines = np.array([running.line for running in requests], np.int64)
-        last, position, uniform = table.ahead(lines, 1 if any(one.stop for one in sampling) else WINDOW)
+        last, position, uniform = table.ahead(lines, 1 if any(settings.stop for settings in sampling) else WINDOW)
         padding = (0, padded_rows(len(lines)) - len(lines))
         padded = F.pad(torch.from_numpy(last), padding).to(device)
         return cls(
@@ -171,7 +171,7 @@ class Scheduler:
         """The running completions, with the tokens that the table lacks; changes nothing."""
         batch, unwritten = self._batch, dict[int, Ints]()
         if batch is not None and batch.sampled:
-            sampled = torch.stack([one.token for one in batch.sampled], 1).to(torch.int32).cpu().numpy()
+            sampled = torch.stack([step.token for step in batch.sampled], 1).to(torch.int32).cpu().numpy()
             unwritten = dict(zip(batch.lines.tolist(), sampled, strict=True))
         return [self._so_far(running, unwritten.get(running.line, np.empty(0, np.int32))) for running in self.running]
 
@@ -351,14 +351,14 @@ def worth_admitting(free: int, slots: int) -> bool:
 
 def _columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
     """[steps, n] or [steps, n, top_k]: what several steps have sampled, as columns of the table."""
-    columns = {"tokens": [one.token for one in sampled]}
+    columns = {"tokens": [step.token for step in sampled]}
     for name in ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob"):
-        columns[name] = [value for one in sampled if (value := getattr(one, name)) is not None]
+        columns[name] = [value for step in sampled if (value := getattr(step, name)) is not None]
     return {name: torch.stack(values).cpu().numpy() for name, values in columns.items() if values}
 
 
 def _mask_columns(sampled: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray]:
     """[M] the ids that could be drawn, step by step and row by row, and [steps, n] how many."""
-    ids = torch.cat([one.mask_ids for one in sampled if one.mask_ids is not None])
-    counts = torch.stack([one.mask_counts for one in sampled if one.mask_counts is not None])
+    ids = torch.cat([step.mask_ids for step in sampled if step.mask_ids is not None])
+    counts = torch.stack([step.mask_counts for step in sampled if step.mask_counts is not None])
     return ids.to(torch.int32).cpu().numpy(), counts.cpu().numpy()

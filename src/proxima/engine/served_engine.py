@@ -39,7 +39,7 @@ class ServedEngine:
 
     async def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
         """Replies to a call: `item` for each completion, and `done` at the end."""
-        found = None
+        result = None
         if method == "generate":
             async with aclosing(self.engine.generate(*arguments)) as stream:  # type: ignore[type-var]
                 async for completion in stream:
@@ -49,8 +49,8 @@ class ServedEngine:
             await self.engine.compute.run(self.source.refresh, version)
             await self.engine.publish(WeightUpdate(version=version, module=self.source.model))
         else:
-            found = await getattr(self.engine, method)(*arguments)
-        yield "done", found
+            result = await getattr(self.engine, method)(*arguments)
+        yield "done", result
 
 
 async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) -> None:

@@ -1,4 +1,11 @@
-"""Keeps the process of an engine running; after a death, a new process gets the unfinished requests."""
+"""Keeps the process of an engine running; after a death, a new process gets the unfinished requests.
+
+It rests on the standard library: `subprocess`, a socket pair, and asyncio's streams. `multiprocessing` is not used,
+because the same tests would fail or need as much code around it: a spawned process imports the trainer's `__main__`
+again, its connections send pickles and block the thread that reads them, and nothing ends a child whose parent is
+killed while the child is still importing torch. A pool of `concurrent.futures` or joblib breaks as a whole when one of
+its processes dies, and knows no stream of results.
+"""
 
 import asyncio
 import os
@@ -14,9 +21,9 @@ from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
-from proxima.engine.own_loop import CLOSED, Arrivals, OwnLoop
+from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
+from proxima.engine.exit_codes import describe_exit
 from proxima.engine.protocol import Request
-from proxima.engine.serve.server_process import describe_exit
 from proxima.engine.shared_weights import SharedWeights
 
 START = Path(__file__).resolve().parent / "process_start.py"
@@ -36,16 +43,20 @@ class EngineCall:
     method: str
     arguments: tuple[Any, ...]
     replies: Arrivals[tuple[str, Any]] = field(default_factory=Arrivals)
-    owed: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
+    outstanding: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method == "generate":
             for request in self.arguments[0]:
-                self.owed.setdefault(request.key, []).append(request)
+                self.outstanding.setdefault(request.key, []).append(request)
 
     def unanswered(self) -> tuple[Any, ...]:
         """The arguments for another process."""
-        return ([one for same in self.owed.values() for one in same],) if self.owed else self.arguments
+        return (
+            ([request for same in self.outstanding.values() for request in same],)
+            if self.outstanding
+            else self.arguments
+        )
 
 
 class Supervisor:
@@ -80,7 +91,7 @@ class Supervisor:
         self._broken: Exception | None = None
         self._reading = asyncio.Lock()  # of the shared memory: held while it is written, and while a process starts
         self._publishing = asyncio.Lock()
-        self._loop = OwnLoop("proxima-engine")
+        self._loop = EventLoopThread("proxima-engine")
         self._supervision = self._loop.start(self._supervise())
 
     # ---- for callers in any event loop -------------------------------------------------------------------------------
@@ -91,19 +102,19 @@ class Supervisor:
         return self._writer is not None
 
     @property
-    def owed(self) -> int:
+    def outstanding(self) -> int:
         """Completions that have not come."""
-        return sum(len(same) for call in list(self._calls.values()) for same in list(call.owed.values()))
+        return sum(len(same) for call in list(self._calls.values()) for same in list(call.outstanding.values()))
 
     def not_taken(self) -> list[tuple[Completion, Request]]:
         """Completions that have come and that their callers have not taken, each with its request."""
-        found = []
+        completions = []
         for call in list(self._callers.values()):
-            asked = {one.key: one for one in call.arguments[0]} if call.method == "generate" else {}
+            asked = {request.key: request for request in call.arguments[0]} if call.method == "generate" else {}
             for reply in tuple(call.replies.items):
                 if not isinstance(reply, BaseException) and reply[0] == "item":
-                    found.append((reply[1], asked[reply[1].key]))
-        return found
+                    completions.append((reply[1], asked[reply[1].key]))
+        return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
         """The replies to a call, `done` the last; closing the stream cancels it.
@@ -174,7 +185,7 @@ class Supervisor:
         if kind == "item" or call.method == "score":
             self._fruitless = 0
         if kind == "item":
-            call.owed[value.key].pop()
+            call.outstanding[value.key].pop()
         else:
             del self._calls[number]
             self._paused |= call.method == "pause" and kind == "done"

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from proxima.engine.own_loop import OwnLoop
+from proxima.engine.event_loop_thread import EventLoopThread
 from tests.engine.http.fake_model import STOP, VOCABULARY, draw, log_probs, sequence_log_probs, states, truncated
 from tests.ports import kept_socket
 
@@ -69,7 +69,7 @@ class FakeServer:
 
     def __init__(
         self,
-        loop: OwnLoop,
+        loop: EventLoopThread,
         *,
         weights: float = 0.5,
         facts: dict[str, Any] | None = None,
@@ -258,7 +258,7 @@ class FakeServer:
         return 200, self.facts
 
     def _load(self, _: Any) -> tuple[int, Any]:
-        told = {"running": len(self.running), "waiting": self.waiting, "paused": self.paused}
+        told = {"running": len(self.running), "waiting": self.waiting}
         return 200, told | {"label": self.label, "model": self.facts["model"], "instance": str(self.instance)}
 
     def _tokenize(self, body: Any) -> tuple[int, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from proxima.data import Prompt, UserError
+from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http import (
     Chunk,
     CompletionRules,
@@ -21,7 +22,6 @@ from proxima.engine.http import (
     SyncReport,
     WeightHandover,
 )
-from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from tests.engine.http.fake_model import STOP, VOCABULARY, LetterTokenizer, sequence_log_probs
 from tests.engine.http.fake_server import FakeServer
@@ -153,7 +153,7 @@ def rules(**changes) -> CompletionRules:
 @contextlib.contextmanager
 def fakes(count: int = 1, **settings) -> Iterator[list[FakeServer]]:
     """Servers, in a thread of their own."""
-    loop = OwnLoop("fakes")
+    loop = EventLoopThread("fakes")
     servers = [FakeServer(loop, seed=i, **settings) for i in range(count)]
     try:
         yield servers

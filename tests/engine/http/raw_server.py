@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from proxima.engine.own_loop import OwnLoop
+from proxima.engine.event_loop_thread import EventLoopThread
 from tests.engine.http.fake_vllm import FakeVllm
 
 PAUSE = None  # in a script: wait until the client leaves
@@ -24,7 +24,7 @@ class RawServer:
         left: how many of these calls are.
     """
 
-    def __init__(self, loop: OwnLoop) -> None:
+    def __init__(self, loop: EventLoopThread) -> None:
         self.loop, self.fake = loop, FakeVllm()
         self.script: Callable[[httpx.Response], AsyncIterator[bytes | None]] | None = None
         self.is_target: Callable[[str, Any], bool] = lambda path, body: False

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from proxima.data import Completion, Prompt, UserError
+from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.local import collect
-from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Request, Sampling, ScoreRequest
 from tests.engine.http.fake_vllm import VOCABULARY, log_softmax, logits_after
 from tests.engine.http.raw_server import PAUSE, RawServer
@@ -360,8 +360,8 @@ def _top(told: dict[str, Any], value: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[OwnLoop]:
-    found = OwnLoop("hostile")
+def loop() -> Iterator[EventLoopThread]:
+    found = EventLoopThread("hostile")
     yield found
     found.close(_nothing)
 
@@ -371,14 +371,14 @@ async def _nothing() -> None: ...
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxima.engine.http.busy_server.FIRST", 0.005)
-    monkeypatch.setattr("proxima.engine.http.busy_server.LONGEST", 0.02)
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.005)
+    monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 0.02)
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.05)
     monkeypatch.setattr("proxima.engine.http.replica.READ_OUT_SECONDS", 0.1)
 
 
 @contextmanager
-def hostile(loop: OwnLoop, script: Script, is_target: Callable[[str, Any], bool]) -> Iterator[RawServer]:
+def hostile(loop: EventLoopThread, script: Script, is_target: Callable[[str, Any], bool]) -> Iterator[RawServer]:
     server = RawServer(loop)
     server.script, server.is_target = script, is_target
     try:
@@ -445,7 +445,7 @@ HARMLESS |= {"no DONE", "no end", "an abort"}  # all tokens had come
 
 
 @pytest.mark.parametrize("name", STREAM)
-def test_completions(name: str, loop: OwnLoop) -> None:
+def test_completions(name: str, loop: EventLoopThread) -> None:
     async def ask(engine: HttpEngine, number: int) -> list[Completion]:
         return list(await collect(engine, requests(number)))
 
@@ -459,7 +459,7 @@ def test_completions(name: str, loop: OwnLoop) -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_scores(name: str, loop: OwnLoop) -> None:
+def test_scores(name: str, loop: EventLoopThread) -> None:
     right = [log_softmax(logits_after(b, "default"))[t] for b, t in ((6, 7), (7, 8))]
 
     async def ask(engine: HttpEngine, number: int) -> Any:
@@ -479,7 +479,7 @@ def test_scores(name: str, loop: OwnLoop) -> None:
     ("path", "name"),
     [(path, name) for path, rows in (("/v1/models", MODELS), ("/weight_info", WEIGHTS)) for name in rows],
 )
-def test_health_checks(path: str, name: str, loop: OwnLoop) -> None:
+def test_health_checks(path: str, name: str, loop: EventLoopThread) -> None:
     script = (MODELS if path == "/v1/models" else WEIGHTS)[name]
 
     async def ask(engine: HttpEngine, number: int) -> list[Completion]:
@@ -502,7 +502,7 @@ def test_health_checks(path: str, name: str, loop: OwnLoop) -> None:
         for name in rows
     ],
 )
-def test_what_a_server_says_at_the_start(path: str, name: str, loop: OwnLoop) -> None:
+def test_what_a_server_says_at_the_start(path: str, name: str, loop: EventLoopThread) -> None:
     rows = {"/v1/models": MODELS, "/weight_info": WEIGHTS, "/inference/v1/generate": PROBE}[path]
     with hostile(loop, rows[name], lambda asked, body: asked == path) as server:
         server.left = float("inf")

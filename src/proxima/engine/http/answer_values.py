@@ -32,15 +32,15 @@ def error_message(text: str) -> str:
 
 def _explained(answer: Any) -> Any:
     """What is said of the failure in an answer; the answer itself if nothing is."""
-    while isinstance(answer, dict) and (name := next((one for one in EXPLAINS if one in answer), None)):
+    while isinstance(answer, dict) and (name := next((name for name in EXPLAINS if name in answer), None)):
         answer = answer[name]
     return answer
 
 
 def missing(key: object, answer: object = None) -> str:
     """What is said of an answer without a field."""
-    told = _explained(answer)
-    return f"it lacks {key!r}" + ("" if told is None else f": {one_line(told, 100)}")
+    explanation = _explained(answer)
+    return f"it lacks {key!r}" + ("" if explanation is None else f": {one_line(explanation, 100)}")
 
 
 def whole(value: Any, what: str, least: int = 0) -> int:
@@ -73,22 +73,22 @@ def items(value: Any, what: str) -> list[Any]:
 
 def id_list(value: Any, what: str) -> list[int]:
     """A list of integers from 0 on."""
-    found = items(value, what)
-    if set(map(type, found)) - {int} or (found and not 0 <= min(found) <= max(found) <= LARGEST_ID):
-        raise ValueError(f"{what} holds what is no token id: {_short(found)}")
-    return found
+    ids = items(value, what)
+    if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
+        raise ValueError(f"{what} holds what is no token id: {_short(ids)}")
+    return ids
 
 
 def mask_of_sets(value: Any) -> SamplingMask:
     """A set of ids for each token."""
-    return SamplingMask.of_sets([id_list(one, "a sampling mask") for one in items(value, "sampling masks")])
+    return SamplingMask.of_sets([id_list(ids, "a sampling mask") for ids in items(value, "sampling masks")])
 
 
 def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
     """Which weights sampled which tokens: version, start and end each."""
     return tuple(
-        (short_text(one["version"], "a version"), whole(one["start"], "a start"), whole(one["end"], "an end"))
-        for one in items(value, "weight_versions")
+        (short_text(span["version"], "a version"), whole(span["start"], "a start"), whole(span["end"], "an end"))
+        for span in items(value, "weight_versions")
     )
 
 

@@ -9,20 +9,18 @@ from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.data.columns import Floats
-from proxima.engine.http.client import Address, ServerError
-from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
+from proxima.engine.http.client import Address
+from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
-from proxima.engine.http.pool_errors import no_replica_left
-from proxima.engine.http.replica import Replica
+from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_checks import Agreement, ask_all, capabilities_of, check_facts
+from proxima.engine.http.server_checks import capabilities_of, check_facts, introduce
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_sync import WeightSync
-from proxima.engine.own_loop import Arrivals, OwnLoop
 from proxima.engine.protocol import (
     Capabilities,
-    EngineNeeds,
+    EngineRequirements,
     Health,
     InFlight,
     PauseMode,
@@ -48,11 +46,11 @@ class HttpEngine:
     """
 
     def __init__(
-        self, spec: ServerSettings, rules: CompletionRules, sync: WeightSync, servers: Servers | None = None
+        self, spec: ServerSettings, rules: CompletionRules, sync: FolderSync, servers: Servers | None = None
     ) -> None:
         self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)
-        self._loop = OwnLoop("proxima-servers")
+        self._loop = EventLoopThread("proxima-servers")
         self._callers: dict[int, tuple[Sequence[Request], Arrivals[Completion]]] = {}
         self._numbers = count(1)
         self._replicas: list[Replica] = []
@@ -70,68 +68,39 @@ class HttpEngine:
         addresses: Sequence[Address] = spec.addresses
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
-        unknown = ServerFacts(server="", model="")
-        self._replicas = replicas = [Replica(address, dialect, unknown, spec, self._tag) for address in addresses]
-        found = await ask_all(dialect, [replica.client for replica in replicas])
-        for replica, facts in zip(replicas, found, strict=True):
-            if isinstance(facts, ServerError):
-                replica.in_service, replica.reason = False, facts.reason
-            else:
-                replica.facts = facts
-        answered = [facts for facts in found if isinstance(facts, ServerFacts)]
-        if not answered:
+        self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
+        expected, _ = await introduce(replicas, rules.tokenizer)
+        if expected is None:
             raise no_replica_left(replicas)
-        first = answered[0]
-        agreement = Agreement(facts=first, tokenizer=rules.tokenizer)
-        for replica in replicas:
-            if replica.in_service:
-                await self._compare(replica, agreement)
-            else:
-                replica.facts = first
         serving = [replica for replica in replicas if replica.in_service]
         if not serving:
             raise no_replica_left(replicas, "look at the server's log, start it again")
+        limits = [replica.facts.max_length for replica in replicas if replica.facts.max_length]
         for replica in replicas:
             if not replica.in_service:
-                replica.set_version(0, serving[0].label)  # what it must have to return before new weights come
+                replica.facts = expected.facts
+                replica.proof.set_version(0, serving[0].proof.label)  # to return before new weights come
+        self.facts = first = expected.facts
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
         self.rules = replace(
             rules,
-            max_length=min([rules.max_length, *(facts.max_length for facts in answered if facts.max_length)]),
+            max_length=min([rules.max_length, *limits]),
             log_probs=first.log_probs,
             sampling_mask=spec.sampling_mask and first.sampling_mask,
         )
-        self.facts = first
         self._pool = ReplicaPool(replicas, spec)
         for replica in replicas:
             if not replica.in_service:
-                self._pool.tell(f"engine: {replica.url} is out of service: {replica.reason}")
-        self._keeper = ReplicaKeeper(self._pool, self._sync, agreement, tag=self._tag, servers=servers)
-
-    async def _compare(self, replica: Replica, agreement: Agreement) -> None:
-        """Take it into service if it is like the others; one that fails meanwhile is out of service.
-
-        Raises:
-            UserError: it differs.
-        """
-        dialect, client = replica.dialect, replica.client
-        try:
-            if problem := await agreement.problem(dialect, client, replica.facts):
-                raise UserError(f"engine: {replica.url}: {problem}", remedy="start it like the others and the trainer")
-            health = await dialect.health(client, replica.facts)
-        except ServerError as error:
-            replica.in_service, replica.reason = False, f"{error.call or 'a call'} failed: {error.reason}"
-        else:
-            replica.instance = health.instance
-            replica.set_version(0, health.weight_version)
+                self._pool.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
+        self._keeper = ReplicaKeeper(self._pool, self._sync, expected, tag=self._tag, servers=servers)
 
     @property
     def capabilities(self) -> Capabilities:
-        found = capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
-        return replace(found, max_length=self.rules.max_length)
+        capabilities = capabilities_of(self.spec, self.facts, plain=True, deterministic=self._pool.repeatable)
+        return replace(capabilities, max_length=self.rules.max_length)
 
-    def check(self, needs: EngineNeeds) -> list[str]:
+    def check(self, needs: EngineRequirements) -> list[str]:
         """As `ServerSpec.check`, of servers that the engine has started."""
         return check_facts(self.spec, self.facts, needs, self._pool.replicas[0].url)
 
@@ -161,9 +130,9 @@ class HttpEngine:
                 self._loop.submit(self._pool.withdraw, jobs)
 
     def _submit(self, jobs: Sequence[GenerationJob]) -> None:
-        labels = {replica.label for replica in self._pool.serving}
-        if not self._keeper.published and len(labels) > 1:
-            names = ", ".join(f"{replica.url}: {replica.label!r}" for replica in self._pool.serving)
+        labels = {replica.url: replica.proof.label for replica in self._pool.serving}
+        if not self._keeper.published and len(set(labels.values())) > 1:
+            names = ", ".join(f"{url}: {label!r}" for url, label in labels.items())
             error = UserError(f"engine: the servers have different weights: {names}", remedy="start them again")
             for job in jobs:
                 job.fail(error)
@@ -192,12 +161,16 @@ class HttpEngine:
         """See `Engine`. Tokens on their way from a server are not in the answer."""
 
         async def work() -> list[InFlight]:
-            found = [job.in_flight() for job in self._pool.jobs if job.length]
+            parts = [job.in_flight() for job in self._pool.jobs if job.length]
             for requests, arrivals in list(self._callers.values()):
                 prompts = {request.prompt.uid: request.prompt.tokens for request in requests}
-                ended = [one for one in tuple(arrivals.items) if isinstance(one, Completion) and len(one.tokens)]
-                found += [InFlight.of(one, prompts[one.prompt_uid]) for one in ended]
-            return found
+                ended = [
+                    completion
+                    for completion in tuple(arrivals.items)
+                    if isinstance(completion, Completion) and len(completion.tokens)
+                ]
+                parts += [InFlight.of(completion, prompts[completion.prompt_uid]) for completion in ended]
+            return parts
 
         return await self._loop.run(work())
 
@@ -264,9 +237,8 @@ class HttpEngine:
             for _, arrivals in list(self._callers.values()):
                 arrivals.put(closed)
             await self._sync.close()
-            await self._disconnect()
 
-        self._loop.close(last)
+        self._loop.close(last, self._disconnect)  # nobody else may find a client closed
         if self._servers is not None:
             self._servers.close()
 
@@ -283,5 +255,5 @@ def _described(replica: Replica) -> dict[str, Any]:
         "reason": replica.reason,
         "running": len(replica.running),
         "limit": replica.limit,
-        "version": replica.version,
+        "version": replica.proof.version,
     }

@@ -81,7 +81,7 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
 
     Returns: those that were removed.
     """
-    found = []
+    removed = []
     for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}") if fcntl is not None else ():
         try:
             with file.open("rb") as lock:
@@ -89,7 +89,7 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
                 if shared and (not _kernel() or lock.read() != _kernel()):
                     continue
                 shutil.rmtree(file.parent, ignore_errors=True)
-                found.append(file.parent)
+                removed.append(file.parent)
         except OSError:  # it is locked, of another user, or gone
             continue
-    return found
+    return removed

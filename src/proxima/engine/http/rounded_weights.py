@@ -41,7 +41,7 @@ def rounded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _units(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
     """The layers of a stack and the modules beside it, each with whether what is below it belongs to it."""
-    stacked = any(isinstance(one, nn.ModuleList) for one in module.modules())
+    stacked = any(isinstance(part, nn.ModuleList) for part in module.modules())
     if isinstance(module, nn.ModuleList):
         for child in module:
             yield child, True
@@ -64,8 +64,8 @@ class _Swap:
         if self._saved:
             return
         below = list(self.unit.modules()) if self.whole else [self.unit]
-        adapted = [one for one in below if is_adapted(one)]
-        merged = {id(base_layer(one).weight): rounded_weight(weight_of(one), self.dtype) for one in adapted}
+        adapted = [layer for layer in below if is_adapted(layer)]
+        merged = {id(base_layer(layer).weight): rounded_weight(weight_of(layer), self.dtype) for layer in adapted}
         for layer in adapted:
             layer.enable_adapters(False)  # type: ignore[operator]
         self._adapted = adapted

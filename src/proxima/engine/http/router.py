@@ -76,18 +76,21 @@ class Router:
         if not queue:
             self._take_a_prompt(replica)
         if only_started:
-            queue_of = next(((one, job) for one in self._queues.values() for job in one if job.length), None)
-            if queue_of is None:
-                return None
-            queue_of[0].remove(queue_of[1])
-            return queue_of[1]
+            for waiting in self._queues.values():
+                for job in waiting:
+                    if job.length:
+                        waiting.remove(job)
+                        return job
+            return None
         return queue.popleft() if queue else None
 
     def _take_a_prompt(self, replica: Replica) -> None:
         """Move a prompt here from a queue that can't be served now: of a replica out of service, else of a full one,
         the longest first."""
-        others = [one for one in self.replicas if one is not replica and self._queues[one] and not one.has_room]
-        for other in sorted(others, key=lambda one: (one.in_service, -len(self._queues[one]))):
+        others = [
+            other for other in self.replicas if other is not replica and self._queues[other] and not other.has_room
+        ]
+        for other in sorted(others, key=lambda other: (other.in_service, -len(self._queues[other]))):
             queue = self._queues[other]
             at = next((i for i in range(len(queue)) if self._may_run(queue[i], replica)), None)
             if at is None:
@@ -102,7 +105,7 @@ class Router:
 
     def _may_run(self, job: GenerationJob, replica: Replica) -> bool:
         """Whether it has not failed here, or has failed everywhere."""
-        return replica not in job.tried or all(one in job.tried for one in self.replicas if one.in_service)
+        return replica not in job.tried or all(other in job.tried for other in self.replicas if other.in_service)
 
     def take(self, which: Callable[[GenerationJob], bool]) -> list[GenerationJob]:
         """Remove those that wait."""

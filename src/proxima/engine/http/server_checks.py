@@ -8,28 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, UserError
+from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
-from proxima.engine.http.busy_server import busy_seconds
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import ServerClient, ServerError, busy_seconds
 from proxima.engine.http.dialect import Dialect, ServerFacts
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.replica_states import State
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
-from proxima.engine.own_loop import OwnLoop
-from proxima.engine.protocol import Capabilities, EngineNeeds
+from proxima.engine.protocol import Capabilities, EngineRequirements
+from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from proxima.engine.serve import LAUNCHES
 
-LOG = "see the server's log"
 CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `proxima engine serve RECIPE` does)"
 #: letters, digits, spaces and symbols that tokenizers split differently
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
-ALIKE = ("server", "model", "dtype", "quantization", "log_probs", "prompt_echo")
-NAMES = {"log_probs": "log-prob mode", "prompt_echo": "echo of the prompt"}
+ALIKE = {  # facts in which servers must not differ, and what a message calls them
+    "server": "server",
+    "model": "model",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "log_probs": "log-prob mode",
+    "prompt_echo": "echo of the prompt",
+    "scores": "scoring of given tokens",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class ServerExpectations:
     """What a server is compared with, whenever it is asked what it can do.
 
     Args:
@@ -46,12 +53,14 @@ class Agreement:
         Raises:
             ServerError: it can't be asked.
         """
-        for name in ALIKE:
+        for name, called in ALIKE.items():
             ours, theirs = getattr(self.facts, name), getattr(facts, name)
             if ours != theirs:
-                return f"its {NAMES.get(name, name)} is {theirs}, and that of the others is {ours}"
+                return f"its {called} is {theirs}, and that of the others is {ours}"
         if (facts.max_length or 0) < (self.facts.max_length or 0):
             return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
+        if self.facts.weight_updates and not facts.weight_updates:
+            return "it takes no new weights"
         if not facts.token_ids:
             return "its completions do not come as token ids"
         theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
@@ -63,87 +72,89 @@ class Agreement:
         return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
 
 
-async def ask_all(dialect: Dialect, clients: Sequence[ServerClient]) -> list[ServerFacts | ServerError]:
-    """What each server can do, or why it does not say so.
+async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[ServerExpectations | None, list[ServerError]]:
+    """Ask each new server what it can do. It is in service if it answers as the first one does, and away if it fails.
+
+    Returns: what servers are compared with from then on, None if none answered; and the errors of those that failed.
 
     Raises:
+        FieldError: one differs.
         UserError: of the first that another call would not mend.
     """
-    found = list[ServerFacts | ServerError]()
-    for one in await asyncio.gather(*(_ask_one(dialect, client) for client in clients), return_exceptions=True):
-        if isinstance(one, BaseException) and not isinstance(one, ServerError):
-            raise one
-        found.append(one)
-    return found
+    errors = [error for error in await asyncio.gather(*map(_ask_facts, replicas)) if error is not None]
+    asked = [replica for replica in replicas if replica.state is State.NEW]
+    if not asked:
+        return None, errors
+    expected = ServerExpectations(facts=asked[0].facts, tokenizer=tokenizer)
+    for replica in asked:
+        try:
+            difference = await expected.problem(replica.dialect, replica.client, replica.facts)
+            if difference is not None:
+                which = f": {replica.url}" if len(replicas) > 1 else ""  # the message shows the whole list
+                remedy = "start it like the trainer and the others"
+                raise FieldError("url", replica.url, f"differs{which}: {difference}", remedy=remedy)
+            replica.join(await replica.health())
+        except ServerError as error:
+            errors.append(error)
+            replica.stay_away(f"{error.call or 'a call'} failed: {error.reason}")
+    return expected, errors
 
 
-async def _ask_one(dialect: Dialect, client: ServerClient) -> ServerFacts:
+async def _ask_facts(replica: Replica) -> ServerError | None:
     """What it can do; one that is too busy is asked again, for as long as a call may take."""
     loop = asyncio.get_running_loop()
-    until, times = loop.time() + client.seconds, 0
+    until, times = loop.time() + replica.client.seconds, 0
     while True:
         try:
-            return await dialect.probe(client)
+            replica.facts = await replica.dialect.probe(replica.client)
+            return None
         except ServerError as error:
             times += 1
             seconds = busy_seconds(times, error.retry_after)
             if error.status != 429 or loop.time() + seconds > until:
-                raise
+                replica.stay_away(error.reason)
+                return error
             await asyncio.sleep(seconds)
 
 
-def check_servers_of(spec: ServerSettings, needs: EngineNeeds) -> list[str]:
+def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
     """See `EngineSpec.check`; for servers that run already."""
-    loop = OwnLoop("proxima-preflight")
+    loop = EventLoopThread("proxima-preflight")
     try:
         return loop.call(_ask(spec, needs))
     finally:
         loop.close()
 
 
-async def _ask(spec: ServerSettings, needs: EngineNeeds) -> list[str]:
-    dialect = spec.dialect()
-    clients = [ServerClient(address, seconds=spec.call_seconds) for address in spec.addresses]
+async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
+    replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
     try:
-        found = await ask_all(dialect, clients)
-        notes, answered = list[str](), list[tuple[ServerClient, ServerFacts]]()
-        for client, facts in zip(clients, found, strict=True):
-            if isinstance(facts, ServerError):
-                notes.append(f"{client.url} is out of service: {facts.reason}; the run begins without it")
-            else:
-                answered.append((client, facts))
-        if not answered:
-            raise _unreachable(dialect, clients, [error for error in found if isinstance(error, ServerError)])
-        agreement = Agreement(facts=answered[0][1], tokenizer=needs.tokenizer)
-        labels = set()
-        for client, facts in answered:
-            which = f": {client.url}" if len(clients) > 1 else ""  # the message shows the whole list
-            try:
-                if problem := await agreement.problem(dialect, client, facts):
-                    remedy = "start it like the trainer and the others"
-                    raise FieldError("url", client.url, f"differs{which}: {problem}", remedy=remedy)
-                labels.add((await dialect.health(client, facts)).weight_version)
-            except ServerError as error:
-                raise FieldError("url", client.url, f"fails{which}: {error.reason}", remedy=LOG) from error
-            notes += check_facts(spec, facts, needs, client.url)
+        _, errors = await introduce(replicas, needs.tokenizer)
+        serving = [replica for replica in replicas if replica.in_service]
+        if not serving:
+            raise _unreachable(spec, errors)
+        away = [replica for replica in replicas if not replica.in_service]
+        notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
+        for replica in serving:
+            notes += check_facts(spec, replica.facts, needs, replica.url)
+        labels = {replica.proof.label for replica in serving}
         if len(labels) > 1 and not needs.publishes:
             names = " and ".join(map(repr, sorted(map(str, labels))))
             raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
         return list(dict.fromkeys(notes))
     finally:
-        await asyncio.gather(*(client.close() for client in clients))
+        await asyncio.gather(*(replica.client.close() for replica in replicas))
 
 
-def _unreachable(dialect: Dialect, clients: Sequence[ServerClient], errors: Sequence[ServerError]) -> FieldError:
-    urls = ", ".join(client.url for client in clients)
+def _unreachable(spec: ServerSettings, errors: Sequence[ServerError]) -> FieldError:
     reasons = "; ".join(dict.fromkeys(error.reason for error in errors))
     if any(error.status is not None for error in errors):
         remedy = "see the log of the server, or check the address and the kind of the engine"
-    elif dialect.kind in LAUNCHES:
+    elif spec.dialect().kind in LAUNCHES:
         remedy = "start it (`proxima engine serve RECIPE`), or let the run start one: serve={} in place of url"
     else:
         remedy = "start the server, or correct the address"
-    return FieldError("url", urls, reasons, remedy=remedy)
+    return FieldError("url", ", ".join(spec.urls), reasons, remedy=remedy)
 
 
 def check_weight_folder(folder: str | None) -> None:
@@ -151,7 +162,7 @@ def check_weight_folder(folder: str | None) -> None:
     if folder is None:
         return
     place = Path(folder).expanduser().absolute()
-    nearest = next(one for one in (place, *place.parents) if one.exists())
+    nearest = next(parent for parent in (place, *place.parents) if parent.exists())
     try:
         with tempfile.TemporaryDirectory(dir=nearest):
             pass
@@ -160,7 +171,7 @@ def check_weight_folder(folder: str | None) -> None:
         raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
 
 
-def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
+def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
     """Whether one server can do what a run needs.
 
     Returns: warnings.
@@ -197,12 +208,15 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, ur
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
 
 
-def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
+def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
     ways = facts.weight_updates
     if not ways:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
     if spec.weights not in ("auto", *ways):
         raise FieldError("weights", spec.weights, f"is no way of {name}; it has {', '.join(ways)}, or auto")
+    if not facts.scores:
+        reason = f"{name} gives no log-probs of given tokens, so nothing can prove that it has the new weights"
+        raise UserError(reason, remedy="use a server that scores")
     if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and "keep" in facts.interrupts):
         reason = f"needs a server that keeps what it runs and tells which weights sampled a token; {name} does not"
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")

@@ -99,12 +99,12 @@ class ServerSettings(EngineSpec):
     @property
     def urls(self) -> tuple[str, ...]:
         """The addresses of all replicas, without a slash at the end."""
-        return tuple(one.rstrip("/") for one in ((self.url,) if isinstance(self.url, str) else self.url))
+        return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The replicas."""
-        return tuple(Address(one, self.token_env, self.allow_remote) for one in self.urls)
+        return tuple(Address(url, self.token_env, self.allow_remote) for url in self.urls)
 
     def dialect(self) -> "Dialect":
         """How the servers are spoken to."""

@@ -8,7 +8,7 @@ from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.server_checks import check_servers_of, check_weight_folder
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.protocol import EngineNeeds, EngineSetup
+from proxima.engine.protocol import EngineRequirements, EngineSetup
 from proxima.engine.serve import check_serve, start_servers
 
 
@@ -16,7 +16,7 @@ from proxima.engine.serve import check_serve, start_servers
 class ServerSpec(ServerSettings):
     """An engine that is one or more servers; `ServerSettings` has the fields. A kind of server defines `dialect`."""
 
-    def check(self, needs: EngineNeeds) -> list[str]:
+    def check(self, needs: EngineRequirements) -> list[str]:
         """See `EngineSpec.check`. Servers that run already are asked; those that proxima starts can only be asked once
         they run, by `HttpEngine.check`."""
         if needs.publishes:

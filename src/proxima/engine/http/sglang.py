@@ -38,7 +38,15 @@ from proxima.engine.http.answer_values import (
     whole,
 )
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
-from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import (
+    ENDINGS,
+    Chunk,
+    ServerFacts,
+    ServerHealth,
+    TokenRequest,
+    WeightHandover,
+    check_scorable,
+)
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
     GENERATE,
@@ -47,7 +55,6 @@ from proxima.engine.http.sglang_facts import (
     WAYS,
     find_facts,
     first_answer,
-    of_ways,
     salted,
     sampling_params,
 )
@@ -96,47 +103,25 @@ class SglangDialect:
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""
         asked = [*map(int, prompt), *map(int, tokens)]
-        if facts.max_length is not None and len(asked) >= facts.max_length:
-            raise UserError(
-                f"{client.url}: {len(asked)} tokens can't be scored at a maximum length of {facts.max_length}",
-                remedy=f"start the server with --context-length {len(asked) + 1 + SPARE} or more",
-            )
+        check_scorable(client.url, facts, len(asked), f"--context-length {len(asked) + 1 + SPARE}")
         body = {"input_ids": asked, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
         body |= {"logprob_start_len": max(len(prompt) - 1, 0)}
         answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(asked))
         with as_expected(client, GENERATE, answer):
             rows = items(answer["meta_info"]["input_token_logprobs"], "input_token_logprobs")
-            found = rows[len(rows) - len(tokens) :] if len(tokens) else []
-            ids = id_list([row[1] for row in found], "input_token_logprobs")
-            values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in found]
+            asked_rows = rows[len(rows) - len(tokens) :] if len(tokens) else []
+            ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
+            values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in asked_rows]
         if ids != asked[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
-        if not all(map(math.isfinite, values)):
-            raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
         return np.asarray(values, np.float32)
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
-        body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
-        try:
-            answer = await client.post("/tokenize", body)
-        except ServerError as error:
-            if error.status in (404, 405):
-                return None
-            raise
+        answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
         with as_expected(client, "/tokenize", answer):
             return id_list(answer["tokens"], "tokens")
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
-        """Stop sampling.
-
-        Raises:
-            UserError: a mode that the server has not.
-        """
-        if mode not in facts.pause_modes:
-            raise UserError(
-                f"{client.url} can't pause with {mode!r}; it has {of_ways(sorted(facts.pause_modes))}",
-                remedy="set engine.interrupt=recompute",
-            )
         await client.post("/pause_generation", {"mode": PAUSES[mode]})
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
@@ -144,7 +129,9 @@ class SglangDialect:
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
         """End requests, each by its whole id."""
-        calls = (client.post_text("/abort_request", {"rid": one + END_OF_ID, "abort_all": False}) for one in ids if one)
+        calls = (
+            client.post_text("/abort_request", {"rid": name + END_OF_ID, "abort_all": False}) for name in ids if name
+        )
         await asyncio.gather(*calls)
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
@@ -153,11 +140,6 @@ class SglangDialect:
         Raises:
             ServerError: the server says that it failed, or calls its weights otherwise afterwards.
         """
-        if weights.how not in facts.weight_updates:
-            raise UserError(
-                f"{client.url} can't take weights by {weights.how!r}; it has {of_ways(facts.weight_updates)}",
-                remedy="set engine.weights=auto",
-            )
         path = WAYS[weights.how]
         body = {
             "model_path": str(weights.folder),
@@ -173,8 +155,8 @@ class SglangDialect:
         }
         answer = await client.post(path, body, seconds=weights.seconds)
         if not isinstance(answer, dict) or answer.get("success") is not True:
-            told = answer.get("message") if isinstance(answer, dict) else answer
-            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {one_line(told)}")
+            message = answer.get("message") if isinstance(answer, dict) else answer
+            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {one_line(message)}")
         named = await self._version(client)
         if named != weights.label:
             raise ServerError(client.url, path, f"its weights are called {named!r} after {weights.label!r} was loaded")
@@ -198,10 +180,10 @@ class SglangDialect:
         is called by the folder of the last weights: neither is in the answer."""
         version = await self._version(client)
         try:
-            told = await client.get("/get_load")
-            each = told if isinstance(told, list) else [told]
+            load = await client.get("/get_load")
+            loads = load if isinstance(load, list) else [load]
             names = ("num_reqs", "num_waiting_reqs")
-            total, waiting = (sum(whole(one[name], name) for one in each) for name in names)
+            total, waiting = (sum(whole(rank[name], name) for rank in loads) for name in names)
             return ServerHealth(running=total - waiting, waiting=waiting, weight_version=version)
         except (KeyError, TypeError, ValueError, ServerError) as error:
             if isinstance(error, ServerError) and error.status not in (404, 405):
@@ -256,7 +238,7 @@ class _StreamReader:
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
             reason = None if ending is None else ENDINGS[ending["type"]]
             spans = meta.get("weight_versions") if reason is not None else None
-            found = None if spans is None else version_spans(spans)
+            checked_spans = None if spans is None else version_spans(spans)
             self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
             return None
@@ -265,7 +247,7 @@ class _StreamReader:
             tokens=np.asarray(tokens, np.int32),
             log_prob=np.asarray(values, np.float32),
             finish_reason=reason,
-            version_spans=found,
+            version_spans=checked_spans,
             sampling_mask=mask,
         )
 
@@ -292,12 +274,14 @@ class _StreamReader:
             return
         status = ending.get("status_code")
         if ending["type"] == "abort" and status is not None:
-            told, status = one_line(ending.get("message", "")), whole(status, "status_code")
+            message, status = one_line(ending.get("message", "")), whole(status, "status_code")
             if status == 429:
-                raise ServerError(self.client.url, GENERATE, f"status {status}: {told}", status)
+                raise ServerError(self.client.url, GENERATE, f"status {status}: {message}", status)
             if 400 <= status < 500:
-                raise UserError(f"{self.client.url} refused a request: {told}", remedy="check its length and sampling")
-            raise self._failed(f"aborted with status {status}: {told}")
+                raise UserError(
+                    f"{self.client.url} refused a request: {message}", remedy="check its length and sampling"
+                )
+            raise self._failed(f"aborted with status {status}: {message}")
         matched = ending.get("matched")
         if ending["type"] == "stop" and type(matched) is int and matched not in self.request.stop_tokens:
             raise UserError(

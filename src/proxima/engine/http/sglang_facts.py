@@ -1,11 +1,11 @@
 """What an SGLang server can do: what it says of itself, the calls that it has, and what it answers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import number, one_line, short_text, whole
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import PauseMode
 
@@ -19,7 +19,6 @@ WAYS = {  # how weights get in: the call, and what proxima makes of it
     "tensor": "/update_weights_from_tensor",
     "ipc": "/update_weights_from_ipc",
 }
-CONTROL = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache", "/update_weight_version")
 PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 MEMORY = ("/release_memory_occupation", "/resume_memory_occupation")
 
@@ -36,15 +35,15 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     if model.get("is_generation") is False:
         name = one_line(model["model_path"])
         raise UserError(f"{client.url} generates nothing: it serves {name} as an embedding model")
-    told = await first_answer(client, "/get_server_info", "/server_info")
-    told = told if isinstance(told, dict) else {}
+    settings = await first_answer(client, "/get_server_info", "/server_info")
+    settings = settings if isinstance(settings, dict) else {}
     paths, modes = await _find_calls(client)
     log_probs, mode_reason = await _find_log_prob_mode(client)
     plain = await _generate(client, max_new_tokens=2)
     meta = plain["meta_info"]
     cache, salt = await _find_cache(client)
-    increments = any(told.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
-    deterministic = told.get("enable_deterministic_inference") is True
+    increments = any(settings.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
+    deterministic = settings.get("enable_deterministic_inference") is True
     more = {
         "weight transfer": ", ".join(name for name, path in WAYS.items() if path in paths) or "none",
         "pause modes of the server": ", ".join(sorted(modes)) or "unknown",
@@ -53,13 +52,13 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         "tokenizer": one_line(model.get("tokenizer_path")),
     }
     return ServerFacts(
-        server=f"sglang {one_line(told.get('version', ''), 40)}".strip(),
+        server=f"sglang {one_line(settings.get('version', ''), 40)}".strip(),
         model=short_text(
             model.get("tokenizer_path") or model["model_path"], "the model's path"
         ),  # the latter is that of the last weights
-        max_length=await _max_length(client, told),
-        dtype=_named(told.get("dtype")),
-        quantization=_named(told.get("quantization")),
+        max_length=await _max_length(client, settings),
+        dtype=_named(settings.get("dtype")),
+        quantization=_named(settings.get("quantization")),
         log_probs=log_probs,
         token_ids="output_ids" in plain,
         scores=await _find_scores(client),
@@ -73,7 +72,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         cache_salt=salt,
         seeds=deterministic,
         sampling_mask=await _find_sampling_mask(client),
-        routed_experts=told.get("enable_return_routed_experts") is True,
+        routed_experts=settings.get("enable_return_routed_experts") is True,
         batch_invariant=deterministic,
         more=more | ({} if mode_reason is None else {"log-probs": mode_reason}),
     )
@@ -136,29 +135,11 @@ async def _generate(client: ServerClient, fields: Mapping[str, Any] | None = Non
 
 
 async def _find_calls(client: ServerClient) -> tuple[frozenset[str], frozenset[str]]:
-    """The paths that a server has, and the modes of its pause: from its own description, else by asking for each with
-    GET, which those answer with 405."""
-    try:
-        described = await client.get("/openapi.json")
-        schemas = described.get("components", {}).get("schemas", {})
-        mode = schemas.get("PauseGenerationReqInput", {}).get("properties", {}).get("mode", {})
-        paths = frozenset(described["paths"])
-        # a pause without modes is that of older servers: it aborts
-        modes = frozenset(mode.get("enum", ["abort"])) if "/pause_generation" in paths else frozenset[str]()
-        return paths, modes
-    except (ServerError, KeyError, AttributeError, TypeError):
-        paths = frozenset([path for path in (*WAYS.values(), *CONTROL[:3]) if await _is_there(client, path)])
-        # the answer to GET tells no modes: abort is the one that every version has
-        return paths, frozenset({"abort"} if "/pause_generation" in paths else ())
-
-
-async def _is_there(client: ServerClient, path: str) -> bool:
-    """Whether a path that takes POST alone exists. Never asked of one that GET would set off."""
-    try:
-        await client.get(path)
-    except ServerError as error:
-        return error.status == 405
-    return False
+    """The paths that a server has, and the modes of its pause, by its own description."""
+    described = await client.get("/openapi.json")
+    with as_expected(client, "/openapi.json", described):
+        schema = described["components"]["schemas"].get("PauseGenerationReqInput", {}).get("properties", {})
+        return frozenset(described["paths"]), frozenset(schema.get("mode", {}).get("enum", ()))
 
 
 async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None, str | None]:
@@ -172,10 +153,10 @@ async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None,
             rows[temperature] = {whole(entry[1], "a token"): number(entry[0], "a log-prob") for entry in top}
         except (KeyError, IndexError, TypeError, ValueError):
             return None, "no log-probs of the most probable tokens: what the others are of can't be found out"
-    known = sorted(set(rows[1.0]) & set(rows[2.0]), key=lambda token: rows[1.0][token])
-    if len(known) < 2 or rows[1.0][known[-1]] - rows[1.0][known[0]] < CERTAIN:
+    common = sorted(set(rows[1.0]) & set(rows[2.0]), key=lambda token: rows[1.0][token])
+    if len(common) < 2 or rows[1.0][common[-1]] - rows[1.0][common[0]] < CERTAIN:
         return None, "the most probable tokens are equally probable: no temperature can be seen"
-    apart = [rows[t][known[-1]] - rows[t][known[0]] for t in (1.0, 2.0)]
+    apart = [rows[t][common[-1]] - rows[t][common[0]] for t in (1.0, 2.0)]
     ratio = apart[1] / apart[0]
     if abs(ratio - 1) < 0.1:
         return "raw", None
@@ -183,7 +164,7 @@ async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None,
         return None, f"twice the temperature makes {ratio:.2f} of a difference of log-probs, neither 1 nor 0.5"
     single = await _generate(client, top_k=1)
     certain = number(single["meta_info"]["output_token_logprobs"][0][0], "a log-prob") > -CERTAIN
-    return ("processed" if certain and rows[1.0][known[-1]] < -CERTAIN else "untruncated"), None
+    return ("processed" if certain and rows[1.0][common[-1]] < -CERTAIN else "untruncated"), None
 
 
 async def _find_scores(client: ServerClient) -> bool:
@@ -216,20 +197,15 @@ async def _find_sampling_mask(client: ServerClient) -> bool:
     return bool(rows) and all(isinstance(row, list) and len(row) <= 2 for row in rows)
 
 
-async def _max_length(client: ServerClient, told: Mapping[str, Any]) -> int | None:
+async def _max_length(client: ServerClient, settings: Mapping[str, Any]) -> int | None:
     """Of prompt and completion together: the server ends completions `SPARE` tokens before its context is full."""
     try:
         longest = (await client.get("/v1/models"))["data"][0]["max_model_len"]
         return whole(longest, "max_model_len", SPARE + 1) - SPARE
     except (ServerError, KeyError, IndexError, TypeError, ValueError):
-        length = told.get("context_length")
+        length = settings.get("context_length")
         return None if length is None else whole(length, "context_length", SPARE + 1) - SPARE
 
 
 def _named(value: Any) -> str | None:
     return one_line(value, 40).removeprefix("torch.") if value not in (None, "auto") else None
-
-
-def of_ways(ways: Iterable[str]) -> str:
-    """A list for messages."""
-    return ", ".join(ways) or "none"

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
@@ -20,21 +19,8 @@ PROMPTS = ((17, 42, 99, 7), (300, 301, 302, 303), (5, 900, 31, 77))  # ids that 
 CLOSE = 1e-3  # nats: two numbers that a server computed from the same logits in float32
 
 
-@dataclass(frozen=True, kw_only=True)
-class VllmFacts(ServerFacts):
-    """What a vLLM server can do.
-
-    Args:
-        route: where completions come from.
-        control: the calls that VLLM_SERVER_DEV_MODE=1 switches on: pause, weights, caches, settings.
-    """
-
-    route: str = COMPLETIONS
-    control: bool = False
-
-
-async def find_vllm_facts(client: ServerClient) -> VllmFacts:
-    """Ask a server what it can do.
+async def find_vllm_facts(client: ServerClient) -> ServerFacts:
+    """Ask a server what it can do. VLLM_SERVER_DEV_MODE=1 switches on its `control`: pause, weights, caches, settings.
 
     Raises:
         ServerError: it does not answer, or not as vLLM does.
@@ -46,8 +32,8 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         served = models["data"][0]
         model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
         longest = None if longest is None else whole(longest, "max_model_len", 1)
-    settings = await _optional(client, "/server_info", config_format="json") or {}
-    told = settings.get("vllm_config") or {}
+    settings = await _optional(client, "/server_info", {"config_format": "json"}) or {}
+    config = settings.get("vllm_config") or {}
     ask = _Asker(client, model)
     await ask.choose_route()
     first, again, other = [await ask.tokens(seed=seed) for seed in (7, 7, 8)]
@@ -55,16 +41,16 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
     spans = bool(first.get("weight_versions"))
     # without spans nobody could say which weights sampled a token of a completion that ran across a pause
     interrupts: frozenset[Interrupt] = frozenset({"recompute", "keep", "finish"} if spans else {"finish"})
-    weights, more = await _weights(client, told) if control else ((), {})
+    weights, more = await _weights(client, config) if control else ((), {})
     log_probs, why = await ask.log_prob_mode()
     if why:
         more["log-probs"] = why
-    return VllmFacts(
+    return ServerFacts(
         server=f"vllm {one_line(_of(version, 'version') or '?', 40)}",
         model=model,
         max_length=longest,
-        dtype=_plain(_of(told, "model_config", "dtype")),
-        quantization=_plain(_of(told, "model_config", "quantization")),
+        dtype=_plain(_of(config, "model_config", "dtype")),
+        quantization=_plain(_of(config, "model_config", "quantization")),
         log_probs=log_probs,
         token_ids=bool(first.get("token_ids")),
         scores=await ask.scores(),
@@ -74,15 +60,15 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         prompt_echo=await ask.echoes_prompt(),
         pause_modes=frozenset({"keep", "wait", "abort"}) if control else frozenset(),
         interrupts=interrupts if control else frozenset(),
-        prefix_cache=_of(told, "cache_config", "enable_prefix_caching"),
+        prefix_cache=_of(config, "cache_config", "enable_prefix_caching"),
         cache_salt=await ask.with_field(cache_salt="proxima") is not None,
         # on a CPU, a request with a seed whose prompt is computed in several parts ends the server
         seeds=first.get("token_ids") == again.get("token_ids") != other.get("token_ids")
-        and _of(told, "device_config", "device") != "cpu",
-        sampling_mask=bool(_of(told, "model_config", "return_sampling_mask")),
-        routed_experts=bool(_of(told, "aux_output_config", "enable_return_routed_experts")),
+        and _of(config, "device_config", "device") != "cpu",
+        sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
+        routed_experts=bool(_of(config, "aux_output_config", "enable_return_routed_experts")),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT"))
-        and _of(told, "device_config", "device") == "cuda",
+        and _of(config, "device_config", "device") == "cuda",
         more={"completions from": ask.route, **more},
         route=ask.route,
         control=control,
@@ -95,8 +81,7 @@ async def _models(client: ServerClient) -> Any:
     except ServerError as error:
         if error.status not in (404, 405) and not isinstance(error, NotJsonError):
             raise
-        gives = f"no JSON but {error.excerpt}" if isinstance(error, NotJsonError) else error.reason
-        reason = f"is no vLLM server: GET /v1/models gives {gives}"
+        reason = f"is no vLLM server: GET /v1/models gives {error.reason}"
         raise ServerError(client.url, error.call, reason, error.status) from error
 
 
@@ -180,8 +165,8 @@ class _Asker:
             pairs = [await self._pair(prompt, temperature) for temperature in (1.0, 2.0)]
             if any(pair is None for pair in pairs):
                 return None, "the server reports none"
-            (one, warm) = [pair for pair in pairs if pair is not None]
-            gap, warm_gap, mass = one[0] - one[1], warm[0] - warm[1], math.exp(one[0]) + math.exp(one[1])
+            (cool, warm) = [pair for pair in pairs if pair is not None]
+            gap, warm_gap, mass = cool[0] - cool[1], warm[0] - warm[1], math.exp(cool[0]) + math.exp(cool[1])
             if gap < 10 * CLOSE or (abs(mass - 1) < CLOSE and abs(gap - warm_gap) < CLOSE):
                 continue  # two equal tokens, or nothing but the two: another prompt
             if abs(mass - 1) < CLOSE and abs(warm_gap - gap / 2) < CLOSE * (1 + gap):
@@ -194,29 +179,29 @@ class _Asker:
     async def _pair(self, prompt: tuple[int, ...], temperature: float) -> tuple[float, float] | None:
         """Log-probs of the two most probable tokens, the greater first; None: there are none."""
         choice = await self.tokens(prompt, temperature=temperature, top_k=2, logprobs=2, max_tokens=1, seed=1)
-        told = choice.get("logprobs") or {}
+        log_probs = choice.get("logprobs") or {}
         try:
-            if "content" in told:
-                values = [entry["logprob"] for entry in told["content"][0]["top_logprobs"]]
+            if "content" in log_probs:
+                values = [entry["logprob"] for entry in log_probs["content"][0]["top_logprobs"]]
             else:
-                values = list(told["top_logprobs"][0].values())
+                values = list(log_probs["top_logprobs"][0].values())
             first, second, *_ = sorted((number(value, "a log-prob") for value in values), reverse=True)
         except (KeyError, IndexError, TypeError, ValueError):
             return None
         return first, second
 
 
-async def _weights(client: ServerClient, told: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
+async def _weights(client: ServerClient, config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
     """How new weights get in, best first; and what was found and is not used."""
     ways, more = [RELOAD], dict[str, str]()
-    if _of(told, "parallel_config", "worker_extension_cls"):
+    if _of(config, "parallel_config", "worker_extension_cls"):
         try:
             answer = await client.post("/collective_rpc", {"method": "proxima_worker"})
             if all("pack_tied_heads" in calls for calls in answer["results"]):
                 ways.insert(0, RELOAD_PACKED)
         except (ServerError, KeyError, TypeError):
             more["worker extension"] = "not that of proxima"
-    backend = _of(told, "weight_transfer_config", "backend")
+    backend = _of(config, "weight_transfer_config", "backend")
     if backend == BACKEND:
         ways.insert(0, TRANSFER)
     elif backend:
@@ -224,10 +209,10 @@ async def _weights(client: ServerClient, told: Mapping[str, Any]) -> tuple[tuple
     return tuple(ways), more
 
 
-async def _optional(client: ServerClient, path: str, **query: Any) -> Any:
+async def _optional(client: ServerClient, path: str, query: Mapping[str, str] | None = None) -> Any:
     """What a GET answers; None where the server has no such path."""
     try:
-        return await client.get(path, **query)
+        return await client.get(path, query)
     except UserError:
         return None
     except ServerError as error:
@@ -237,10 +222,10 @@ async def _optional(client: ServerClient, path: str, **query: Any) -> Any:
 
 
 def _of(values: Any, *names: str) -> Any:
-    found: Any = values
+    value: Any = values
     for name in names:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _plain(value: Any) -> str | None:

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from proxima.data import UserError
+from proxima.engine.event_loop_thread import CLOSED
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
-from proxima.engine.own_loop import CLOSED
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -93,7 +93,7 @@ class WeightFolders:
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise _no_room(root, error) from error
-        self._written = [*(one for one in self._written if one != target), target]
+        self._written = [*(folder for folder in self._written if folder != target), target]
         while len(self._written) > KEPT:
             shutil.rmtree(self._written.pop(0), ignore_errors=True)
         return target

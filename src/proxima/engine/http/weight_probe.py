@@ -154,7 +154,7 @@ def _token_rows(module: nn.Module) -> list[nn.Parameter]:
     """The weights with a row for each token: of the input, and of the output where it is not tied to it."""
     embedding = module.get_input_embeddings().weight  # type: ignore[operator]
     head = base_layer(parts(module)[1]).weight
-    return [one for one in {id(w): w for w in (embedding, head)}.values() if isinstance(one, nn.Parameter)]
+    return [weight for weight in {id(w): w for w in (embedding, head)}.values() if isinstance(weight, nn.Parameter)]
 
 
 def strengths(module: nn.Module, tokens: Ints) -> list[float]:
@@ -202,13 +202,13 @@ class WeightProbe:
 
     def __init__(self, tokens: Ints) -> None:
         self.tokens = tokens
-        self._before: dict[str, tuple[Floats, Floats]] = {}  # by URL: expected and found, of an earlier version
+        self._before: dict[str, tuple[Floats, Floats]] = {}  # by URL: expected and given, of an earlier version
 
     def forget(self, url: str) -> None:
         """A replica was started again."""
         self._before.pop(url, None)
 
-    def check(self, url: str, what: str, expected: Floats, found: Floats, bound: Bound) -> dict[str, float]:
+    def check(self, url: str, what: str, expected: Floats, given: Floats, bound: Bound) -> dict[str, float]:
         """The distance of a replica's log-probs from the trainer's, nats: `probe_mean`, `probe_max`, with the bounds.
 
         Args:
@@ -217,7 +217,7 @@ class WeightProbe:
         Raises:
             UserError: it is beyond the bound.
         """
-        away = np.abs(found.astype(np.float64) - expected)
+        away = np.abs(given.astype(np.float64) - expected)
         mean, largest = float(away.mean()), float(away.max())
         if not (mean <= bound.mean and largest <= bound.largest):  # NaN is beyond too
             raise UserError(
@@ -231,7 +231,7 @@ class WeightProbe:
         return {"probe_mean": mean, "probe_max": largest, "bound_mean": bound.mean, "bound_max": bound.largest}
 
     def check_movement(
-        self, url: str, version: int, exact: Floats, found: Floats, *, judged: bool = True
+        self, url: str, version: int, exact: Floats, given: Floats, *, judged: bool = True
     ) -> dict[str, float]:
         """How far a replica's log-probs moved since an earlier version, in units of how far they should have: m and s.
 
@@ -249,7 +249,7 @@ class WeightProbe:
 
         Args:
             exact: [T] what the weights that the server was handed give, without rounding of activations.
-            found: [T] what it gives.
+            given: [T] what it gives.
             judged: a slope that is not 1 is an error.
 
         Returns: `slope`, `slope_error` and `slope_limit`, where it could be told from 0.
@@ -258,15 +258,15 @@ class WeightProbe:
             UserError: it is not 1 within its error.
         """
         if url not in self._before:
-            self._before[url] = (exact, found)
+            self._before[url] = (exact, given)
             return {}
         should = (exact - self._before[url][0]).astype(np.float64)
-        moved = (found - self._before[url][1]).astype(np.float64)
+        moved = (given - self._before[url][1]).astype(np.float64)
         distance, count = float(np.abs(should).sum()), np.count_nonzero(should)
         if count <= CERTAIN**2:
             return {}
         slope = float(np.sign(should) @ moved) / distance
-        rounds = (found.astype(np.float64) - exact)[should != 0]
+        rounds = (given.astype(np.float64) - exact)[should != 0]
         residual = (moved - slope * should)[should != 0]
         error = max(float(residual @ residual), STILL * float(rounds @ rounds)) ** 0.5 / distance
         limit = SLACK + ALIKE * CERTAIN * (count / (count - CERTAIN**2)) ** 0.5 * error
@@ -279,7 +279,7 @@ class WeightProbe:
                 " expected)",
                 remedy="some of its weights are earlier ones: restart it, and see docs/engines.md",
             )
-        self._before[url] = (exact, found)
+        self._before[url] = (exact, given)
         return {"slope": slope, "slope_error": error, "slope_limit": limit}
 
 

@@ -92,13 +92,13 @@ class Guardian:
 
 def children_of(pid: int) -> list[int]:
     """The processes whose parent is `pid`; none where /proc does not tell."""
-    found = []
+    children = []
     for place in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             state, parent = place.read_text(errors="replace").rpartition(")")[2].split()[:2]
             if int(parent) == pid and state != "Z":
-                found.append(int(place.parent.name))
-    return found
+                children.append(int(place.parent.name))
+    return children
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,19 +65,19 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
     default, remedy = DEFAULT_ENVIRONMENT[kind], f"`proxima engine install {kind}` installs one"
     missing: UserError
     if serve.executable is not None:
-        found = shutil.which(os.path.expanduser(serve.executable))
+        program = shutil.which(os.path.expanduser(serve.executable))
         missing = FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)
     elif serve.environment is not None:
-        found = shutil.which(kind, path=str(Path(serve.environment).expanduser() / "bin"))
+        program = shutil.which(kind, path=str(Path(serve.environment).expanduser() / "bin"))
         remedy = f"`proxima engine install {kind} --into {shlex.quote(serve.environment)}` installs it"
         missing = FieldError("environment", serve.environment, f"has no bin/{kind}", remedy=remedy)
     else:
-        found = shutil.which(kind, path=str(Path(default) / "bin")) or shutil.which(kind)
+        program = shutil.which(kind, path=str(Path(default) / "bin")) or shutil.which(kind)
         remedy = f"{remedy}, or set engine.serve.executable"
         missing = UserError(f"no {kind} in ./{default} or on the PATH", remedy=remedy)
-    if found is None:
+    if program is None:
         raise missing
-    return Path(found).absolute()  # symbolic links stay: they are how a program finds its environment
+    return Path(program).absolute()  # symbolic links stay: they are how a program finds its environment
 
 
 def vllm_launch(
@@ -132,4 +132,8 @@ def threads_of(serve: Serve) -> int:
 def has_gpu() -> bool:
     """Whether this machine has an NVIDIA GPU, without loading its driver here."""
     places = (Path("/proc/driver/nvidia/gpus").glob("*"), Path("/dev").glob("nvidia[0-9]*"))
-    return any(any(found) for found in places)
+    return any(any(devices) for devices in places)
+
+
+#: how each kind of server is started
+LAUNCHES: dict[str, Callable[..., Launch]] = {"vllm": vllm_launch}

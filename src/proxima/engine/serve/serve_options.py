@@ -78,10 +78,10 @@ class Serve:
         value = self.variables[name]
         if not value.startswith(REFERENCE):
             return value
-        known = os.environ.get(value.removeprefix(REFERENCE))
-        if known is None:
+        referenced = os.environ.get(value.removeprefix(REFERENCE))
+        if referenced is None:
             raise FieldError(f"variables.{name}", value, "must name an environment variable that is set")
-        return known
+        return referenced
 
 
 def _check_variable(name: str, value: str) -> None:

@@ -80,16 +80,16 @@ class ServerEnvironment:
             self.run([*pip, "uninstall", "--yes", *UNWANTED], "pip could not remove packages")
             self.name_itself()
         self.report("asking the server for its version")
-        found = self.run([self.python, str(self.program), "--version"], f"{self.program} does not run").strip()
+        version = self.run([self.python, str(self.program), "--version"], f"{self.program} does not run").strip()
         write_atomic(self.folder / STAMP, json.dumps(self.wanted).encode())
-        self.report(f"vllm {found.splitlines()[-1] if found else '(no version)'} in {self.folder}")
+        self.report(f"vllm {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
 
     def check_folder(self) -> None:
         """Raise UserError for a folder that is no environment, or a disk without the room."""
         new = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
         if not new and not (self.folder / "pyvenv.cfg").exists():
             raise UserError(f"{self.folder} is no virtual environment", remedy="choose another one with --into")
-        place = next(one for one in (self.folder, *self.folder.absolute().parents) if one.exists())
+        place = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.exists())
         free, need = shutil.disk_usage(place).free / 2**30, FREE_GIB[self.build]
         if free < need:
             message = f"{self.folder}: {free:.1f} GiB free on the disk, and the installation needs {need}"

@@ -37,9 +37,9 @@ def last_error(text: str) -> str:
     causes = [line for line in errors if not any(wrapper in line.lower() for wrapper in _WRAPPERS)]
     memory = [line for line in lines if _KILLED.search(line)]
     whole = [line for line in lines if line]
-    for found in (causes, errors, memory, whole):
-        if found:
-            return shorten(found[-1] if found is whole else found[0])
+    for candidates in (causes, errors, memory, whole):
+        if candidates:
+            return shorten(candidates[-1] if candidates is whole else candidates[0])
     return ""
 
 

@@ -1,6 +1,8 @@
 """The servers of an engine: started together, restarted when they die, ended together."""
 
+import os
 import secrets
+import socket
 import sys
 import tempfile
 import threading
@@ -10,8 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxima.data import UserError
-from proxima.engine.serve.launch import Launch
+from proxima.data import FieldError, UserError
+from proxima.engine.serve.launch import LAUNCHES, Launch, find_executable
 from proxima.engine.serve.serve_options import Serve
 from proxima.engine.serve.server_process import ServerProcess
 
@@ -91,14 +93,14 @@ class Servers:
         self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
         self._closing = threading.Event()
         self._threads = [
-            threading.Thread(target=self._keep, args=(one,), name=f"proxima-{one.name}", daemon=True)
-            for one in self.started
+            threading.Thread(target=self._keep, args=(server,), name=f"proxima-{server.name}", daemon=True)
+            for server in self.started
         ]
 
     @property
     def urls(self) -> tuple[str, ...]:
         """Of all servers, for as long as they run."""
-        return tuple(one.launch.url for one in self.started)
+        return tuple(server.launch.url for server in self.started)
 
     def start(self) -> "Servers":
         """Start all servers, and return when all answer.
@@ -111,7 +113,7 @@ class Servers:
             thread.start()
         try:
             news = started
-            while not all(one.ready.is_set() for one in self.started):
+            while not all(server.ready.is_set() for server in self.started):
                 if self.failure is not None:
                     raise self.failure
                 self._closing.wait(BEAT)
@@ -121,8 +123,8 @@ class Servers:
         except BaseException:
             self.close()
             raise
-        for one in self.started:
-            self.report(f"{one.name}  answers after {time.monotonic() - started:.0f} s")
+        for server in self.started:
+            self.report(f"{server.name}  answers after {time.monotonic() - started:.0f} s")
         return self
 
     def __enter__(self) -> "Servers":
@@ -140,69 +142,69 @@ class Servers:
     def close(self) -> None:
         """End all servers and wait until they have ended. May be called twice."""
         self._closing.set()
-        for one in self.started:
-            if one.process is not None:
-                one.process.ask_to_stop()
+        for server in self.started:
+            if server.process is not None:
+                server.process.ask_to_stop()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
         self._reserved.close()
 
     def _tell(self, seconds: float) -> None:
-        for one in self.started:
-            if not one.ready.is_set() and one.process is not None:
-                self.report(f"{one.name}  {seconds:.0f} s  {one.process.doing() or 'starting'}")
+        for server in self.started:
+            if not server.ready.is_set() and server.process is not None:
+                self.report(f"{server.name}  {seconds:.0f} s  {server.process.doing() or 'starting'}")
 
     # ---- in a thread a server ----------------------------------------------------------------------------------------
 
-    def _keep(self, one: StartedServer) -> None:
+    def _keep(self, server: StartedServer) -> None:
         """Start a server, and again after each death, until it is given up or all are closed."""
         while not self._closing.is_set() and self.failure is None:
             try:
-                one.process = ServerProcess(one.launch, self.token, one.log)
+                server.process = ServerProcess(server.launch, self.token, server.log)
             except OSError as error:  # no memory for another process, no such program any more
-                self.failure = UserError(f"{one.name} can't be started: {error}")
+                self.failure = UserError(f"{server.name} can't be started: {error}")
                 return
             try:
-                reason = self._watch(one, one.process)
+                reason = self._watch(server, server.process)
             finally:
-                one.process.stop()
+                server.process.stop()
             if self._closing.is_set():
                 return
-            one.deaths += 1
-            message = f"{one.name} {reason or one.process.describe_exit()}"
+            server.deaths += 1
+            message = f"{server.name} {reason or server.process.describe_exit()}"
             most = self.serve.restarts
-            if one.deaths > most or not one.answered:
-                where = f"; see {one.log}" if self._log_stays else ""
+            if server.deaths > most or not server.answered:
+                where = f"; see {server.log}" if self._log_stays else ""
                 self.failure = UserError(f"{message}{where}")
                 return
-            one.ready.clear()
-            pause = min(LONGEST_BREAK, 2.0 ** (one.deaths - 1))
-            self.report(f"{message}; started again in {pause:.0f} s, death {one.deaths} of at most {most}")
+            server.ready.clear()
+            pause = min(LONGEST_BREAK, 2.0 ** (server.deaths - 1))
+            self.report(f"{message}; started again in {pause:.0f} s, death {server.deaths} of at most {most}")
             self._closing.wait(pause)
 
-    def _watch(self, one: StartedServer, process: ServerProcess) -> str:
+    def _watch(self, server: StartedServer, process: ServerProcess) -> str:
         """Wait until it has ended or all are closed; why it must end, if it does not by itself."""
         begun = time.monotonic()
         while process.code is None and not self._closing.is_set():
             if process.answers():
-                one.answered = True
-                one.ready.set()
-                return self._watch_ready(one, process)
+                server.answered = True
+                server.ready.set()
+                return self._watch_ready(server, process)
             if time.monotonic() - begun > self.serve.start_seconds:
                 last = f"; its log ends with: {words}" if (words := process.doing()) else ""
                 return f"has not answered for {self.serve.start_seconds:g} s{last}"
             self._closing.wait(BEAT)
         return ""
 
-    def _watch_ready(self, one: StartedServer, process: ServerProcess) -> str:
+    def _watch_ready(self, server: StartedServer, process: ServerProcess) -> str:
         """The same of a server that has answered."""
         steady_from = time.monotonic() + STEADY
         answered_at = checked = time.monotonic()
         while process.code is None and not self._closing.wait(BEAT):
             now = time.monotonic()
             if now >= steady_from:
-                one.deaths = 0
+                server.deaths = 0
             if now - checked < HEALTH:
                 continue
             checked = now
@@ -213,3 +215,102 @@ class Servers:
             if now - answered_at > SILENCE:
                 return f"has not answered for {SILENCE:g} s"
         return ""
+
+
+def check_serve(kind: str, serve: Serve, *, model: str) -> None:
+    """Look for what would keep the servers from starting, without starting one.
+
+    Raises:
+        FieldError: `executable` or `environment` has no server, `port` is taken, or a variable is not set; below
+            `engine.serve`.
+        UserError: proxima can't start this kind, no server is installed, or it can't load the model.
+    """
+    if kind not in LAUNCHES:
+        kinds = ", ".join(LAUNCHES)
+        raise UserError(f"proxima can't start {kind}, only {kinds}", remedy=f"start {kind} yourself and set engine.url")
+    if model.endswith(".gguf"):
+        remedy = "give a Hugging Face folder; `proxima export` and `make demo` write one"
+        raise UserError(f"model.path={model!r}: {kind} is not given .gguf files", remedy=remedy)
+    find_executable(serve, kind)
+    for name in serve.variables:
+        serve.environment_of(name)
+    if serve.port:
+        for port in range(serve.port, serve.port + serve.replicas):
+            if not is_free(port):
+                remedy = f"0 takes a free one; engine.url=http://127.0.0.1:{port} uses a server that is running"
+                raise FieldError("port", serve.port, f"is in use on 127.0.0.1: {port}", remedy=remedy)
+
+
+def start_servers(
+    kind: str,
+    serve: Serve,
+    *,
+    model: str,
+    max_length: int | None = None,
+    quantization: str | None = None,
+    sampling_mask: bool = False,
+    key: str | None = None,
+    log: Path | None = None,
+    report: Report = to_stderr,
+) -> Servers:
+    """Start the servers of an engine; returns when all answer, after half a minute or more.
+
+    Args:
+        kind: of the engine, `vllm`.
+        serve: the section `engine.serve`.
+        model: hub name or folder; a server loads it by itself.
+        max_length: tokens of prompt and completion together, where `serve` does not say; None: the model's own.
+        quantization: of the weights, as the server calls it.
+        sampling_mask: completions come with the tokens that could be sampled.
+        key, log, report: see `Servers`.
+
+    Raises:
+        FieldError, UserError: as `check_serve`, or a server did not start.
+    """
+    check_serve(kind, serve, model=model)
+    place = os.path.expanduser(model)
+    reserved = ExitStack()
+    launches = [
+        LAUNCHES[kind](
+            serve,
+            os.path.abspath(place) if os.path.exists(place) else model,
+            port,
+            max_length=max_length,
+            quantization=quantization,
+            sampling_mask=sampling_mask,
+        )
+        for port in ports_for(serve, reserved)
+    ]
+    for launch in launches:
+        report(f"$ {launch.by_hand}")
+    return Servers(launches, serve, key=key, log=log, report=report, reserved=reserved).start()
+
+
+def ports_for(serve: Serve, reserved: ExitStack) -> list[int]:
+    """A port for each server: those that are asked for, or free ones.
+
+    Args:
+        reserved: gets the sockets that reserve free ports, also between two starts of a server. They are bound but do
+            not listen, so Linux still lets the server listen on the port.
+    """
+    if serve.port:
+        return list(range(serve.port, serve.port + serve.replicas))
+    sockets = [reserved.enter_context(socket.socket()) for _ in range(serve.replicas)]
+    for reserving in sockets:
+        reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserving.bind(("127.0.0.1", 0))
+    ports = [reserving.getsockname()[1] for reserving in sockets]
+    if sys.platform != "linux":  # elsewhere they would keep the servers away too
+        reserved.close()
+    return ports
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

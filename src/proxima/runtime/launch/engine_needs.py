@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.data import within
-from proxima.engine.protocol import Engine, EngineNeeds, EngineSetup, LogProbName, Sampling, close_engine
+from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, LogProbName, Sampling, close_engine
 from proxima.model.load import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
 
@@ -34,7 +34,7 @@ def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str
     return notes
 
 
-def ask_engine(spec: Any, needs: EngineNeeds, path: str = "engine") -> list[str]:
+def ask_engine(spec: Any, needs: EngineRequirements, path: str = "engine") -> list[str]:
     """`EngineSpec.check`, for a spec at `path`. One that does not derive from `EngineSpec` has none."""
     check = getattr(spec, "check", None)
     if check is None:
@@ -43,7 +43,9 @@ def ask_engine(spec: Any, needs: EngineNeeds, path: str = "engine") -> list[str]
         return [f"{path}: {note}" for note in check(needs)]
 
 
-def build_engine(spec: Any, setup: EngineSetup, needs: EngineNeeds, path: str = "engine") -> tuple[Engine, list[str]]:
+def build_engine(
+    spec: Any, setup: EngineSetup, needs: EngineRequirements, path: str = "engine"
+) -> tuple[Engine, list[str]]:
     """The running engine, and the warnings of a server that was started with it: it could not be asked before.
 
     Raises:
@@ -60,12 +62,12 @@ def build_engine(spec: Any, setup: EngineSetup, needs: EngineNeeds, path: str = 
         raise
 
 
-def scoring_engine(config: "RunConfig", path: str, tokenizer: Any, context: int) -> tuple[Any, EngineNeeds]:
+def scoring_engine(config: "RunConfig", path: str, tokenizer: Any, context: int) -> tuple[Any, EngineRequirements]:
     """The engine of reference or teacher, at `path`, and what it will be asked."""
     return next((spec, needs) for at, spec, needs in _engines(config, tokenizer, context) if at == path)
 
 
-def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tuple[str, Any, EngineNeeds]]:
+def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tuple[str, Any, EngineRequirements]]:
     algorithm = config.algorithm
     rollouts = rollout_needs(config, tokenizer, context)
     if rollouts.samplings:
@@ -81,7 +83,7 @@ def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tupl
         yield TEACHER, algorithm.distillation.engine, needs
 
 
-def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNeeds:
+def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRequirements:
     """Of the engine that generates; without `samplings` where a replay asks no held-out questions."""
     algorithm, replayed = config.algorithm, config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
@@ -89,7 +91,7 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNe
     baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
     training = [] if replayed else [config.sampling]
     caches_next = algorithm.proximal == "next" and not replayed
-    return EngineNeeds(
+    return EngineRequirements(
         **_of_model(config, tokenizer, context),
         training=None if replayed else config.sampling,
         samplings=tuple(dict.fromkeys([*training, *baseline, *held_out])),
@@ -106,10 +108,10 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNe
 
 def evaluation_needs(
     config: "EvaluateConfig", tokenizer: Any, context: int, samplings: Sequence[Sampling]
-) -> EngineNeeds:
+) -> EngineRequirements:
     """Of an engine that only answers questions: no log-prob is read."""
     of_model = _of_model(config, tokenizer, context)
-    return EngineNeeds(**of_model, samplings=tuple(dict.fromkeys(samplings)), publishes=True)
+    return EngineRequirements(**of_model, samplings=tuple(dict.fromkeys(samplings)), publishes=True)
 
 
 def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
@@ -130,7 +132,7 @@ def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int
     }
 
 
-def _scoring(rollouts: EngineNeeds, role: str, temperatures: tuple[float, ...]) -> EngineNeeds:
+def _scoring(rollouts: EngineRequirements, role: str, temperatures: tuple[float, ...]) -> EngineRequirements:
     """The same model as the policy's, which is scored and never changes."""
     idle: dict[str, Any] = {"training": None, "samplings": (), "publishes": False, "overlaps": False}
     idle |= {"in_flight": False, "log_probs": frozenset(), "measured": frozenset()}

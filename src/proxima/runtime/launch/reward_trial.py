@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.data.jsonl import utf8
-from proxima.engine.own_loop import OwnLoop
+from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors
@@ -43,7 +43,10 @@ def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Pro
         return []
     runtime = config.runtime
     limits: dict[str, Any] = {"timeout": runtime.reward_timeout, "memory_mb": runtime.reward_memory_mb}
-    rewards, loop = RewardRunner(tried, workers=runtime.reward_workers, **limits), OwnLoop("proxima-reward-trial")
+    rewards, loop = (
+        RewardRunner(tried, workers=runtime.reward_workers, **limits),
+        EventLoopThread("proxima-reward-trial"),
+    )
     try:
         groups = loop.call(_scored(rewards, _groups(prompts[:1], tokenizer)))
         if not _any_valid(groups):

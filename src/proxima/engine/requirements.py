@@ -1,17 +1,17 @@
 """What `EngineSpec.check` of an engine elsewhere says: whether it can do what a run needs, and what to do if not."""
 
 from proxima.data import UserError
-from proxima.engine.protocol import Capabilities, EngineNeeds, Sampling
+from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling
 
 TRUNCATED_IMPORTANCE_SAMPLING = "[{kind: importance, level: token, bound: truncate, upper: 2}]"
 OFF = {"top_k": 0, "top_p": 1, "min_p": 0}  # values that leave no token out
 
 
-def check_log_probs(needs: EngineNeeds, found: Capabilities, engine: str) -> list[str]:
+def check_log_probs(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> list[str]:
     """Whether an engine gives the log-probs that the loss reads, at the sampling of the training.
 
     Args:
-        found: what it can do.
+        capabilities: what it can do.
         engine: its name, for messages: `http://127.0.0.1:8000 (vllm 0.32.0)`.
 
     Returns: a warning if only metrics lack theirs.
@@ -21,22 +21,24 @@ def check_log_probs(needs: EngineNeeds, found: Capabilities, engine: str) -> lis
     """
     if needs.training is None:
         return []
-    absent = (needs.log_probs | needs.measured) - found.fills(needs.training)
+    absent = (needs.log_probs | needs.measured) - capabilities.log_probs_for(needs.training)
     for name in sorted(absent & needs.log_probs):
         reason = f"the loss reads {name}_log_prob (algorithm.behavior={name}), and {engine} does not give it"
-        raise UserError(f"{reason} at {_described(needs.training, found)}", remedy=_remedy(needs.training, found))
+        raise UserError(
+            f"{reason} at {_described(needs.training, capabilities)}", remedy=_remedy(needs.training, capabilities)
+        )
     if absent:
         names = ", ".join(f"{name}_log_prob" for name in sorted(absent))
-        return [f"{engine} gives no {names}: the mismatch/ metrics are absent; {_remedy(needs.training, found)}"]
+        return [f"{engine} gives no {names}: the mismatch/ metrics are absent; {_remedy(needs.training, capabilities)}"]
     return []
 
 
-def _described(sampling: Sampling, found: Capabilities) -> str:
+def _described(sampling: Sampling, capabilities: Capabilities) -> str:
     what = {
         "processed": "of the distribution really sampled",
         "untruncated": "of softmax(logits / temperature)",
         "raw": "of softmax(logits)",
-    }[found.log_probs]
+    }[capabilities.log_probs]
     cut = "".join(f" {name}={getattr(sampling, name):g}" for name in _cuts(sampling))
     return f"sampling.temperature={sampling.temperature:g}{cut}: its log-probs are {what}"
 
@@ -45,14 +47,14 @@ def _cuts(sampling: Sampling) -> list[str]:
     return [name for name, off in OFF.items() if getattr(sampling, name) != off]
 
 
-def _remedy(sampling: Sampling, found: Capabilities) -> str:
-    if found.log_probs == "untruncated":
+def _remedy(sampling: Sampling, capabilities: Capabilities) -> str:
+    if capabilities.log_probs == "untruncated":
         return f"set algorithm.behavior=untruncated, or {_untruncated(sampling)}"
-    if found.log_probs == "raw":
+    if capabilities.log_probs == "raw":
         served = "start the server with processed log-probs (vLLM: --logprobs-mode processed_logprobs)"
         return served if sampling.temperature != 1 else f"{served}, or set {_untruncated(sampling)}"
     other = f"set {_untruncated(sampling)}"
-    if not found.score:
+    if not capabilities.score:
         return other
     return f"{other}, or sampling.temperature=1, at which the server can score the tokens"
 
@@ -61,7 +63,7 @@ def _untruncated(sampling: Sampling) -> str:
     return " ".join(f"sampling.{name}={OFF[name]}" for name in _cuts(sampling))
 
 
-def check_scoring(needs: EngineNeeds, found: Capabilities, engine: str) -> None:
+def check_scoring(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> None:
     """Whether an engine scores tokens as the run will ask for.
 
     Raises:
@@ -70,16 +72,18 @@ def check_scoring(needs: EngineNeeds, found: Capabilities, engine: str) -> None:
     if not needs.score_temperatures:
         return
     forward = f"or let the trainer run the {needs.role}: set its engine to null"
-    if not found.score:
+    if not capabilities.score:
         raise UserError(
             f"{engine} does not score tokens, which the {needs.role} is for", remedy=f"use another, {forward}"
         )
-    if found.log_probs != "both" and (wrong := [t for t in needs.score_temperatures if t not in (0, 1)]):
+    if capabilities.log_probs != "both" and (wrong := [t for t in needs.score_temperatures if t not in (0, 1)]):
         reason = f"{engine} scores tokens under softmax(logits) alone, and sampling.temperature is {wrong[0]:g}"
         raise UserError(reason, remedy=f"set sampling.temperature=1, {forward}")
 
 
-def precision_notes(needs: EngineNeeds, *, dtype: str | None, quantization: str | None, engine: str) -> list[str]:
+def precision_notes(
+    needs: EngineRequirements, *, dtype: str | None, quantization: str | None, engine: str
+) -> list[str]:
     """A warning where the engine computes with much less precision than the trainer, and the algorithm does not correct
     for it.
 

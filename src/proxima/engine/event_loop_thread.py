@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers in any other."""
+"""An event loop in a dedicated thread, callable from any thread."""
 
 import asyncio
 import threading
@@ -9,13 +9,14 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+LastWork = Callable[[], Coroutine[Any, Any, None]]
 CLOSED = "the engine is closed"
 # Generators that a task leaves are closed by tasks of their own, which begin when it has ended: how often these are
 # waited for at the end, as generators may hold others, and how long.
 ROUNDS, SECONDS = 4, 5.0
 
 
-class OwnLoop:
+class EventLoopThread:
     """Runs coroutines for callers in other threads and event loops, which may block: it computes nothing else."""
 
     def __init__(self, name: str) -> None:
@@ -58,19 +59,19 @@ class OwnLoop:
         work.close()
         raise RuntimeError(CLOSED)
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Run `last`, cancel what else runs, and end the thread. May be called twice."""
+    def close(self, last: LastWork | None = None, after: LastWork | None = None) -> None:
+        """Run `last`, cancel what else runs, run `after`, and end the thread. May be called twice."""
         with self._closing:
             self.closed = True
             if not self._loop.is_running():
                 return
-            ended = asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+            ended = asyncio.run_coroutine_threadsafe(self._end(last, after), self._loop)
         ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    async def _end(self, last: LastWork | None, after: LastWork | None) -> None:
         try:
             if last is not None:
                 await last()
@@ -84,6 +85,8 @@ class OwnLoop:
                 if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
                     await asyncio.wait(tasks, timeout=SECONDS)
             await self._loop.shutdown_asyncgens()
+            if after is not None:
+                await after()
 
 
 class Arrivals(Generic[T]):

@@ -3,9 +3,9 @@
 import pytest
 
 from proxima.data import UserError
-from proxima.engine import Capabilities, EngineNeeds, Sampling
-from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
+from proxima.engine import Capabilities, EngineRequirements, Sampling
 from proxima.engine.protocol import BOTH
+from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 
 NOTHING, SAMPLED, UNTRUNCATED = frozenset(), frozenset({"sampled"}), frozenset({"untruncated"})
 PLAIN, CUT = Sampling(), Sampling(top_p=0.9)
@@ -16,8 +16,8 @@ def found(mode: str, *, score: bool = False) -> Capabilities:
     return Capabilities(weight_updates=frozenset({"module"}), score=score, log_probs=mode)
 
 
-def needs(**fields) -> EngineNeeds:
-    return EngineNeeds(model_path="m", tokenizer=None, vocabulary=10, max_length=64, **fields)
+def needs(**fields) -> EngineRequirements:
+    return EngineRequirements(model_path="m", tokenizer=None, vocabulary=10, max_length=64, **fields)
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def needs(**fields) -> EngineNeeds:
     ],
 )
 def test_the_columns_that_an_engine_fills(mode, score, expected):
-    assert [found(mode, score=score).fills(one) for one in (PLAIN, CUT, WARM, WARM_CUT)] == expected
+    assert [found(mode, score=score).log_probs_for(one) for one in (PLAIN, CUT, WARM, WARM_CUT)] == expected
 
 
 def test_greedy_log_probs_are_of_temperature_one():
-    assert found("raw").fills(Sampling(temperature=0)) == BOTH
+    assert found("raw").log_probs_for(Sampling(temperature=0)) == BOTH
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import logging
 import numpy as np
 import pytest
 
+from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http import sglang, vllm
 from proxima.engine.http.client import ServerClient
 from proxima.engine.http.dialect import TokenRequest
-from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Sampling
 from tests.engine.http.fake_vllm import FakeVllm
 
@@ -47,7 +47,7 @@ def test_a_stream_that_is_left_closes_its_connection_at_once(module, dialect, ev
 
 
 def test_what_is_left_in_a_loop_that_closes_ends_with_it(caplog):
-    loop, closed, held = OwnLoop("test"), [], []
+    loop, closed, held = EventLoopThread("test"), [], []
 
     async def inner():
         try:
