@@ -13,14 +13,15 @@ from proxima.view.log_lines import lines_to
 
 PROGRAM = """
 import sys
-import proxima.api.training as training
 from proxima.cli.main import main
 
-def begin(*_, **__):
-    print("loading begins", "transformers" in sys.modules, flush=True)
-    raise SystemExit(0)
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "proxima.runtime.launch.run":  # what every training is begun by
+            print("loading begins", "transformers" in sys.modules, flush=True)
+            raise SystemExit(0)
 
-training.begin = begin
+sys.meta_path.insert(0, Watch())
 main(["train", "quickstart", "model.path=" + sys.argv[1]])
 """
 
@@ -35,6 +36,7 @@ def test_a_run_says_it_before_the_load_call_and_before_transformers_is_imported(
 @pytest.mark.parametrize("command", ["train", "sft", "dpo", "reward"])
 def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, command):
     import proxima.api.training as training
+    import proxima.runtime.launch.run as launch
     from proxima.config import resolve
 
     told = []
@@ -43,11 +45,11 @@ def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, 
         told.append(capsys.readouterr().out)
         raise UserError("enough")
 
-    monkeypatch.setattr(training, "begin", begin)
+    monkeypatch.setattr(launch, "train", begin)
     monkeypatch.setattr(training, "resolve_run", lambda *_, **__: resolve("quickstart", []))
     assert command_line.main([command, "quickstart"]) == 2
     assert told[0].endswith("  loading model\n")
-    monkeypatch.setattr(training, "begin", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)
+    monkeypatch.setattr(launch, "train", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)
     command_line.main([command, "quickstart", "--quiet"])
     assert told[1] == ""
 

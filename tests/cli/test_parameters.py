@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import pytest
 
+from proxima.cli.command_module import command_module
 from proxima.cli.main import COMMANDS
 from proxima.cli.parameters import Argument, add_parameters, call
 
@@ -55,8 +56,6 @@ def test_help_has_the_names_and_meanings(parser):
 
 
 def test_every_command_has_a_function_or_its_arguments():
-    import importlib
-
-    for module, _ in COMMANDS.values():
-        command = importlib.import_module(module)
-        assert callable(getattr(command, "COMMAND", None)) or callable(command.add_arguments), module
+    for name, (place, _) in COMMANDS.items():
+        command = command_module(name, place)
+        assert callable(getattr(command, "COMMAND", None)) or callable(command.add_arguments), name
