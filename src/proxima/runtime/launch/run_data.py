@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.data import Prompt
-from proxima.engine.protocol import EngineNeeds
+from proxima.engine.protocol import EngineRequirements
 from proxima.model.load import context_limit, load_config, load_tokenizer
 from proxima.rollout.generator import GroupSpec
 from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
@@ -34,7 +34,7 @@ class RunData:
 
     source: PromptSource | StoredRollouts
     held_out: list["HeldOutSet"]
-    needs: EngineNeeds  # of the engine that generates
+    needs: EngineRequirements  # of the engine that generates
     max_length: int
     notes: list[str]
 
