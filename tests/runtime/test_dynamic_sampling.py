@@ -17,8 +17,8 @@ from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups, wr
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.interruptions import PLACES, Died, die_at, stop_at
 from tests.runtime.test_controller import World
-from tests.runtime.test_resume import PLACES, Died, die_at, stop_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")

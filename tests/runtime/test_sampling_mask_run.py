@@ -22,7 +22,7 @@ from proxima.train import LogProbStage
 from proxima.train.checkpoint import checkpoints
 from proxima.train.forward_stage import stage_columns
 from proxima.train.objectives.policy_objective import mask_sizes
-from tests.runtime.test_resume import PLACES, stop_at
+from tests.runtime.interruptions import PLACES, stop_at
 from tests.runtime.tiny_run import assert_same, go, recipe, traces
 
 CUT = {"sampling__top_p": 0.8, "sampling__top_k": 64, "engine__sampling_mask": True}

@@ -15,7 +15,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints
 from proxima.train.next_policy import NextPolicy
-from tests.runtime.test_resume import Died, die_at
+from tests.runtime.interruptions import Died, die_at
 from tests.runtime.tiny_run import go, recipe
 
 STEPS = 6

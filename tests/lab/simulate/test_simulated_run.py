@@ -7,7 +7,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.protocol import EngineSpec
 from proxima.lab.simulate.distributions import LogNormal
-from tests.lab.simulated import DECODE, PREFILL, PROMPTS, TIMES, TOKENS, TRAIN, simulated
+from tests.lab.simulate.simulated import DECODE, PREFILL, PROMPTS, TIMES, TOKENS, TRAIN, simulated
 
 
 def test_a_synchronous_step_is_the_sum_of_its_stages():
@@ -83,8 +83,10 @@ def test_the_same_settings_give_the_same_run():
 
 
 def test_an_engine_without_slots_is_refused():
-    with pytest.raises(UserError, match=r"engine.kind=tests.lab.test_simulated_run:NoSlots has no number of slots"):
-        simulated("engine.kind=tests.lab.test_simulated_run:NoSlots")
+    with pytest.raises(
+        UserError, match=r"engine.kind=tests.lab.simulate.test_simulated_run:NoSlots has no number of slots"
+    ):
+        simulated("engine.kind=tests.lab.simulate.test_simulated_run:NoSlots")
 
 
 def test_a_step_that_can_not_be_filled_ends_with_a_line():

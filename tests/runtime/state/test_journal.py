@@ -353,7 +353,7 @@ print("statements", count, flush=True)
 
 
 def child(path, last, fatal=0, **how):
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, str(path), str(last), str(fatal)],
         stdout=subprocess.PIPE,

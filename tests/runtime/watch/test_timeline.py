@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from proxima.runtime import timeline as timeline_module
+from proxima.runtime.watch import timeline as timeline_module
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
