@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from proxima.runtime.watch import timeline as timeline_module
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.watch import timeline as timeline_module
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
 from tests.manual_clock import ManualClock
