@@ -39,7 +39,7 @@ def refilled(path, *, every, selection=None, max_lag=1, **settings):
 
 
 def acceptance(world):
-    return running_acceptance(world.controller.store.history())
+    return running_acceptance(world.controller.journal.history())
 
 
 def counts(world):

@@ -21,7 +21,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 WRITES = (  # all that a run writes, by where it is called from
     "proxima.runtime.state.store.write_rollouts",
     "proxima.runtime.state.store.write_evals",
-    "proxima.runtime.loop.training_loop.write_checkpoint",
+    "proxima.runtime.state.store.write_checkpoint",
     "proxima.runtime.state.folder.RunFolder.append_metrics",
     "proxima.runtime.state.folder.RunFolder.write_config",
     "proxima.runtime.state.folder.RunFolder.write_environment",

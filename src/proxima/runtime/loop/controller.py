@@ -17,7 +17,7 @@ from proxima.core.correction import MismatchError, health
 from proxima.data import UserError
 from proxima.engine.executor import HookError
 from proxima.engine.protocol import Health, WeightUpdate, close_engine
-from proxima.evaluate.held_out import Evaluation, named_metric, summarise
+from proxima.evaluate.held_out import HeldOut, named_metric, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector, score_errors
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
@@ -25,7 +25,7 @@ from proxima.runtime.loop.training_loop import Plan, RunEnded, Trained, Training
 from proxima.runtime.state.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.state.next_policy_file import NEXT_POLICY, write_next_policy
 from proxima.runtime.state.replay import StoredRollouts
-from proxima.runtime.state.store import RunStore
+from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.watch.observer import Observer, Sample
@@ -56,8 +56,8 @@ class Controller(TrainingLoop):
         collector: Collector,
         algorithm: Algorithm,
         learner: Learner,
-        store: RunStore,
-        evaluation: Evaluation | None,
+        store: Store,
+        evaluation: HeldOut | None,
         observer: Observer,
         clock: Clock,
     ) -> None:
@@ -139,7 +139,7 @@ class Controller(TrainingLoop):
             try:
                 with engine_errors():
                     collected: CollectedBatch = await self.unless_stopped(
-                        self.collector.collect(self.journal.version, self.store.history)
+                        self.collector.collect(self.journal.version, self.journal.history)
                     )
             except BatchNotFilled as shortfall:
                 file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
@@ -220,7 +220,7 @@ class Controller(TrainingLoop):
         """Files first, then the journal's one transaction: a step in the journal has left all its traces."""
         step, outcomes = record["step"], batch.records(result.token_statistics)
         await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
-        await self.disk.write(self.folder.append_metrics, record)
+        await self.disk.write(self.store.append_metrics, record)
         self.algorithm = self.algorithm.after(batch)
         uids = [group.prompt.uid for group in batch.groups]
         # of one instant: what is admitted after it is admitted after the step, and a resume draws it again
@@ -235,7 +235,7 @@ class Controller(TrainingLoop):
     async def evaluate(self, label: str) -> None:
         """Held-out questions under the present weights, once per step."""
         step, start = self.journal.step, self.now()
-        if self.evaluation is None or self.store.evaluated(step):
+        if self.evaluation is None or self.journal.was_evaluated(step):
             return
         others: dict[str, Any] = {}
         with engine_errors(), self.activity.stage("evaluate", step=step):

@@ -14,9 +14,9 @@ from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
 from proxima.evaluate.plateau import Plateau
 from proxima.model import LoadedModel
-from proxima.model.compute_thread import ComputeThread, Progress
+from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.state.store import RunStore
+from proxima.runtime.state.store import Store
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import StoppedWaiting
@@ -24,7 +24,7 @@ from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train import TrainStack
-from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from proxima.train.checkpoint import checkpoints, read_checkpoint
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Trained:
 
     loaded: LoadedModel  # written as a Hugging Face folder
     stack: TrainStack  # optimizer and schedule
-    compute: ComputeThread  # the thread of all tensor work
+    compute: Compute  # the thread of all tensor work
     others: Mapping[str, TrainStack] = field(default_factory=dict)
 
 
@@ -78,7 +78,7 @@ class TrainingLoop:
         observer, clock: who watches, and the time.
     """
 
-    def __init__(self, plan: Plan, trained: Trained, store: RunStore, observer: Observer, clock: Clock) -> None:
+    def __init__(self, plan: Plan, trained: Trained, store: Store, observer: Observer, clock: Clock) -> None:
         self.plan, self.trained, self.compute = plan, trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.clock = observer, clock
@@ -164,7 +164,8 @@ class TrainingLoop:
 
     async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
         """Write the record of an evaluation, and tell the observer."""
-        await self.store.write_evaluation(record)
+        await self.disk.write(self.journal.evaluated, record)
+        await self.disk.write(self.store.append_metrics, record)
         self.observer.evaluated(record)
         if self.plan.stop_after is not None and (problem := self.plan.stop_after.unknown(record)):
             raise RunEnded(problem)
@@ -198,7 +199,7 @@ class TrainingLoop:
         own = self.trained
         parts = own.loaded, own.stack, facts, files, own.others
         with self.activity.stage("checkpoint", step=step):
-            await self.write_aside(write_checkpoint, self.folder.checkpoints, step, *parts)
+            await self.write_aside(self.store.write_checkpoint, step, *parts)
 
     def diverged(self, error: NotFiniteError) -> str:
         """What happened in the step that could not be finished, and what to do."""

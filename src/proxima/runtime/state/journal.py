@@ -145,8 +145,16 @@ class Journal:
         with self._transaction():
             self._set(key, value)
 
+    def history(self) -> Iterator[dict[str, Any] | None]:
+        """The records of the finished steps, newest first."""
+        return (self.metrics(step) for step in range(self.step, 0, -1))
+
+    def was_evaluated(self, step: int) -> bool:
+        """True when the weights of `step` were evaluated, in this process or before a resume."""
+        return any(record["step"] == step for record in self.get("evaluations") or ())
+
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        """Keep an evaluation's record, and the checksums of its files."""
+        """Keep an evaluation's record, should metrics.jsonl be lost, and the checksums of its files."""
         with self._transaction():
             self._set("evaluations", [*(self.get("evaluations") or ()), dict(record)])
             self.checksums.record_files()
