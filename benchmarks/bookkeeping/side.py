@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.side import Channel, argument
-from proxima.runtime.state.list_columns import write_rows
+from proxima.runtime.state.completion_columns import write_rows
 
 SPENT: defaultdict[str, float] = defaultdict(float)
 _outer: list[str] = []  # the part that counts at present: what it calls of other parts is its own

@@ -13,7 +13,7 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints

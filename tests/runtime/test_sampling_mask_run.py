@@ -15,8 +15,8 @@ from proxima.engine import Local, LocalEngine, Request, Sampling
 from proxima.engine.local import collect
 from proxima.engine.scheduler import Scheduler
 from proxima.model import Policy, load
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
 from proxima.train.checkpoint import checkpoints

@@ -13,9 +13,9 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.loop.training_loop import TrainingLoop
-from proxima.runtime.state.carried_groups import DELETE
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.pending_files import DELETE
 from proxima.runtime.state.resume import (
     Change,
     change_notes,
@@ -120,6 +120,8 @@ def execute(
     with quiet_transformers():
         workload = make()
         resuming = folder.begin(resume=resume, overwrite=overwrite)
+        if resume and not resuming:
+            observer.warning(f"{folder.path} contains no run to resume: a new run starts there")
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
         try:
             compute = ComputeThread()
@@ -173,7 +175,7 @@ async def _run(
             observer.warning(note)
         status, error, recorded = "failed", None, len(folder.read_metrics())
         try:
-            stop_on_interrupt(loop, compute)
+            stop_on_interrupt(loop.stop, observer.warning, compute)
             status = "done" if await loop.run() else "stopped"
         except (asyncio.CancelledError, KeyboardInterrupt):  # a second Ctrl-C
             status, error = "stopped", "interrupted"

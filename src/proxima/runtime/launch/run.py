@@ -14,9 +14,8 @@ from proxima.runtime.launch.execution import RunOptions, execute
 from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.next_policy_file import NEXT_POLICY, read_next_policy
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY, read_groups, read_next_policy
 from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.state.summary import Summary, algorithm_name

@@ -22,8 +22,7 @@ from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector,
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.loop.training_loop import Plan, RunEnded, Trained, TrainingLoop
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, write_groups
-from proxima.runtime.state.next_policy_file import NEXT_POLICY, write_next_policy
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY, write_groups, write_next_policy
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock

@@ -57,6 +57,11 @@ class RunFolder:
         ends = [name] if name else []
         return [file for file in sorted(self.evals.glob("[0-9]*.parquet")) if file.stem.split("-", 2)[2:] == ends]
 
+    def eval_sets(self) -> list[str]:
+        """The names of the further held-out sets that have answers."""
+        names = (file.stem.split("-", 2)[2:] for file in self.evals.glob("[0-9]*.parquet"))
+        return sorted({name for (name,) in filter(None, names)})
+
     def checkpoint(self, step: int) -> Path:
         """The folder of a step's checkpoint."""
         return self.checkpoints / f"{step:06d}"

@@ -24,7 +24,7 @@ from proxima.data.checksum import Checksum
 from proxima.data.full_disk import as_disk_full
 from proxima.data.jsonl import dumps
 from proxima.runtime.state.journal_checksums import JournalChecksums
-from proxima.runtime.state.journal_schema import FORMAT, SCHEMA, sql_statements
+from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock, SystemClock
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
@@ -84,12 +84,12 @@ class Journal:
             if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(" ".join(damage.split()))
             with self._transaction():  # if two processes open a new file at once, the second one sees the tables
-                if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                    for statement in sql_statements(SCHEMA):
+                is_new = not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+                self.checksums.create()  # also for a run that an earlier version began
+                if is_new:
+                    for statement in STATEMENTS:
                         self._db.execute(statement)
-                    self.checksums.create()
                     self._set("format", FORMAT)
-                self.checksums.create()  # of a run that an earlier version began
             found = self.get("format")
         except OSError:
             self._db.close()
