@@ -30,13 +30,8 @@ class StallWatch:
         self, seconds: float, activity: Activity, warn: Callable[[str], None], generator: GroupGenerator | None,
         on_health: Callable[[Health], None],
     ) -> None:  # fmt: skip
-        self.seconds, self.activity, self.warn, self.generator, self.on_health = (
-            seconds,
-            activity,
-            warn,
-            generator,
-            on_health,
-        )
+        self.seconds, self.activity, self.warn = seconds, activity, warn
+        self.generator, self.on_health = generator, on_health
         self._health: Health | None = None  # the last answer
         self._answered_at = activity.now()
         self._tokens: int | None = None  # sampled, as an engine last said that was ready
