@@ -120,8 +120,6 @@ def execute(
     with quiet_transformers():
         workload = make()
         resuming = folder.begin(resume=resume, overwrite=overwrite)
-        if resume and not resuming:
-            observer.warning(f"{folder.path} contains no run to resume: a new run starts there")
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
         try:
             compute = ComputeThread()
