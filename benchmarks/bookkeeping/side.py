@@ -99,7 +99,7 @@ def main() -> None:
     from proxima.runtime.watch.timeline import Timeline
 
     torch.set_num_threads(settings["threads"])
-    for name in ("admit", "generating", "scored", "select", "consume", "metrics", "get", "set", "prompt", "counts"):
+    for name in ("enqueue", "generating", "scored", "select", "consume", "metrics", "get", "set", "prompt", "counts"):
         counted(Journal, name, "journal")
     for name in ("admitted", "generated", "scored", "taken", "moved", "advanced", "published"):
         counted(Activity, name, "timeline")

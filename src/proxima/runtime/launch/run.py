@@ -68,7 +68,7 @@ class Reinforcement:
         in_flight = [] if isinstance(source, StoredRollouts) else source.again(facts.get("in_flight", []))
         self.pending = pending = Pending.of(facts, groups, in_flight)
         prompts = [*(group.prompt for group in groups), *in_flight]
-        journal.admit([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
+        journal.enqueue([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
         journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
         journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
         self.kl_coefficient = facts.get("kl_coefficient")

@@ -276,7 +276,7 @@ class Controller(TrainingLoop):
     def on_health(self, health: Health) -> None:
         """Warn about engine processes and servers that died or returned."""
         step = min(self.journal.step + 1, self.plan.steps)
-        for text in self.watch.news(health):
+        for text in self.watch.health_warnings(health):
             self.observer.warning(f"step {step}: {text}")
 
     def end_if_unscored(self, step: int) -> None:

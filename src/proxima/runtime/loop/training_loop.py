@@ -212,7 +212,7 @@ class TrainingLoop:
 
     async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
         """Write a large file in the compute thread, as soon as there is space for it."""
-        await self.disk.patiently(lambda: self.compute.run(write, *arguments))
+        await self.disk.retry_when_full(lambda: self.compute.run(write, *arguments))
 
     def now(self) -> float:
         """Seconds since the run began, over all resumes."""

@@ -90,7 +90,7 @@ class Journal:
                     for statement in STATEMENTS:
                         self._db.execute(statement)
                     self._set("format", FORMAT)
-            found = self.get("format")
+            version = self.get("format")
         except OSError:
             self._db.close()
             raise
@@ -103,10 +103,10 @@ class Journal:
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
             remedy = "move it away, and a resume restores the steps up to the last checkpoint from metrics.jsonl"
             raise UserError(f"{self.path} is damaged, or no journal of proxima ({error})", remedy=remedy) from error
-        if found != FORMAT:
+        if version != FORMAT:
             self._db.close()
             remedy = "resume with the version of proxima that started the run"
-            raise UserError(f"{self.path}: format {found}, this version reads {FORMAT}", remedy=remedy)
+            raise UserError(f"{self.path}: format {version}, this version reads {FORMAT}", remedy=remedy)
         self._opened = str(path) != ":memory:"
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Journal:
         with self._transaction():
             self.checksums.record_replacement(name, new, done=done)
 
-    def admit(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
+    def enqueue(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
         """Add prompts to the run: they are queued.
 
         Args:
@@ -181,8 +181,8 @@ class Journal:
                 try:
                     self._db.execute(insert, row)
                 except sqlite3.IntegrityError as error:
-                    found = self.prompt(row[0])
-                    state = found.state if found else error
+                    prompt = self.prompt(row[0])
+                    state = prompt.state if prompt else error
                     raise ValueError(f"prompt {row[0]} was admitted before ({state}); a uid is used once") from error
             if cursor_state is not None:
                 self._set("cursor", cursor_state)
@@ -351,13 +351,13 @@ class Journal:
                 f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
             ).rowcount
         except sqlite3.IntegrityError as error:
-            found = self.prompt(uid)
+            prompt = self.prompt(uid)
             query = "SELECT source FROM moves WHERE target = ? ORDER BY source"
             sources = " or ".join(source for (source,) in self._db.execute(query, (target,)))
-            state = found.state if found else "absent"
+            state = prompt.state if prompt else "absent"
             raise ValueError(f"prompt {uid} is {state}, and only {sources} becomes {target} ({error})") from error
         if not changed:
-            raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
+            raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; enqueue it first")
 
     def _records(self, where: str, values: Sequence[Any] = ()) -> list[PromptRecord]:
         names = list(PromptRecord.__dataclass_fields__)

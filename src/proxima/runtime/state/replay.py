@@ -79,11 +79,11 @@ class StoredRollouts(Collector):
             except (OSError, pa.ArrowInvalid) as error:
                 reason = f"has a damaged rollouts/{file.name}: it {torn_file(error)}"
                 raise self._refused(reason, "restore it") from error
-            found, wanted = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in (schema, ROLLOUT_SCHEMA))
-            if found != wanted:
+            stored, readable = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in (schema, ROLLOUT_SCHEMA))
+            if stored != readable:
                 remedy = "train that run again with this version"
                 raise self._refused(
-                    f"stores its rollouts in the format {found!r}; this version reads {wanted!r}", remedy
+                    f"stores its rollouts in the format {stored!r}; this version reads {readable!r}", remedy
                 )
             checksum = recorded.get(f"rollouts/{file.name}")
             if checksum is not None and Checksum.of(file) != checksum:

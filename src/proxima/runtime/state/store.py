@@ -119,9 +119,9 @@ class RolloutRecorder(RolloutListener):
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:
         journal, uids = self.store.journal, [prompt.uid for prompt in prompts]
-        admit = partial(journal.admit, size=len(self.source.rows), cursor_state=self.source.state())
-        self.store.disk.soon(admit, prompts)
-        self.store.disk.soon(journal.generating, uids)
+        enqueue = partial(journal.enqueue, size=len(self.source.rows), cursor_state=self.source.state())
+        self.store.disk.enqueue(enqueue, prompts)
+        self.store.disk.enqueue(journal.generating, uids)
         if not isinstance(self.source, StoredRollouts):  # of a replay, no engine gets them
             self.store.activity.admitted(uids)
 
@@ -132,5 +132,5 @@ class RolloutRecorder(RolloutListener):
         self.observer.progress("generate", done, total, "prompts")
 
     def scored(self, group: Group) -> None:
-        self.store.disk.soon(self.store.journal.scored, [group])
+        self.store.disk.enqueue(self.store.journal.scored, [group])
         self.store.activity.scored(group.prompt.uid)

@@ -81,13 +81,13 @@ class StallWatch:
         if self.generator is None:
             return []
         now, scoring = self.activity.now(), self.activity.scoring
-        found = []
+        pending = []
         for label, uids in self.generator.rewards.awaited.items():
             if waiting := {uid: now - scoring.get(uid, now) for uid in uids}:
                 longest = max(waiting.values())
                 since = f" since {_duration(longest)}" if longest else ""
-                found.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
-        return found
+                pending.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
+        return pending
 
     def _engine(self) -> list[str]:
         """The prompts in the engine, and the engine's health."""
