@@ -33,7 +33,7 @@ KEPT = {  # slow, and in `make check` all the same: the rules of the house, a wh
     "tests/runtime/offline/test_dpo_run.py::test_from_python",
     "tests/runtime/test_async_run.py::test_it_resumes_with_the_same_bounds_only",
     "tests/runtime/test_critic.py::test_behind_it_pruning_and_dynamic_sampling",
-    "tests/runtime/test_resume.py::test_many_interruptions",
+    "tests/runtime/state/test_resume.py::test_many_interruptions",
 }
 FOLDER = "PROXIMA_TEST_TIMES"  # environment variable: where each test process writes its times
 

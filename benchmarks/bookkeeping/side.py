@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.side import Channel, argument
-from proxima.runtime.state.list_columns import write_rows
+from proxima.runtime.state.completion_columns import write_rows
 
 SPENT: defaultdict[str, float] = defaultdict(float)
 _outer: list[str] = []  # the part that counts at present: what it calls of other parts is its own
@@ -99,7 +99,7 @@ def main() -> None:
     from proxima.runtime.watch.timeline import Timeline
 
     torch.set_num_threads(settings["threads"])
-    for name in ("admit", "generating", "scored", "select", "consume", "metrics", "get", "set", "prompt", "counts"):
+    for name in ("enqueue", "generating", "scored", "select", "consume", "metrics", "get", "set", "prompt", "counts"):
         counted(Journal, name, "journal")
     for name in ("admitted", "generated", "scored", "taken", "moved", "advanced", "published"):
         counted(Activity, name, "timeline")

@@ -47,6 +47,15 @@ def test_what_a_notebook_looks_up():
         _ = proxima.trian
 
 
+def test_what_a_run_lacks_is_said(run):
+    with pytest.raises(proxima.UserError, match="has no rollouts of step 7; it has those of steps 1 to 2"):
+        run.rollouts([1, 7])
+    with pytest.raises(proxima.UserError, match="has no column 'rewards'; did you mean 'reward'"):
+        run.rollouts(columns=["step", "rewards"])
+    with pytest.raises(proxima.UserError, match="held_out=unknown: .* has no answers of such a set; leave it out"):
+        run.answers(held_out="unknown")
+
+
 def test_a_run_in_tables(run):
     assert run.status == "done" and run.config["train"]["steps"] == 2
     assert repr(run).startswith(f"<run {run.folder}  done: 2 steps in ")
@@ -59,7 +68,7 @@ def test_a_run_in_tables(run):
     assert rollouts["reward"].iloc[:16].mean() == pytest.approx(run.metrics.loc[1, "reward/mean"])
     assert rollouts["parts"].iloc[0] == {"even": rollouts["reward"].iloc[0]}
     assert list(run.rollouts([2], ["step", "text"]).columns) == ["step", "text"]
-    assert len(run.rollouts([2])) == 16 and len(run.rollouts([7])) == 0
+    assert len(run.rollouts([2])) == 16
     assert len(run.answers()) == 10
     assert (run.model() / "config.json").is_file() and run.model(1).parent.name == "000001"
     assert run.report.read_text(encoding="utf-8").startswith("<!doctype html>")

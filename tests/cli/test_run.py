@@ -34,6 +34,13 @@ def test_config_yaml_loads_back_to_the_config(run, proxima, here):
     assert again == original
 
 
+def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here):
+    code, _, err = proxima("train", recipe(), "folder=typo", "--resume", "train.steps=1")
+    assert (code, err) == (0, "note: typo contains no run to resume: a new run starts there\n")
+    code, _, err = proxima("train", recipe(), "folder=typo", "--resume", "train.steps=1")
+    assert (code, err) == (0, "")
+
+
 def test_resume_of_a_finished_run_continues_only_with_more_steps(run, proxima, here):
     code, _, err = proxima("train", "run", "--resume", "train.steps=3")
     assert code == 0, err

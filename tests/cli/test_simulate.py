@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxima.cli.main import main
-from tests.lab.simulated import RECIPE
+from tests.lab.simulate.simulated import RECIPE
 
 LAGS = ("--lag", "0,1,2", "--concurrent", "4,8", "--steps", "8")
 

@@ -132,7 +132,7 @@ class Recorder(RolloutListener):
         self.journal, self.source, self.admitted_uids = journal, source, []
 
     def admitted(self, prompts):
-        self.journal.admit(prompts, cursor_state=self.source.state())
+        self.journal.enqueue(prompts, cursor_state=self.source.state())
         self.journal.generating(prompt.uid for prompt in prompts)
 
     def scored(self, group):

@@ -15,8 +15,8 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.interruptions import Died, die_at, start, start_and_hold, stop_at
 from tests.runtime.kill_after import kill_after
-from tests.runtime.test_resume import Died, die_at, start, start_and_hold, stop_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
 
 STEPS = 4

@@ -22,8 +22,8 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
 from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.interruptions import Died, die_at
 from tests.runtime.test_algorithm import group
-from tests.runtime.test_resume import Died, die_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 STEPS = 4

@@ -13,12 +13,12 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.interruptions import PLACES, Died, die_at, stop_at
 from tests.runtime.test_controller import World
-from tests.runtime.test_resume import PLACES, Died, die_at, stop_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
@@ -39,7 +39,7 @@ def refilled(path, *, every, selection=None, max_lag=1, **settings):
 
 
 def acceptance(world):
-    return running_acceptance(world.controller.store.history())
+    return running_acceptance(world.controller.journal.history())
 
 
 def counts(world):

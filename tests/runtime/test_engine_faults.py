@@ -11,12 +11,11 @@ from proxima.data import NotFiniteError, UserError
 from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.next_policy_file import NEXT_POLICY
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.interruptions import Died, die_at
 from tests.runtime.test_async_run import assert_whole, tree
-from tests.runtime.test_resume import Died, die_at
 from tests.runtime.test_sdp_run import records
 from tests.runtime.test_sdp_run import tree as sdp_tree
 from tests.runtime.tiny_run import Watcher, go

@@ -24,7 +24,7 @@ from proxima.train import LogProbStage
 from proxima.train.checkpoint import checkpoints, damage
 from tests.model.adapters import move, with_adapter
 from tests.model.rows import MIXED, rows
-from tests.runtime.test_resume import PLACES, Died, die_at, start, start_and_hold
+from tests.runtime.interruptions import PLACES, Died, die_at, start, start_and_hold
 from tests.runtime.tiny_run import assert_same, go, recipe, traces
 
 LORA = {"rank": 4, "alpha": 8.0}

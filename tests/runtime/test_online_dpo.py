@@ -12,7 +12,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train import PreferenceObjective, TrainStack
 from proxima.train.learner import best_against_worst, update_on_pairs
 from tests.model.rows import loaded
-from tests.runtime.test_resume import Died, die_at
+from tests.runtime.interruptions import Died, die_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 

@@ -15,14 +15,14 @@ from proxima.engine import Local, LocalEngine, Request, Sampling
 from proxima.engine.local import collect
 from proxima.engine.scheduler import Scheduler
 from proxima.model import Policy, load
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
 from proxima.train.checkpoint import checkpoints
 from proxima.train.forward_stage import stage_columns
 from proxima.train.objectives.policy_objective import mask_sizes
-from tests.runtime.test_resume import PLACES, stop_at
+from tests.runtime.interruptions import PLACES, stop_at
 from tests.runtime.tiny_run import assert_same, go, recipe, traces
 
 CUT = {"sampling__top_p": 0.8, "sampling__top_k": 64, "engine__sampling_mask": True}

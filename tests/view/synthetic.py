@@ -212,7 +212,7 @@ def make_run(path, steps=40, finished=True, question=None):
         for step in range(1, steps + 1):
             groups = step_groups(step, steps)
             uids = [g.prompt.uid for g in groups]
-            journal.admit([g.prompt for g in groups], cursor_state=8 * step)
+            journal.enqueue([g.prompt for g in groups], cursor_state=8 * step)
             journal.generating(uids)
             journal.scored(groups)
             journal.select(step, uids)

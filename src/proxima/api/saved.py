@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.families import OFFLINE, Family
 from proxima.data import UserError
+from proxima.data.errors import suggestion
 from proxima.lab.run_reader import Run, existing_run, read_mapping, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
@@ -60,17 +61,19 @@ class SavedRun:
             columns: None: all; tokens and log-probs are arrays of numbers, one for each token.
 
         Raises:
-            UserError: the run trained on a fixed data set and generated nothing.
+            UserError: the run trained on a fixed data set and generated nothing; or it has no such step or column.
         """
         if (family := self._offline) is not None:
             remedy = ".metrics and .evaluations have its figures"
             remedy += ", .answers() the samples of its evaluations" if family.samples else ""
             what = f"{self.folder} is a run of `proxima {family.command}`: it trained on the rows of its data set"
             raise UserError(f"{what}, and has no rollouts", remedy=remedy)
-        wanted = None if steps is None else {f"{step:06d}" for step in steps}
-        files = sorted(self._files.rollouts.glob("[0-9]*.parquet"))
-        files = [file for file in files if wanted is None or file.stem in wanted]
-        return self._completions(files, columns)
+        files = {int(file.stem): file for file in sorted(self._files.rollouts.glob("[0-9]*.parquet"))}
+        if steps is not None and (missing := [step for step in steps if step not in files]):
+            stored = f"has those of steps {min(files)} to {max(files)}" if files else "has none yet"
+            raise UserError(f"{self.folder} has no rollouts of step {missing[0]}; it {stored}")
+        wanted = files if steps is None else set(steps)
+        return self._completions([file for step, file in files.items() if step in wanted], columns)
 
     def answers(self, columns: Sequence[str] | None = None, *, held_out: str = "") -> "DataFrame":
         """A row for each answer of the held-out evaluations; `step` says of which.
@@ -80,12 +83,17 @@ class SavedRun:
             held_out: a name of `eval.sets`; empty: those of `eval.task`.
 
         Raises:
-            UserError: the run trained on pairs, and its evaluations generate nothing.
+            UserError: the run trained on pairs, and its evaluations generate nothing; or it has no such set or column.
         """
         if (family := self._offline) is not None and not family.samples:
             what = f"{self.folder} is a run of `proxima {family.command}`, whose evaluations generate no answers"
             raise UserError(what, remedy=".evaluations has their figures")
-        return self._completions(self._files.eval_files(held_out), columns)
+        files = self._files.eval_files(held_out)
+        if held_out and not files:
+            what = f"held_out={held_out}: {self.folder} has no answers of such a set"
+            sets = self._files.eval_sets()
+            raise UserError(what, remedy=suggestion(held_out, sets) if sets else "leave it out for those of eval.task")
+        return self._completions(files, columns)
 
     @property
     def report(self) -> Path:
@@ -124,9 +132,14 @@ class SavedRun:
     @staticmethod
     def _completions(files: Sequence[Path], columns: Sequence[str] | None) -> "DataFrame":
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
         from proxima.runtime.state.rollouts import read_table
 
+        if files and columns is not None:
+            stored = pq.read_schema(files[0]).names
+            if unknown := [name for name in columns if name not in stored]:
+                raise UserError(f"{files[0]} has no column {unknown[0]!r}", remedy=suggestion(unknown[0], stored))
         tables = [read_table(file, columns) for file in files]
         return _parsed(pa.concat_tables(tables)) if tables else _frame([])
 

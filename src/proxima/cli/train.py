@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.cli.output import add_overrides, add_recipe
@@ -42,6 +43,8 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     how = {name: getattr(arguments, name) for name in ("resume", "overwrite", "accept_changes")}
     resolved = resolve_run(arguments.recipe, arguments.override, root=FAMILIES[arguments.command].root, **how)
+    if arguments.resume and not arguments.quiet:
+        note_new_run(Path(resolved.config.folder).expanduser())
 
     from proxima.view.run_views import RunViews
 
@@ -61,6 +64,14 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         print(outcome(summary))
     return exit_code(summary.status)
+
+
+def note_new_run(folder: Path) -> None:
+    """Say that `--resume` finds no run in the folder and starts one: its name may be a typo."""
+    from proxima.runtime.state.folder import RunFolder
+
+    if not RunFolder(folder).has_run:
+        print(f"note: {folder} contains no run to resume: a new run starts there", file=sys.stderr)
 
 
 def outcome(summary: "Summary") -> str:

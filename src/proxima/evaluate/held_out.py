@@ -1,7 +1,7 @@
 """Held-out evaluation: the same engine and the same rewards, on questions that training never sees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from proxima.data import Group, Prompt
 from proxima.data.errors import nearest, suggestion
@@ -9,6 +9,20 @@ from proxima.evaluate.eval_metrics import mean_estimates, powers_of_two, questio
 from proxima.evaluate.headline import Headline, bound_keys
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
 from proxima.rollout.generator import GroupGenerator, RolloutListener
+
+
+class HeldOut(Protocol):
+    """What a loop asks of an evaluation: `Evaluation`, or the simulator's, which only takes time."""
+
+    @property
+    def generator(self) -> GroupGenerator: ...
+
+    @property
+    def others(self) -> Mapping[str, "HeldOut"]:
+        """Further sets by name."""
+
+    async def groups(self) -> list[Group]:
+        """A scored group for each question, in the order of the questions."""
 
 
 class Evaluation(RolloutListener):

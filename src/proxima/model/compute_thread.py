@@ -6,12 +6,22 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 GRACE_SECONDS = 5.0  # an interrupted event loop has this long to end
 Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+
+
+class Compute(Protocol):
+    """Where a loop has its tensor work done: `ComputeThread`, or the simulator's, where it only takes time."""
+
+    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What `call(*arguments)` returns or raises."""
+
+    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
+        """What `call(progress)` returns or raises; each `progress(done, total)` becomes a `report`."""
 
 
 class ComputeThread:

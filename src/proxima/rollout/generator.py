@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from proxima.data import Completion, Group, Prompt
+from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.reward.runner import RewardRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,25 @@ class RolloutListener:
         """The scores of a group of a training batch are final."""
 
 
+class GroupScorer(Protocol):
+    """What a generator asks of the rewards: `RewardRunner`, or the simulator's, which only take time."""
+
+    awaited: dict[str, list[int]]  # prompts of the calls that run, by the reward's label
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether a reward compares the whole batch, so that `score_batch` adds something."""
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        """One score per completion, in the same order."""
+
+    async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with the values of the whole-batch rewards added to each score."""
+
+    def close(self) -> None:
+        """End what the rewards started."""
+
+
 class GroupGenerator:
     """Generates and scores groups.
 
@@ -73,7 +92,7 @@ class GroupGenerator:
     `scoring_seconds` is the time that the last batch waited for its rewards after its last completion.
     """
 
-    def __init__(self, engine: Engine, rewards: RewardRunner, spec: GroupSpec, now: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, rewards: GroupScorer, spec: GroupSpec, now: Callable[[], float]) -> None:
         self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
         self.scoring_seconds = self._completed_at = 0.0
         self.newest: int | None = None

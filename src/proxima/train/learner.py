@@ -12,7 +12,7 @@ from proxima.core.correction import MismatchGuard, mismatch_metrics
 from proxima.data import PreferencePair, Trajectory
 from proxima.data.columns import Floats
 from proxima.model import Policy
-from proxima.model.compute_thread import ComputeThread, Progress
+from proxima.model.compute_thread import Compute, ComputeThread, Progress
 from proxima.train import (
     EarlyStop,
     ForwardStage,
@@ -44,7 +44,7 @@ class Learner:
     max_epoch_kl: float | None = None  # nats a token; None: no limit
     next_policy: NextPolicy | None = None  # the cache of `proximal: next`; the loop calls it and no other thread
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # for when rollout engine and trainer differ too much
-    compute: ComputeThread = field(default_factory=ComputeThread)  # the thread that all of this runs in
+    compute: Compute = field(default_factory=ComputeThread)  # the thread that all of this runs in
 
     def update(self, batch: StepBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
         """The critic's optimizer steps, then the forward stages that have not run yet and the policy's. The advantages

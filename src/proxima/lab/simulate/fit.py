@@ -45,7 +45,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Spans:
-    """From when to when, in seconds of the run, by uid; and when weights were published."""
+    """Start and end of generating and of scoring by uid, and of each publishing, in seconds of the run."""
 
     generating: Mapping[int, tuple[float, float]]
     scoring: Mapping[int, tuple[float, float]]
@@ -61,7 +61,7 @@ def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
     """
     run = read_run(folder)
     rollouts = _rollouts(RunFolder(folder), [int(record["step"]) for record in run.train])
-    steps = [record for record in run.train if record["step"] in {one.step for one in rollouts}]
+    steps = [record for record in run.train if record["step"] in {rollout.step for rollout in rollouts}]
     if len(steps) < 2:
         raise UserError(f"--from {folder}: has {len(steps)} finished steps with rollouts; two are needed to fit times")
     steps = steps[WARM_UP:] if len(steps) >= 3 * WARM_UP + 1 else steps
@@ -90,7 +90,7 @@ def is_overlapping(run: Run) -> bool:
 
 
 def _rollouts(folder: RunFolder, steps: Iterable[int]) -> list[Rollout]:
-    found: dict[tuple[int, int], Rollout] = {}
+    rollouts: dict[tuple[int, int], Rollout] = {}
     for step in steps:
         if not folder.rollout_file(step).is_file():
             continue
@@ -98,10 +98,10 @@ def _rollouts(folder: RunFolder, steps: Iterable[int]) -> list[Rollout]:
         columns = [table["prompt_uid"], pc.list_value_length(table["tokens"])]
         columns += [pc.list_value_length(table["prompt_tokens"]), table["used"]]
         for uid, length, prompt, used in zip(*(column.to_pylist() for column in columns), strict=True):
-            before = found.get((step, uid))
+            before = rollouts.get((step, uid))
             lengths = (*(before.lengths if before else ()), length)
-            found[step, uid] = Rollout(uid, step, prompt, lengths, used)
-    return sorted(found.values(), key=lambda one: one.uid)
+            rollouts[step, uid] = Rollout(uid, step, prompt, lengths, used)
+    return sorted(rollouts.values(), key=lambda rollout: rollout.uid)
 
 
 def _spans(file: Path) -> Spans | None:
@@ -123,15 +123,17 @@ def _spans(file: Path) -> Spans | None:
 
 
 def _fit_lengths(fit: Fit, rollouts: Sequence[Rollout]) -> None:
-    sizes = {len(one.lengths) for one in rollouts}
-    values = [float(length) for one in rollouts for length in one.lengths]
+    sizes = {len(rollout.lengths) for rollout in rollouts}
+    values = [float(length) for rollout in rollouts for length in rollout.lengths]
     together = sizes.pop() if len(sizes) == 1 else 1
     fit.values["length"] = {"kind": "empirical", "values": values, "together": together}
-    fit.values["prompt_length"] = fmean(one.prompt for one in rollouts)
+    fit.values["prompt_length"] = fmean(rollout.prompt for rollout in rollouts)
 
 
 def _fit_trainer(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[Rollout]) -> None:
-    trained = [sum(sum(one.lengths) for one in rollouts if one.used and one.step == r["step"]) for r in steps]
+    trained = [
+        sum(sum(rollout.lengths) for rollout in rollouts if rollout.used and rollout.step == r["step"]) for r in steps
+    ]
     base, token = nonnegative_fit([1.0] * len(steps), trained, [r["time/train"] for r in steps])
     fit.values.update(update=base, update_token=token)
     published = [r["time/publish"] for r in steps if "time/publish" in r]
@@ -161,22 +163,24 @@ def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[
         fit.notes.append("step, sequence: config.yaml of the run names no engine.slots")
         return
     if not is_overlapping(run):
-        made = {n: [length for one in rollouts if one.step == n for length in one.lengths] for n in numbers}
+        made = {n: [length for rollout in rollouts if rollout.step == n for length in rollout.lengths] for n in numbers}
         kept = [r for r in steps if r["time/generate"] > 0]
         decoded = [float(decode_steps(made[int(r["step"])], slots)) for r in kept]
         tokens = [float(sum(made[int(r["step"])])) for r in kept]
-        prompts = {n: sum(one.prompt for one in rollouts if one.step == n) for n in numbers}
+        prompts = {n: sum(rollout.prompt for rollout in rollouts if rollout.step == n) for n in numbers}
         fed = sum(r.get("tokens/trained", 0) for r in kept)
         prefill = sum(r["time/train"] for r in kept) / fed / 3 if fed else 0.0
         seconds = [max(0.0, r["time/generate"] - prefill * prompts[int(r["step"])]) for r in kept]
         fit.values["prefill_token"] = prefill
         fit.notes.append("prefill_token is a third of what an update takes for a token: a forward without its backward")
         fit.notes.append("the run was synchronous: beside each other, on shared cores, engine and trainer are slower")
-    elif spans is not None and (known := [one for one in rollouts if one.uid in spans.generating]):
-        decoded, tokens, seconds = _decoded_in_spans(known, spans, slots)
+    elif spans is not None and (traced := [rollout for rollout in rollouts if rollout.uid in spans.generating]):
+        decoded, tokens, seconds = _decoded_in_spans(traced, spans, slots)
         fit.values["prefill_token"] = 0.0
         fit.notes.append("prefill_token is 0: prefills are in the times of decode steps")
-        if slots < (run.config.get("runtime.max_concurrent_rollouts") or 0) * max(len(one.lengths) for one in known):
+        if slots < (run.config.get("runtime.max_concurrent_rollouts") or 0) * max(
+            len(rollout.lengths) for rollout in traced
+        ):
             fit.notes.append("step, sequence: completions waited for slots, and that time is in them")
     else:
         fit.notes.append("step, sequence: the run was asynchronous and has no prompts in timeline.json")
@@ -191,18 +195,18 @@ def _decoded_in_spans(rollouts: Sequence[Rollout], spans: Spans, slots: int) -> 
 
     A prompt decodes as long as its longest completion; the others end in proportion to their lengths.
     """
-    whole = [spans.generating[one.uid] for one in rollouts]
+    whole = [spans.generating[rollout.uid] for rollout in rollouts]
     at = np.linspace(min(a for a, _ in whole), max(b for _, b in whole), INSTANTS)
     running = np.zeros(INSTANTS)
-    for one, (a, b) in zip(rollouts, whole, strict=True):
-        for length in one.lengths:
-            running += (at >= a) & (at < a + (b - a) * length / max(one.lengths))
+    for rollout, (a, b) in zip(rollouts, whole, strict=True):
+        for length in rollout.lengths:
+            running += (at >= a) & (at < a + (b - a) * length / max(rollout.lengths))
     running = np.minimum(running, slots)
     decoded, tokens, seconds = [], [], []
-    for one, (a, b) in zip(rollouts, whole, strict=True):
+    for rollout, (a, b) in zip(rollouts, whole, strict=True):
         inside = (at >= a) & (at <= b)
         paused = sum(max(0.0, min(b, end) - max(a, begin)) for begin, end in spans.publishing)
-        longest = float(max(one.lengths))
+        longest = float(max(rollout.lengths))
         if inside.any() and b - a > paused:
             decoded.append(longest)
             tokens.append(longest * float(running[inside].mean()))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
@@ -16,13 +15,14 @@ from proxima.engine.local import Local
 from proxima.engine.local_process import LocalProcess
 from proxima.lab.simulate.timed_engine import TimedEngine
 from proxima.lab.simulate.timed_parts import (
-    NoRollouts,
     RecordsInMemory,
-    TimedAlgorithm,
-    TimedLearner,
+    TimedAdvantage,
+    TimedEvaluation,
     TimedPrompts,
     TimedRewards,
     TimedThread,
+    timed_learner,
+    timed_reject,
 )
 from proxima.lab.simulate.times import Times
 from proxima.reward.base import as_reward
@@ -32,13 +32,12 @@ from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.generation import make_collector, training_groups
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
-from proxima.runtime.watch.activity import Activity
-from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer, Record
-from proxima.runtime.watch.timeline import Timeline
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
+from proxima.train.batch_builder import Algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +102,6 @@ class SimulatedRun:
         return [record for record in self.records if record["kind"] == "train"]
 
 
-class SimulatedController(Controller):
-    """The loop of a run; evaluations and checkpoints only take time."""
-
-    def __init__(self, times: Times, thread: TimedThread, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.durations, self.thread = times, thread
-
-    async def evaluate(self, label: str) -> None:
-        await self.compute.run(self.thread.spend, self.durations.evaluate)
-
-    async def checkpoint(self, step: int) -> None:
-        await self.compute.run(self.thread.spend, self.durations.checkpoint)
-
-
 def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
     """The whole run of a config, from its first step. The same config and times give the same run.
 
@@ -131,23 +116,22 @@ def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
         raise UserError(f"rollouts={config.rollouts} trains on stored rollouts", remedy="set rollouts=null")
     clock = VirtualClock()
     with TemporaryDirectory() as place, Journal(":memory:", clock) as journal:
-        folder = RecordsInMemory(place)
-        activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
-        store = NoRollouts(journal, folder, Disk(Path(place), lambda text: None), activity)
+        folder = RunFolder(place)
 
         async def run() -> SimulatedRun:
             timed = TimedEngine(
                 times, slots=padded_rows(engine.slots), interrupt=engine.interrupt, seed=config.seed, now=clock.now
             )
             thread = TimedThread(None if isinstance(engine, LocalProcess) else timed, clock.now)
+            store = RecordsInMemory(journal, folder, clock, partial(thread.spend, times.checkpoint))
             controller = _controller(config, times, store, timed, thread, clock)
             try:
                 await controller.train()
             finally:
                 controller.close()
             return SimulatedRun(
-                records=store.folder.read_metrics(),
-                figures=figures_of(store.folder.read_metrics()),
+                records=store.records,
+                figures=figures_of(store.records),
                 running=timed.trace,
                 trained=thread.trace,
                 published=timed.published,
@@ -160,25 +144,30 @@ def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
 
 
 def _controller(
-    config: RunConfig, times: Times, store: NoRollouts, engine: TimedEngine, thread: TimedThread, clock: VirtualClock
-) -> SimulatedController:
-    """As `runtime.build.make_controller`, with parts that only take time."""
+    config: RunConfig,
+    times: Times,
+    store: RecordsInMemory,
+    engine: TimedEngine,
+    thread: TimedThread,
+    clock: VirtualClock,
+) -> Controller:
+    """As `runtime.launch.build.make_controller`, with parts that only take time."""
     observer, prompts = Observer(), cast(Any, TimedPrompts(times.prompt_length))
-    algorithm = TimedAlgorithm(advantage=None, selection=(), seed=config.seed, times=times, thread=thread)
     rewards = TimedRewards(
         times, config.seed, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward)
     )
     generator = GroupGenerator(Executor(engine), rewards, training_groups(config), clock.now)
     recorder = RolloutRecorder(store, prompts, observer)
-    collector = make_collector(
-        config, generator, prompts, recorder, partial(thread.run, algorithm.reject), Pending(), 0
-    )
+    reject = partial(thread.run, timed_reject, times, config.seed)
+    collector = make_collector(config, generator, prompts, recorder, reject, Pending(), 0)
     plan = replace(
         make_plan(config, config.train.steps),
         evaluate_every=config.eval.every if times.evaluate else 0,
         evaluate_before=False,
         evaluate_after=False,
+        stop_after=None,
         checkpoint_every=config.checkpoint.every if times.checkpoint else 0,
     )
-    learner = TimedLearner.of(times, thread)
-    return SimulatedController(times, thread, plan, collector, algorithm, learner, store, None, observer, clock)
+    builder = Algorithm(advantage=TimedAdvantage(times, thread), selection=(), seed=config.seed)
+    learner, evaluation = timed_learner(times, thread), TimedEvaluation(times, thread, generator)
+    return Controller(plan, collector, builder, learner, store, evaluation, observer, clock)

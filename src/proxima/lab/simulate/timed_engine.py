@@ -98,24 +98,24 @@ class TimedEngine:
                 self._discard(done)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        self._stall(sum(len(one.prompt_tokens) + len(one.tokens) for one in requests))
+        self._stall(sum(len(request.prompt_tokens) + len(request.tokens) for request in requests))
         await asyncio.sleep(max(0.0, self._stalled_until - self.now()))
-        return [np.zeros(len(one.tokens), np.float32) for one in requests]
+        return [np.zeros(len(request.tokens), np.float32) for request in requests]
 
     async def in_flight(self) -> list[InFlight]:
         self._advance()
         return [
             InFlight(
-                prompt_uid=one.request.prompt.uid,
-                sample=one.request.sample,
-                turn=one.request.turn,
-                prompt_tokens=one.request.prompt.tokens,
+                prompt_uid=running.request.prompt.uid,
+                sample=running.request.sample,
+                turn=running.request.turn,
+                prompt_tokens=running.request.prompt.tokens,
                 tokens=constant_column(0, np.int32, tokens),
-                policy_version=self._version_column(one)[:tokens],
-                temperature=one.request.sampling.temperature,
+                policy_version=self._version_column(running)[:tokens],
+                temperature=running.request.sampling.temperature,
             )
-            for one in self.running
-            if (tokens := self._tokens(one))
+            for running in self.running
+            if (tokens := self._tokens(running))
         ]
 
     async def publish(self, update: WeightUpdate) -> None:
@@ -132,7 +132,7 @@ class TimedEngine:
         self.version = update.version
         self._versions.append((self._progress, update.version))
         if self.interrupt == "recompute":
-            self._stall(sum(len(one.request.prompt.tokens) + self._tokens(one) for one in self.running))
+            self._stall(sum(len(running.request.prompt.tokens) + self._tokens(running) for running in self.running))
         for entry in self.waiting:
             entry.filled = False
         self.published.append((begin, self.now()))
@@ -151,7 +151,7 @@ class TimedEngine:
 
     async def abort(self, prompt_uid: int) -> None:
         self._advance()
-        for completion in [one for one in self.running if one.request.prompt.uid == prompt_uid]:
+        for completion in [running for running in self.running if running.request.prompt.uid == prompt_uid]:
             completion.length, completion.reason = self._tokens(completion), "abort"
             self._deliver(completion)
         for entry in list(self.waiting):
@@ -286,7 +286,7 @@ class TimedEngine:
     def _discard(self, sink: "asyncio.Queue[Completion]") -> None:
         """The caller went away."""
         self._advance()
-        for completion in [one for one in self.running if one.sink is sink]:
+        for completion in [running for running in self.running if running.sink is sink]:
             completion.ended = True
             del self.running[completion]
         self.waiting = deque(entry for entry in self.waiting if entry.completions[0].sink is not sink)

@@ -1,37 +1,42 @@
-"""What stands in for data, rewards, selection and trainer in a simulated run: all of it only takes time."""
+"""What stands in for data, rewards, trainer and store in a simulated run: all of it only takes time.
+
+Each class implements a protocol of the house; advantages, selection, updates and checkpoints of a real run call them.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from proxima.data import Completion, Group, Prompt, Score
-from proxima.data.flow import Key
+from proxima.core.aggregate import TokenMean
+from proxima.core.distillation import NoPolicyGradient
+from proxima.data import Completion, Group, Outcomes, Prompt, Score
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.lab.simulate.timed_engine import TimedEngine
 from proxima.lab.simulate.times import Times
-from proxima.model.compute_thread import ComputeThread, Progress
-from proxima.reward.runner import RewardRunner
+from proxima.model.compute_thread import Progress
+from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.store import RunStore
-from proxima.train import TokenStatistics, UpdateResult
-from proxima.train.batch_builder import Algorithm, StepBatch
-from proxima.train.completion_record import CompletionRecord
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.disk import Disk
+from proxima.runtime.watch.timeline import Timeline
+from proxima.train import PolicyObjective, UpdateResult
 from proxima.train.learner import Learner
 
 T = TypeVar("T")
 
 
-class TimedThread(ComputeThread):
-    """Calls run one after the other, and each takes as long as it says by `spend`. An `engine` decodes in this very
-    thread; None: it has a process of its own."""
+class TimedThread:
+    """A `Compute`: calls run one after the other, and each takes as long as it says by `spend`. An `engine` decodes in
+    this very thread; None: it has a process of its own."""
 
     def __init__(self, engine: TimedEngine | None, now: Callable[[], float]) -> None:
-        super().__init__()
         self.engine, self.now = engine, now
         self.trace: list[tuple[float, float]] = []  # from when to when the trainer worked
         self._turn, self._owed = asyncio.Lock(), 0.0
@@ -56,6 +61,9 @@ class TimedThread(ComputeThread):
                 self.trace.append((begin, self.now()))
             return result
 
+    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
+        return await self.run(call, report)
+
 
 class TimedPrompts:
     """A `PromptSource` without rows that never ends."""
@@ -73,15 +81,12 @@ class TimedPrompts:
         return {"uid": self.uid}
 
 
-class TimedRewards(RewardRunner):
-    """Every group is scored when its time is over."""
+class TimedRewards:
+    """A `GroupScorer`: every group is scored when its time is over."""
 
     def __init__(self, times: Times, seed: int, *, whole_batch: bool) -> None:
-        self.times, self.seed, self.whole_batch = times, seed, whole_batch
-
-    @property
-    def has_batch(self) -> bool:
-        return self.whole_batch
+        self.times, self.seed, self.has_batch = times, seed, whole_batch
+        self.awaited: dict[str, list[int]] = {}
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         await asyncio.sleep(self.times.score.draw(self.seed, prompt.uid, 0))
@@ -93,96 +98,83 @@ class TimedRewards(RewardRunner):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedBatch(StepBatch):
-    """A batch without trajectories: every group that the step uses is trained."""
+class TimedEvaluation:
+    """A `HeldOut` without questions."""
 
-    @property
-    def kept(self) -> list[int]:
-        return [group.prompt.uid for group in self.groups if group.prompt.uid not in self.unused]
+    others: Mapping[str, "TimedEvaluation"] = {}
 
-    @property
-    def dropped(self) -> dict[int, str]:
-        return {group.prompt.uid: self.reasons[group.completions[0].key] for group in self.groups[len(self.kept) :]}
+    def __init__(self, times: Times, thread: TimedThread, generator: GroupGenerator) -> None:
+        self.times, self.thread, self.generator = times, thread, generator
 
-    @property
-    def tokens(self) -> int:
-        """Of the completions that are trained."""
-        return sum(len(c.tokens) for group in self.groups[: len(self.kept)] for c in group.completions)
-
-    def records(self, statistics: Mapping[int, TokenStatistics]) -> dict[Key, CompletionRecord]:
-        return {}
+    async def groups(self) -> list[Group]:
+        await self.thread.run(self.thread.spend, self.times.evaluate)
+        return []
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedAlgorithm(Algorithm):
-    """Dynamic sampling keeps a share of the groups; advantages and selection take a constant time."""
+class TimedAdvantage:
+    """0 for every completion, after the time of all that a step does outside rollout, update and publishing."""
 
-    times: Times
-    thread: TimedThread
+    per_token = False
 
-    def reject(self, groups: Sequence[Group]) -> dict[int, str]:
-        limit = self.times.accepted * 2**64
-        return {
-            group.prompt.uid: "rejected"
-            for group in groups
-            if mix(SIMULATED_VERDICT, self.seed, group.prompt.uid) >= limit
-        }
+    def __init__(self, times: Times, thread: TimedThread) -> None:
+        self.times, self.thread = times, thread
 
-    def step_batch(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
+    def __call__(self, outcomes: Outcomes) -> Tensor:
         self.thread.spend(self.times.other)
-        return TimedBatch(
-            groups=(*groups, *(group for group, _ in dropped)),
-            unused={group.prompt.uid for group, _ in dropped},
-            advantage={},
-            reasons={completion.key: reason for group, reason in dropped for completion in group.completions},
-            trajectories=(),
-            updates=((),),
-            step=step,
-        )
+        return torch.zeros_like(outcomes.reward)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedLearner(Learner):
-    """Weights that nobody computes."""
+def timed_reject(times: Times, seed: int, groups: Sequence[Group]) -> dict[int, str]:
+    """Dynamic sampling keeps a share of the groups: uid → reason of the others."""
+    limit = times.accepted * 2**64
+    return {group.prompt.uid: "rejected" for group in groups if mix(SIMULATED_VERDICT, seed, group.prompt.uid) >= limit}
 
-    times: Times
-    thread: TimedThread
 
-    @classmethod
-    def of(cls, times: Times, thread: TimedThread) -> "TimedLearner":
-        nothing = cast(Any, SimpleNamespace(model=nn.Identity(), loaded=None, value_head=None))
-        return cls(policy=nothing, stack=nothing, objective=nothing, compute=thread, times=times, thread=thread)
+class TimedStack:
+    """The part of a `TrainStack` that a learner calls: an update takes its time and changes nothing."""
 
-    def update(self, batch: StepBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
-        assert isinstance(batch, TimedBatch)
-        if not batch.kept:
-            return UpdateResult()
-        self.thread.spend(self.times.update + self.times.update_token * batch.tokens)
-        return UpdateResult(tokens=batch.tokens, updates=1)
+    def __init__(self, times: Times, thread: TimedThread) -> None:
+        self.times, self.thread = times, thread
 
-    def reject_mismatched(self, batch: StepBatch) -> StepBatch:
-        return batch
-
-    def fill(self, trajectories: Sequence[Any], columns: Set[str]) -> list[Any]:
+    def fill(self, stages: Any, trajectories: Sequence[Any]) -> list[Any]:
         return list(trajectories)
 
+    def update(self, objective: Any, plan: Sequence[Sequence[int]], items: Sequence[Any], *rest: Any) -> UpdateResult:
+        if not plan:
+            return UpdateResult()
+        tokens = sum(len(items[i].tokens) for indices in plan for i in indices)
+        self.thread.spend(self.times.update + self.times.update_token * tokens)
+        return UpdateResult(tokens=tokens, updates=1)
 
-class RecordsInMemory(RunFolder):
-    """A run folder whose records stay in memory."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+def timed_learner(times: Times, thread: TimedThread) -> Learner:
+    """A learner of weights that nobody computes."""
+    return Learner(
+        policy=cast(Any, SimpleNamespace(model=nn.Identity(), loaded=None, value_head=None)),
+        stack=cast(Any, TimedStack(times, thread)),
+        objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
+        compute=thread,
+    )
+
+
+class RecordsInMemory:
+    """A `Store` that keeps the records of metrics.jsonl; a checkpoint only takes time. No file is written to `folder`
+    but the timeline."""
+
+    def __init__(self, journal: Journal, folder: RunFolder, clock: Clock, checkpoint: Callable[[], None]) -> None:
+        self.journal, self.folder, self.checkpoint = journal, folder, checkpoint
+        self.disk = Disk(folder.path, lambda text: None)
+        self.activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
         self.records: list[dict[str, Any]] = []
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         self.records.append(dict(record))
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        return self.records
+    def write_rollouts(self, step: int, groups: Any, records: Any) -> None: ...
 
+    def write_evals(self, step: int, label: str, groups: Any) -> None: ...
 
-class NoRollouts(RunStore):
-    """Keeps no completions."""
+    def write_checkpoint(self, step: int, loaded: Any, stack: Any, facts: Any, files: Any, others: Any) -> None:
+        self.checkpoint()
 
-    def write_rollouts(self, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None: ...
+    def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None: ...

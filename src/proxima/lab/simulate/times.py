@@ -49,9 +49,9 @@ class Times:
     accepted: Annotated[float, "share of the groups that dynamic sampling keeps"] = 1.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if isinstance(value := getattr(self, one.name), int | float):
-                require(0 <= value <= MOST, one.name, value, f"must be in [0, {MOST:,.0f}]")
+        for field in fields(self):
+            if isinstance(value := getattr(self, field.name), int | float):
+                require(0 <= value <= MOST, field.name, value, f"must be in [0, {MOST:,.0f}]")
         fast = self.step + self.sequence
         require(fast > 0, "step", self.step, "must be > 0 seconds where times.sequence is 0")
         require(0 < self.accepted <= 1, "accepted", self.accepted, "must be a share in (0, 1]")

@@ -15,9 +15,8 @@ from proxima.runtime.launch.learning import StageFactory, make_algorithm, make_l
 from proxima.runtime.launch.models import describe_model, load_model
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.next_policy_file import NEXT_POLICY, read_next_policy
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY, read_groups, read_next_policy
 from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
 from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
@@ -52,7 +51,7 @@ class RlWorkload:
         in_flight = [] if isinstance(source, StoredRollouts) else source.prompts_for(facts.get("in_flight", []))
         pending = Pending.of(facts, groups, in_flight)
         prompts = [*(group.prompt for group in groups), *in_flight]
-        journal.admit([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
+        journal.enqueue([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
         journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
         journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
         self.restored = Restored(

@@ -15,9 +15,9 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.loop.training_loop import TrainingLoop
-from proxima.runtime.state.carried_groups import DELETE
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.pending_files import DELETE
 from proxima.runtime.state.resume import (
     Change,
     change_notes,
@@ -177,7 +177,7 @@ async def _run(
             observer.warning(note)
         status, error, recorded = "failed", None, len(folder.read_metrics())
         try:
-            stop_on_interrupt(loop, compute)
+            stop_on_interrupt(loop.stop, observer.warning, compute)
             status = "done" if await loop.run() else "stopped"
         except (asyncio.CancelledError, KeyboardInterrupt):  # a second Ctrl-C
             status, error = "stopped", "interrupted"

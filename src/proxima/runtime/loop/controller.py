@@ -15,16 +15,15 @@ from typing import Any
 
 from proxima.core.correction import MismatchError
 from proxima.engine.protocol import Health, close_engine
-from proxima.evaluate.held_out import Evaluation, named_metric, summarise
+from proxima.evaluate.held_out import HeldOut, named_metric, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview, not_filled, sample_of
 from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, write_groups
-from proxima.runtime.state.next_policy_file import NEXT_POLICY, write_next_policy
-from proxima.runtime.state.store import RunStore
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY, write_groups, write_next_policy
+from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.runtime.watch.observer import Observer
@@ -53,8 +52,8 @@ class Controller(TrainingLoop):
         collector: Collector,
         algorithm: Algorithm,
         learner: Learner,
-        store: RunStore,
-        evaluation: Evaluation | None,
+        store: Store,
+        evaluation: HeldOut | None,
         observer: Observer,
         clock: Clock,
     ) -> None:
@@ -98,7 +97,7 @@ class Controller(TrainingLoop):
             try:
                 with engine_errors():
                     collected: CollectedBatch = await self.cancel_on_stop(
-                        self.collector.collect(self.journal.version, self.store.history)
+                        self.collector.collect(self.journal.version, self.journal.history)
                     )
             except BatchNotFilled as shortfall:
                 file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
@@ -155,7 +154,7 @@ class Controller(TrainingLoop):
         with self.activity.stage("write", step=step):
             outcomes = batch.records(result.token_statistics)
             await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
-            await self.disk.write(self.folder.append_metrics, record)
+            await self.disk.write(self.store.append_metrics, record)
             self.algorithm = self.algorithm.after(batch)
             uids = [group.prompt.uid for group in batch.groups]
             # Snapshot atomically; prompts admitted later are redrawn on resume.
@@ -171,7 +170,7 @@ class Controller(TrainingLoop):
 
     async def evaluate(self, label: str) -> None:
         step, start = self.journal.step, self.now()
-        if self.evaluation is None or self.store.evaluated(step):
+        if self.evaluation is None or self.journal.was_evaluated(step):
             return
         others: dict[str, Any] = {}
         with engine_errors(), self.activity.stage("evaluate", step=step):

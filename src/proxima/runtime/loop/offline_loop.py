@@ -16,7 +16,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
 from proxima.runtime.loop.training_loop import Plan, TrainingLoop, TrainState
-from proxima.runtime.state.store import RunStore
+from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
 from proxima.train import UpdateResult
@@ -70,7 +70,7 @@ class OfflineLoop(TrainingLoop):
         method: OfflineMethod[Any, Any],
         data: OfflineData,
         samples: HeldOutSamples | None,
-        store: RunStore,
+        store: Store,
         observer: Observer,
         clock: Clock,
     ) -> None:
@@ -79,7 +79,7 @@ class OfflineLoop(TrainingLoop):
         self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
 
     async def train(self) -> None:
-        if self.steps_left or not self.store.evaluated(self.journal.step):
+        if self.steps_left or not self.journal.was_evaluated(self.journal.step):
             await self.prepare()
         await self.evaluate_first()
         while self.steps_left:
@@ -113,7 +113,7 @@ class OfflineLoop(TrainingLoop):
 
     async def finish_step(self, record: dict[str, Any]) -> None:
         """The file first, then the journal's one transaction: a step in the journal has left all its traces."""
-        await self.disk.write(self.folder.append_metrics, record)
+        await self.disk.write(self.store.append_metrics, record)
         self._cursor = self.data.cursor.state()
         consume = partial(self.journal.consume, version=record["policy_version"])
         await self.disk.write(consume, record["step"], (), self._cursor, record)
@@ -122,7 +122,7 @@ class OfflineLoop(TrainingLoop):
 
     async def evaluate(self, label: str) -> None:
         step, start = self.journal.step, self.now()
-        if not self.data.held_out or self.store.evaluated(step):
+        if not self.data.held_out or self.journal.was_evaluated(step):
             return
         with self.activity.stage("evaluate", step=step):
             measured = await self.measured()

@@ -77,5 +77,5 @@ class Publisher:
 
     def hear(self, health: Health, step: int) -> None:
         """Warn about engine processes and servers that died or returned."""
-        for text in self.watch.news(health):
+        for text in self.watch.health_warnings(health):
             self.observer.warning(f"step {step}: {text}")

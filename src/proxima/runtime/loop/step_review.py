@@ -6,7 +6,7 @@ from typing import Any
 from proxima.core.correction import MismatchGuard, health
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, score_errors
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.store import RunStore
+from proxima.runtime.state.store import Store
 from proxima.runtime.watch.observer import Observer, Sample
 from proxima.train.batch_builder import StepBatch
 
@@ -23,7 +23,7 @@ class StepReview:
         max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
     """
 
-    def __init__(self, store: RunStore, observer: Observer, guard: MismatchGuard, max_unscored_steps: int) -> None:
+    def __init__(self, store: Store, observer: Observer, guard: MismatchGuard, max_unscored_steps: int) -> None:
         self.store, self.observer, self.guard, self.limit = store, observer, guard, max_unscored_steps
         self._score_error = ""
 

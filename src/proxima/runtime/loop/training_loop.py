@@ -14,15 +14,15 @@ from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
 from proxima.evaluate.plateau import Plateau
 from proxima.model import LoadedModel
-from proxima.model.compute_thread import ComputeThread, Progress
+from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.state.store import RunStore
+from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
 from proxima.train import TrainStack
-from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from proxima.train.checkpoint import checkpoints, read_checkpoint
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class TrainState:
 
     loaded: LoadedModel  # written as a Hugging Face folder
     stack: TrainStack  # optimizer and schedule
-    compute: ComputeThread  # the thread of all tensor work
+    compute: Compute  # the thread of all tensor work
     others: Mapping[str, TrainStack] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ class TrainingLoop:
         observer, clock: who watches, and the time.
     """
 
-    def __init__(self, plan: Plan, trained: TrainState, store: RunStore, observer: Observer, clock: Clock) -> None:
+    def __init__(self, plan: Plan, trained: TrainState, store: Store, observer: Observer, clock: Clock) -> None:
         self.plan, self.trained, self.compute = plan, trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.clock = observer, clock
@@ -157,7 +157,8 @@ class TrainingLoop:
 
     async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
         """Write the record of an evaluation, and tell the observer."""
-        await self.store.write_evaluation(record)
+        await self.disk.write(self.journal.evaluated, record)
+        await self.disk.write(self.store.append_metrics, record)
         self.observer.evaluated(record)
         if self.plan.stop_after is not None and (problem := self.plan.stop_after.unknown(record)):
             raise RunEnded(problem)
@@ -211,7 +212,7 @@ class TrainingLoop:
         own = self.trained
         parts = own.loaded, own.stack, facts, files, own.others
         with self.activity.stage("checkpoint", step=step):
-            await self.write_aside(write_checkpoint, self.folder.checkpoints, step, *parts)
+            await self.write_aside(self.store.write_checkpoint, step, *parts)
 
     def diverged(self, error: NotFiniteError) -> str:
         """What happened in the step that could not be finished, and what to do."""
@@ -224,7 +225,7 @@ class TrainingLoop:
 
     async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
         """Write a large file in the compute thread, as soon as there is space for it."""
-        await self.disk.patiently(lambda: self.compute.run(write, *arguments))
+        await self.disk.retry_when_full(lambda: self.compute.run(write, *arguments))
 
     def now(self) -> float:
         """Seconds since the run began, over all resumes."""

@@ -1,1 +1,20 @@
-"""What survives a kill: the journal, the run folder, rollouts as Parquet, checkpoints, and what a resume checks."""
+"""What survives a kill, and what is read back from it.
+
+    journal.py             each prompt's state and each step, in SQLite; its tables in `journal_schema`, the checksums
+                           of all that was written in `journal_checksums`
+    folder.py              the run folder: paths, metrics.jsonl, rewinding; its lock in `folder_lock`
+    completion_columns.py  every column of a stored completion, and rows into Parquet and back
+    rollouts.py            the completions of steps and evaluations
+    pending_files.py       what a checkpoint keeps of later steps: carried groups, next-policy log-probs
+    store.py               `Store`, through which the loops write; `RunStore` writes to the run folder
+    replay.py              the stored groups of another run in place of generated ones
+    resume.py              restores a run, and refuses what would make it another one
+    folder_check.py        `proxima check RUN`: every file against its checksum
+    export.py              checkpoints for users; the card of an exported model in `model_card`
+    summary.py             summary.json
+
+Imports: `watch`, `train`, `rollout`, `evaluate`, `config` and below, never `loop` or `launch`.
+To store another column: a line in `completion_columns`, its name in the schema of the file, and its value where rows
+are made. To add a file to the folder: a path in `RunFolder`, and a line in its `_clear`. A write that a kill may
+interrupt needs a test that kills it there.
+"""

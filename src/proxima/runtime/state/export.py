@@ -24,22 +24,22 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
             not kept: `checkpoint.keep_best` was false, and a step without a checkpoint was better.
     """
     folder = RunFolder(run)
-    found = checkpoints(folder.checkpoints)
-    if not found:
+    saved = checkpoints(folder.checkpoints)
+    if not saved:
         raise UserError(f"{run} contains no checkpoint; give a run folder written by `proxima train`")
     if which == "last":
-        return found[-1]
+        return saved[-1]
     if which == "best":
-        best = best_checkpoint(folder, found)
+        best = best_checkpoint(folder, saved)
         if best is None:
-            remedy = f"use last, or a step of {[c.step for c in found]}"
+            remedy = f"use last, or a step of {[c.step for c in saved]}"
             raise UserError(f"{run}: no checkpoint was evaluated, so none is best", remedy=remedy)
         _refuse_deleted_best(folder, best)
         return best
-    wanted = [c for c in found if str(c.step) == which.lstrip("0")]
-    if not wanted:
-        raise UserError(f"{run}: no checkpoint {which!r}; use one of {[c.step for c in found]}, last or best")
-    return wanted[0]
+    of_step = [c for c in saved if str(c.step) == which.lstrip("0")]
+    if not of_step:
+        raise UserError(f"{run}: no checkpoint {which!r}; use one of {[c.step for c in saved]}, last or best")
+    return of_step[0]
 
 
 def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
@@ -54,10 +54,10 @@ def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
         raise UserError(reason, remedy=remedy)
 
 
-def best_checkpoint(folder: RunFolder, found: Sequence[Checkpoint]) -> Checkpoint | None:
+def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:
     """The one with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
     scores = _scores(folder)
-    return max((c for c in found if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
+    return max((c for c in saved if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
 
 
 def _scores(folder: RunFolder) -> dict[int, float]:

@@ -41,8 +41,8 @@ class RunFolder:
         self.engine_log = self.path / "engine.log"
         self.trackers = self.path / "trackers"
         self._lock: FolderLock | None = None
-        self.earlier_warnings: list[dict[str, Any]] = []  # of the run that `rewind` found, up to its step
-        self._spent = 0.0  # seconds up to the end of the run that `rewind` found, if it repeats no step of it
+        self.earlier_warnings: list[dict[str, Any]] = []  # of the run before `rewind`, up to its step
+        self._spent = 0.0  # seconds up to the end of the run before `rewind`, if it repeats no step of it
 
     def rollout_file(self, step: int) -> Path:
         """The completions of a step."""
@@ -56,6 +56,11 @@ class RunFolder:
         """The files of the evaluations of `eval.task`, or of a further set, in the order of the steps."""
         ends = [name] if name else []
         return [file for file in sorted(self.evals.glob("[0-9]*.parquet")) if file.stem.split("-", 2)[2:] == ends]
+
+    def eval_sets(self) -> list[str]:
+        """The names of the further held-out sets that have answers."""
+        names = (file.stem.split("-", 2)[2:] for file in self.evals.glob("[0-9]*.parquet"))
+        return sorted({name for (name,) in filter(None, names)})
 
     def checkpoint(self, step: int) -> Path:
         """The folder of a step's checkpoint."""
@@ -186,10 +191,10 @@ class RunFolder:
         with suppress(OSError, ValueError, KeyError):
             ended = json.loads(self.summary.read_text(encoding="utf-8"))
             self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
-            told = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
-            self.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in told]
-        known = [*(r for r in self.read_metrics() if r["kind"] == "eval"), *evaluations]
-        evals = list({r["step"]: r for r in known if 0 < step >= r["step"]}.values())
+            earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
+            self.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in earlier]
+        evaluated = [*(r for r in self.read_metrics() if r["kind"] == "eval"), *evaluations]
+        evals = list({r["step"]: r for r in evaluated if 0 < step >= r["step"]}.values())
         records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
         write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))
         rewind_timeline(self.timeline, self.elapsed())

@@ -57,8 +57,8 @@ def check_run_files(folder: RunFolder) -> list[Finding]:
 
 def _findings(folder: RunFolder, journal: Journal) -> Iterator[Finding]:
     recorded = journal.checksums.read()
-    yield (found := _journal(folder, journal, recorded))
-    yield _metrics(folder, journal if found.status != "damaged" else None)
+    yield (of_journal := _journal(folder, journal, recorded))
+    yield _metrics(folder, journal if of_journal.status != "damaged" else None)
     for file in (folder.config, folder.environment, folder.summary):
         yield _single(file, recorded.get(file.name))
     for place in (folder.rollouts, folder.evals):
@@ -91,16 +91,16 @@ def _metrics(folder: RunFolder, journal: Journal | None) -> Finding:
     if not steps and not evaluations:
         status: Any = "not recorded" if records else "none"
         return Finding(kind=kind, status=status, detail=f"{len(records)} lines, and nothing to compare them with")
-    known = {(True, step): r for step, r in steps.items()} | {(False, step): r for step, r in evaluations.items()}
-    wrong, found = [], set()
+    expected = {(True, step): r for step, r in steps.items()} | {(False, step): r for step, r in evaluations.items()}
+    wrong, present = [], set()
     for number, r in enumerate(records, 1):
         is_step, step = r.get("kind") == "train", r.get("step")
-        found.add((is_step, step))
+        present.add((is_step, step))
         unfinished = is_step and step == len(steps) + 1 and number == len(records)
-        if not unfinished and r != known.get((is_step, step)):
+        if not unfinished and r != expected.get((is_step, step)):
             wrong.append(f"line {number}")
-    lost = [f"the record of step {step}" for step in steps if (True, step) not in found]
-    lost += [f"the evaluation after step {step}" for step in list(evaluations)[:-1] if (False, step) not in found]
+    lost = [f"the record of step {step}" for step in steps if (True, step) not in present]
+    lost += [f"the evaluation after step {step}" for step in list(evaluations)[:-1] if (False, step) not in present]
     if wrong or lost:
         detail = _listed([*(f"{name} differs from run.sqlite" for name in wrong), *(f"{it} is lost" for it in lost)])
         return Finding(kind=kind, status="damaged", detail=detail, remedy=FROM_JOURNAL)
@@ -120,18 +120,18 @@ def _single(file: Path, recorded: Checksum | None) -> Finding:
 
 
 def _several(place: Path, step: int, recorded: Mapping[str, Checksum]) -> Finding:
-    known = {name: checksum for name, checksum in recorded.items() if name.startswith(f"{place.name}/")}
+    sums = {name: checksum for name, checksum in recorded.items() if name.startswith(f"{place.name}/")}
     kind = f"{place.name}/"
     there = {f"{kind}{file.name}" for file in place.glob("[0-9]*.parquet")}
-    finished = {name for name in there - known.keys() if int(Path(name).name[:6]) < step}  # a kill leaves unknown ones
-    wrong = [f"{name} {why}" for name, checksum in known.items() if (why := _difference(place.parent / name, checksum))]
+    finished = {name for name in there - sums.keys() if int(Path(name).name[:6]) < step}  # a kill leaves unknown ones
+    wrong = [f"{name} {why}" for name, checksum in sums.items() if (why := _difference(place.parent / name, checksum))]
     if wrong:
         return Finding(kind=kind, status="damaged", detail=_listed(wrong), remedy=FROM_COPY)
     if finished:
         return Finding(kind=kind, status="not recorded", detail=f"{len(finished)} files, {NOT_RECORDED}")
-    if not known:
+    if not sums:
         return Finding(kind=kind, status="none", detail="")
-    return Finding(kind=kind, status="ok", detail=f"{len(known)} files, {sum(c.size for c in known.values()):,} bytes")
+    return Finding(kind=kind, status="ok", detail=f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes")
 
 
 def _checkpoints(place: Path) -> Finding:

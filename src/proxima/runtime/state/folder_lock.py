@@ -86,10 +86,10 @@ def holders(path: Path) -> str:
             notes[note["host"], note["pid"]] = note
     taken = [note for note in notes.values() if note["since"] is not None]
     living = [note for note in taken if not _ended(note)]
-    told = [f"pid {n['pid']} on {n['host']}, `{n['command']}`, since {n['since']}" for n in living or taken[-1:]]
+    shown = [f"pid {n['pid']} on {n['host']}, `{n['command']}`, since {n['since']}" for n in living or taken[-1:]]
     if taken and not living:
-        return f"its note is of {told[0]}, which has exited; a process that it started may still be running"
-    return "; ".join(told)
+        return f"its note is of {shown[0]}, which has exited; a process that it started may still be running"
+    return "; ".join(shown)
 
 
 def _ended(note: dict[str, Any]) -> bool:

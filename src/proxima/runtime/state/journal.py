@@ -24,7 +24,7 @@ from proxima.data.checksum import Checksum
 from proxima.data.full_disk import as_disk_full
 from proxima.data.jsonl import dumps
 from proxima.runtime.state.journal_checksums import JournalChecksums
-from proxima.runtime.state.journal_schema import FORMAT, SCHEMA, sql_statements
+from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock, SystemClock
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
@@ -84,13 +84,13 @@ class Journal:
             if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(" ".join(damage.split()))
             with self._transaction():  # if two processes open a new file at once, the second one sees the tables
-                if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                    for statement in sql_statements(SCHEMA):
+                is_new = not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+                self.checksums.create()  # also for a run that an earlier version began
+                if is_new:
+                    for statement in STATEMENTS:
                         self._db.execute(statement)
-                    self.checksums.create()
                     self._set("format", FORMAT)
-                self.checksums.create()  # of a run that an earlier version began
-            found = self.get("format")
+            version = self.get("format")
         except OSError:
             self._db.close()
             raise
@@ -103,10 +103,10 @@ class Journal:
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
             remedy = "move it away, and a resume restores the steps up to the last checkpoint from metrics.jsonl"
             raise UserError(f"{self.path} is damaged, or no journal of proxima ({error})", remedy=remedy) from error
-        if found != FORMAT:
+        if version != FORMAT:
             self._db.close()
             remedy = "resume with the version of proxima that started the run"
-            raise UserError(f"{self.path}: format {found}, this version reads {FORMAT}", remedy=remedy)
+            raise UserError(f"{self.path}: format {version}, this version reads {FORMAT}", remedy=remedy)
         self._opened = str(path) != ":memory:"
 
     def close(self) -> None:
@@ -145,8 +145,16 @@ class Journal:
         with self._transaction():
             self._set(key, value)
 
+    def history(self) -> Iterator[dict[str, Any] | None]:
+        """The records of the finished steps, newest first."""
+        return (self.metrics(step) for step in range(self.step, 0, -1))
+
+    def was_evaluated(self, step: int) -> bool:
+        """True when the weights of `step` were evaluated, in this process or before a resume."""
+        return any(record["step"] == step for record in self.get("evaluations") or ())
+
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        """Keep an evaluation's record, and the checksums of its files."""
+        """Keep an evaluation's record, should metrics.jsonl be lost, and the checksums of its files."""
         with self._transaction():
             self._set("evaluations", [*(self.get("evaluations") or ()), dict(record)])
             self.checksums.record_files()
@@ -157,7 +165,7 @@ class Journal:
         with self._transaction():
             self.checksums.record_replacement(name, new, done=done)
 
-    def admit(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
+    def enqueue(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
         """Add prompts to the run: they are queued.
 
         Args:
@@ -173,8 +181,8 @@ class Journal:
                 try:
                     self._db.execute(insert, row)
                 except sqlite3.IntegrityError as error:
-                    found = self.prompt(row[0])
-                    state = found.state if found else error
+                    prompt = self.prompt(row[0])
+                    state = prompt.state if prompt else error
                     raise ValueError(f"prompt {row[0]} was admitted before ({state}); a uid is used once") from error
             if cursor_state is not None:
                 self._set("cursor", cursor_state)
@@ -343,13 +351,13 @@ class Journal:
                 f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
             ).rowcount
         except sqlite3.IntegrityError as error:
-            found = self.prompt(uid)
+            prompt = self.prompt(uid)
             query = "SELECT source FROM moves WHERE target = ? ORDER BY source"
             sources = " or ".join(source for (source,) in self._db.execute(query, (target,)))
-            state = found.state if found else "absent"
+            state = prompt.state if prompt else "absent"
             raise ValueError(f"prompt {uid} is {state}, and only {sources} becomes {target} ({error})") from error
         if not changed:
-            raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
+            raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; enqueue it first")
 
     def _records(self, where: str, values: Sequence[Any] = ()) -> list[PromptRecord]:
         names = list(PromptRecord.__dataclass_fields__)

@@ -71,14 +71,14 @@ class JournalChecksums:
             return [" ".join(str(error).split())]
 
     def _damage(self) -> list[str]:
-        found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            return [" ".join(str(found).split())]
+        verdict = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if verdict != "ok":
+            return [" ".join(str(verdict).split())]
         now = {f"{PART}{key}": _of_text(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
         steps = self._db.execute("SELECT step FROM steps").fetchall()
         now |= {f"{PART}step {step}": self._content(step) for (step,) in steps}
-        known = {name: checksum for name, checksum in self.read().items() if name.startswith(PART)}
-        return [name.removeprefix(PART) for name, checksum in known.items() if now.get(name) != checksum]
+        recorded = {name: checksum for name, checksum in self.read().items() if name.startswith(PART)}
+        return [name.removeprefix(PART) for name, checksum in recorded.items() if now.get(name) != checksum]
 
     def _record(self, name: str, step: int, checksum: Checksum) -> None:
         row = (name, step, checksum.size, checksum.crc32)

@@ -1,7 +1,6 @@
 """The tables of the journal, and the rules that the database itself enforces."""
 
-import sqlite3
-from collections.abc import Iterator
+import re
 
 FORMAT = 2
 
@@ -52,12 +51,4 @@ CREATE TRIGGER steps_in_order BEFORE INSERT ON steps WHEN NEW.step != (SELECT CO
 CREATE TRIGGER steps_stand BEFORE UPDATE ON steps BEGIN SELECT RAISE(ABORT, 'a step is never rewritten'); END;
 """
 
-
-def sql_statements(script: str) -> Iterator[str]:
-    """Split a script: `executescript` would commit the transaction around it."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+STATEMENTS = re.split(r"(?<=;)\s+(?=CREATE|INSERT)", SCHEMA.strip())  # `executescript` would commit the transaction

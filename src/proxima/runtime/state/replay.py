@@ -6,8 +6,6 @@ Reads metrics.jsonl, rollouts/ and the lock of that run, and writes nothing ther
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import file_digest, sha256
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proxima.data import Completion, FieldError, Group, Prompt, Score
+from proxima.data import FieldError
 from proxima.data.checksum import Checksum
 from proxima.data.jsonl import utf8
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
+from proxima.runtime.state.completion_columns import numpy_columns, torn_file
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import copied_journal
-from proxima.runtime.state.list_columns import MASK_COLUMNS, numpy_columns, read_mask
-from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows, read_table
+from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table, stored_groups
 from proxima.task.protocol import Row
 
-PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob")
 CHECKED = 32  # completions of the first step that are decoded again
 
 
@@ -79,12 +76,13 @@ class StoredRollouts:
                 remedy = f"restore it, or replay fewer steps, train.steps={step - 1}"
                 raise self._refused(f"lacks rollouts/{file.name}", remedy) from None
             except (OSError, pa.ArrowInvalid) as error:
-                raise self._refused(f"has a damaged rollouts/{file.name} ({error})", "restore it") from error
-            found, wanted = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in (schema, ROLLOUT_SCHEMA))
-            if found != wanted:
+                reason = f"has a damaged rollouts/{file.name}: it {torn_file(error)}"
+                raise self._refused(reason, "restore it") from error
+            stored, readable = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in (schema, ROLLOUT_SCHEMA))
+            if stored != readable:
                 remedy = "train that run again with this version"
                 raise self._refused(
-                    f"stores its rollouts in the format {found!r}; this version reads {wanted!r}", remedy
+                    f"stores its rollouts in the format {stored!r}; this version reads {readable!r}", remedy
                 )
             checksum = recorded.get(f"rollouts/{file.name}")
             if checksum is not None and Checksum.of(file) != checksum:
@@ -180,50 +178,3 @@ def rollouts_sha(hashes: Mapping[str, str]) -> str | None:
     """SHA-256 over the names and hashes of the rollout files among a run's `inputs`; None if there are none."""
     lines = [f"{name} {value}\n" for name, value in hashes.items() if name.startswith("rollouts: ")]
     return sha256("".join(lines).encode()).hexdigest() if lines else None
-
-
-def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
-    """The groups of a step's file, exact to the bit: those that the step used, and those dropped before, with the
-    reason. Of a prompt, the file has its tokens and its question."""
-    scalars = [field.name for field in ROLLOUT_SCHEMA if not pa.types.is_list(field.type)]
-    rows = read_rows(path, scalars)
-    table = read_table(path, ["prompt_tokens", *PER_TOKEN, *MASK_COLUMNS])
-    for name in table.column_names:
-        for row, values in zip(rows, numpy_columns(table[name]), strict=True):
-            row[name] = values
-    top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
-    k = max(top, default=0)
-    used, dropped = [], []
-    for uid, found in groupby(rows, key=itemgetter("prompt_uid")):
-        members = list(found)
-        first = members[0]
-        group = Group(
-            prompt=Prompt(
-                uid=uid,
-                messages=({"role": "user", "content": first["question"]},),
-                tokens=first["prompt_tokens"],
-                answer=first["answer"],
-            ),
-            completions=tuple(_completion(row, k) for row in members),
-            scores=tuple(_score(row) for row in members),
-            baseline=first["baseline"],
-        )
-        if first["used"]:
-            used.append(group)
-        else:
-            dropped.append((group, str(first["outcome"]).removeprefix("dropped_")))
-    return tuple(used), tuple(dropped)
-
-
-def _completion(row: Mapping[str, Any], k: int) -> Completion:
-    columns = {name: row[name] for name in PER_TOKEN}
-    for name in ("top_k", "top_k_log_prob"):
-        if row[name] is not None:
-            columns[name] = row[name].reshape(len(row["tokens"]), k)
-    facts = {name: row[name] for name in ("prompt_uid", "sample", "turn", "text", "finish_reason", "temperature")}
-    return Completion(**facts, **columns, sampling_mask=read_mask(row))
-
-
-def _score(row: Mapping[str, Any]) -> Score:
-    facts = {name: row[name] for name in ("valid", "parts", "error", "correct")}
-    return Score(value=float("nan") if row["reward"] is None else row["reward"], **facts)

@@ -34,7 +34,7 @@ def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Check
         _restore_steps(journal, folder, checkpoint, observer)
     last = journal.step
     journal.rewind(step)
-    journal.set("changes", [one | {"step": min(one["step"], step)} for one in journal.get("changes") or ()])
+    journal.set("changes", [entry | {"step": min(entry["step"], step)} for entry in journal.get("changes") or ()])
     steps = [journal.metrics(number) or {} for number in range(1, step + 1)]
     evaluations = journal.get("evaluations") or ()
     for damage in (*metrics_damage(folder, [*steps, *evaluations], up_to=step), *files_damage(folder, journal)):
@@ -77,9 +77,9 @@ def check_journal(journal: Journal) -> None:
 
 def metrics_damage(folder: RunFolder, records: Sequence[Mapping[str, Any]], *, up_to: int) -> list[str]:
     """A warning if metrics.jsonl differs from the journal's records; a resume writes it again."""
-    known = {(r["kind"], r["step"]): r for r in records}
+    expected = {(r["kind"], r["step"]): r for r in records}
     lines = [(r.get("kind"), r.get("step"), r) for r in folder.read_metrics()]
-    wrong = [step for kind, step, r in lines if known.get((kind, step), r) != r]
+    wrong = [step for kind, step, r in lines if expected.get((kind, step), r) != r]
     wrong += [step for kind, step, _ in lines if kind not in ("train", "eval") or not isinstance(step, int)]
     if not wrong:
         return []
@@ -128,12 +128,12 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
     if before is None:
         journal.set("config", now)
         return []
-    found = list(differences(before, now, Purpose.RESUME))
-    refused = [one for one in found if not (accept and may_differ(one[0], Purpose.CHANGE))]
+    differing = list(differences(before, now, Purpose.RESUME))
+    refused = [field for field in differing if not (accept and may_differ(field[0], Purpose.CHANGE))]
     if refused:
-        raise FieldErrors(*(_refusal(journal, *one) for one in refused))
-    known = [(path, [None if value is ABSENT else value for value in values]) for path, *values in found]
-    return [Change(field=path, before=was, now=new) for path, (was, new) in known]
+        raise FieldErrors(*(_refusal(journal, *field) for field in refused))
+    changed = [(path, [None if value is ABSENT else value for value in values]) for path, *values in differing]
+    return [Change(field=path, before=was, now=new) for path, (was, new) in changed]
 
 
 def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
@@ -152,9 +152,9 @@ def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> 
     """Go on with another config from here on, and keep what the former one was."""
     if changes:
         entry = {"step": journal.step, "changes": [asdict(change) for change in changes]}
-        known = journal.get("changes") or []
-        if known[-1:] != [entry]:  # a kill may have come between the two
-            journal.set("changes", [*known, entry])
+        entries = journal.get("changes") or []
+        if entries[-1:] != [entry]:  # a kill may have come between the two
+            journal.set("changes", [*entries, entry])
         journal.set("config", compared(flat_values(config), Purpose.RESUME))
 
 

@@ -1,14 +1,15 @@
 """What survives the process: the journal and the files of the run folder, and what a run reads back from them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from proxima.data import Group, Prompt
 from proxima.data.checksum import Checksum
 from proxima.data.flow import Key
 from proxima.data.jsonl import json_text
+from proxima.model import LoadedModel
 from proxima.rollout.generator import RolloutListener
 from proxima.runtime.state.export import best_checkpoint
 from proxima.runtime.state.folder import RunFolder
@@ -19,29 +20,63 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
 from proxima.task.prompts import PromptSource
-from proxima.train.checkpoint import checkpoints, prune
+from proxima.train import TrainStack
+from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.train.completion_record import CompletionRecord
 
 
+class Store(Protocol):
+    """Where a loop keeps what survives the process. `RunStore` keeps it in a run folder, the simulator keeps only the
+    records of metrics.jsonl, in memory.
+
+    What is written waits while the `disk` is full. `activity` is what the run does at this moment. The loop calls the
+    methods that write completions and checkpoints in the compute thread.
+    """
+
+    journal: Journal
+    folder: RunFolder
+    disk: Disk
+    activity: Activity
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+
+    def write_rollouts(self, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
+        """Write the completions of a step; see `rollouts.write_rollouts`."""
+
+    def write_evals(self, step: int, label: str, groups: Sequence[Group]) -> None:
+        """Write the completions of an evaluation; see `RunFolder.eval_file` for the label."""
+
+    def write_checkpoint(
+        self,
+        step: int,
+        loaded: LoadedModel,
+        stack: TrainStack,
+        facts: Mapping[str, Any],
+        files: Mapping[str, Callable[[Path], None]],
+        others: Mapping[str, TrainStack],
+    ) -> None:
+        """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
+
+    def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
+        """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
+
+
 class RunStore:
-    """The journal and the folder of one run, open, and locked by this process; what is written to either waits while
-    the `disk` is full. `activity` is what the run does at this moment."""
+    """The `Store` of a run: its journal and its folder, open, and locked by this process."""
 
     def __init__(self, journal: Journal, folder: RunFolder, disk: Disk, activity: Activity) -> None:
         self.journal, self.folder, self.disk, self.activity = journal, folder, disk, activity
 
-    def history(self) -> Iterator[dict[str, Any] | None]:
-        """Metrics of the finished steps, newest first."""
-        return (self.journal.metrics(step) for step in range(self.journal.step, 0, -1))
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        self.folder.append_metrics(record)
 
     def write_rollouts(self, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
-        """The completions of a step; see `rollouts.write_rollouts`."""
         file = self.folder.rollout_file(step)
         write_rollouts(file, step, groups, records)
         self._wrote(file, step)
 
     def write_evals(self, step: int, label: str, groups: Sequence[Group]) -> None:
-        """The completions of an evaluation; see `RunFolder.eval_file` for the label."""
         file = self.folder.eval_file(step, label)
         write_evals(file, step, groups)
         self._wrote(file, step)
@@ -49,14 +84,16 @@ class RunStore:
     def _wrote(self, file: Path, step: int) -> None:
         self.journal.checksums.files[f"{file.parent.name}/{file.name}"] = step, Checksum.of(file)
 
-    def evaluated(self, step: int) -> bool:
-        """True when the weights of `step` were evaluated, in this process or before a resume."""
-        return any(r["kind"] == "eval" and r["step"] == step for r in self.folder.read_metrics())
-
-    async def write_evaluation(self, record: Mapping[str, Any]) -> None:
-        """The evaluation's line of metrics.jsonl; the journal keeps it too, should that file be lost."""
-        await self.disk.write(self.journal.evaluated, record)
-        await self.disk.write(self.folder.append_metrics, record)
+    def write_checkpoint(
+        self,
+        step: int,
+        loaded: LoadedModel,
+        stack: TrainStack,
+        facts: Mapping[str, Any],
+        files: Mapping[str, Callable[[Path], None]],
+        others: Mapping[str, TrainStack],
+    ) -> None:
+        write_checkpoint(self.folder.checkpoints, step, loaded, stack, facts, files, others)
 
     async def replace_file(self, file: Path, write: Callable[[Any], object], content: Any) -> None:
         """Replace a file of the folder as a whole, a text or JSON, and record its checksum."""
@@ -67,7 +104,6 @@ class RunStore:
         await self.disk.write(partial(self.journal.replace, done=True), file.name, checksum)
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
-        """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
         best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if keep_best else None
         prune(self.folder.checkpoints, keep_last, keep=[] if best is None else [best.step])
 
@@ -76,14 +112,14 @@ class RolloutRecorder(RolloutListener):
     """Writes the states of a training batch's prompts to the journal and the timeline, and tells the observer how far
     it is."""
 
-    def __init__(self, store: RunStore, source: PromptSource | StoredRollouts, observer: Observer) -> None:
+    def __init__(self, store: Store, source: PromptSource | StoredRollouts, observer: Observer) -> None:
         self.store, self.source, self.observer = store, source, observer
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:
         journal, uids = self.store.journal, [prompt.uid for prompt in prompts]
-        admit = partial(journal.admit, size=len(self.source.rows), cursor_state=self.source.state())
-        self.store.disk.soon(admit, prompts)
-        self.store.disk.soon(journal.generating, uids)
+        enqueue = partial(journal.enqueue, size=len(self.source.rows), cursor_state=self.source.state())
+        self.store.disk.enqueue(enqueue, prompts)
+        self.store.disk.enqueue(journal.generating, uids)
         if not isinstance(self.source, StoredRollouts):  # of a replay, no engine gets them
             self.store.activity.admitted(uids)
 
@@ -94,5 +130,5 @@ class RolloutRecorder(RolloutListener):
         self.observer.progress("generate", done, total, "prompts")
 
     def scored(self, group: Group) -> None:
-        self.store.disk.soon(self.store.journal.scored, [group])
+        self.store.disk.enqueue(self.store.journal.scored, [group])
         self.store.activity.scored(group.prompt.uid)

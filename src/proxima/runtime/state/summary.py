@@ -97,8 +97,8 @@ def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:
     low, high = headline.bounds(record) or (None, None)
     facts = {key: record.get(key) for key in ("accuracy", "correct", "questions", "step")}
     outcome = facts | {"metric": headline.name, "value": headline.value(record), "low": low, "high": high}
-    further = {name: {**one, "step": record.get("step")} for name, one in named_sets(record).items()}
-    sets = {name: _outcome(one, Headline.of([one])) for name, one in further.items()}
+    further = {name: {**figures, "step": record.get("step")} for name, figures in named_sets(record).items()}
+    sets = {name: _outcome(figures, Headline.of([figures])) for name, figures in further.items()}
     return outcome | {"sets": sets} if sets else outcome
 
 

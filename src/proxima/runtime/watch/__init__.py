@@ -1,1 +1,16 @@
-"""Who looks on: observers, the timeline, stalls, a full disk, Ctrl-C, and the clock that all of them read."""
+"""Who looks on while a run trains, and what the machine says.
+
+    observer.py       `Observer`: the loop reports to it, views and trackers implement it
+    activity.py       the running stage and the state of each prompt; what has ended goes to the timeline
+    timeline.py       timeline.json, Chrome trace events
+    stall.py          says what a stalled run waits for
+    engine_watch.py   what an engine reports about itself: weights received, servers lost and returned
+    disk.py           writes that wait while the disk is full
+    interrupt.py      Ctrl-C
+    environment.py    environment.json: versions and machine
+    metric_names.py   metric names of other frameworks
+    clock.py          `Clock`, the time of everything here; `virtual_time` makes hours pass in a moment
+
+Imports: `engine`, `rollout`, `model`, `data`; never `state`, `loop` or `launch`. To watch something else: a method of
+`Observer` that does nothing, and its forwarding in `Tee`.
+"""

@@ -34,7 +34,7 @@ class Disk:
         self._waiting: deque[Callable[[], object]] = deque()
         self._full = False
 
-    def soon(self, call: Callable[..., object], *arguments: Any) -> None:
+    def enqueue(self, call: Callable[..., object], *arguments: Any) -> None:
         """Make the call now, or, if there is no space, before the next `write`: for a caller that can't wait."""
         self._waiting.append(partial(call, *arguments))
         try:
@@ -50,10 +50,10 @@ class Disk:
         async def attempt() -> None:
             self._make_calls()
 
-        await self.patiently(attempt)
+        await self.retry_when_full(attempt)
         return results[0]
 
-    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def retry_when_full(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What the attempt returns; it is made again every few seconds as long as there is no space.
 
         Raises:

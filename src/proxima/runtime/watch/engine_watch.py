@@ -32,16 +32,16 @@ class EngineWatch:
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
         """What the engine measured when the weights arrived: numbers under `sync/`, `how` and `version`; empty for an
         engine that measures nothing."""
-        found = (await engine.health()).detail.get("sync") or {}
-        self.metrics |= {f"sync/{name}": value for name, value in _numbers(found).items()}
-        return {"version": version, "how": str(found.get("how", "")), **self.metrics} if found else {}
+        sync = (await engine.health()).detail.get("sync") or {}
+        self.metrics |= {f"sync/{name}": value for name, value in _numbers(sync).items()}
+        return {"version": version, "how": str(sync.get("how", "")), **self.metrics} if sync else {}
 
-    def news(self, health: Health) -> list[str]:
+    def health_warnings(self, health: Health) -> list[str]:
         """Warnings about what has happened since the last call, even if it only cost time and no completion."""
         detail = health.detail
         events = detail.get("events") or ()
         replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
-        told = [*replaced, *self._events(events, detail.get("events_total", len(events)))]
+        warnings = [*replaced, *self._events(events, detail.get("events_total", len(events)))]
         counts = _numbers(detail.get("replicas") or {})
         grown = {name: value - self._counts.get(name, 0) for name, value in counts.items()}
         self._counts = counts
@@ -50,8 +50,8 @@ class EngineWatch:
             self.metrics[key] = value if name in ("ready", "of") else self.metrics.get(key, 0.0) + grown[name]
         if (lost := grown.get("lost", 0)) > 0:
             text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
-            told.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
-        return told
+            warnings.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
+        return warnings
 
     def _replaced(self, exits: int, exit_reason: str) -> Iterator[str]:
         more, self._exits = exits - self._exits, max(exits, self._exits)
@@ -79,10 +79,10 @@ def engine_errors() -> Iterator[None]:
         raise UserError(str(error), remedy=RESUME) from error
 
 
-def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers: NaN is a figure that was not measured."""
     return {
         name: float(value)
-        for name, value in found.items()
+        for name, value in figures.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }

@@ -3,12 +3,11 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.loop.training_loop import TrainingLoop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -27,7 +26,7 @@ def signals_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop_on_interrupt(loop: TrainingLoop, compute: ComputeThread) -> None:
+def stop_on_interrupt(ask_to_stop: Callable[[], None], warn: Callable[[str], None], compute: ComputeThread) -> None:
     """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
 
     Python runs signal handlers in the main thread, which is the compute thread: the second Ctrl-C ends its call.
@@ -39,10 +38,10 @@ def stop_on_interrupt(loop: TrainingLoop, compute: ComputeThread) -> None:
         if len(seen) > 1:  # the second one came first: the run has ended already
             return
         again = "press Ctrl-C again" if seen[0] == signal.SIGINT else "send SIGTERM again"
-        loop.observer.warning(
+        warn(
             f"stopping: a checkpoint is written first; {again} to quit now and lose what came after the last checkpoint"
         )
-        loop.stop()
+        ask_to_stop()
 
     def handle(number: int, frame: Any) -> None:
         seen.append(number)

@@ -30,13 +30,8 @@ class StallWatch:
         self, seconds: float, activity: Activity, warn: Callable[[str], None], generator: GroupGenerator | None,
         on_health: Callable[[Health], None],
     ) -> None:  # fmt: skip
-        self.seconds, self.activity, self.warn, self.generator, self.on_health = (
-            seconds,
-            activity,
-            warn,
-            generator,
-            on_health,
-        )
+        self.seconds, self.activity, self.warn = seconds, activity, warn
+        self.generator, self.on_health = generator, on_health
         self._health: Health | None = None  # the last answer
         self._answered_at = activity.now()
         self._tokens: int | None = None  # sampled, as an engine last said that was ready
@@ -86,13 +81,13 @@ class StallWatch:
         if self.generator is None:
             return []
         now, scoring = self.activity.now(), self.activity.scoring
-        found = []
+        pending = []
         for label, uids in self.generator.rewards.awaited.items():
             if waiting := {uid: now - scoring.get(uid, now) for uid in uids}:
                 longest = max(waiting.values())
                 since = f" since {_duration(longest)}" if longest else ""
-                found.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
-        return found
+                pending.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
+        return pending
 
     def _engine(self) -> list[str]:
         """The prompts in the engine, and the engine's health."""

@@ -93,7 +93,7 @@ def test_one_process_at_a_time(folder):
         "import sys, os; from proxima.runtime.state.folder import RunFolder; RunFolder(sys.argv[1]).begin(); "
         "os.kill(os.getpid(), 9)"
     )
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     dead = subprocess.run([sys.executable, "-c", code, str(folder.path)], env={"PYTHONPATH": source})
     assert dead.returncode == -9
     readers = [RunFolder(folder.path), RunFolder(folder.path)]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from proxima.lab.simulate.distributions import LogNormal
-from tests.lab.simulated import DECODE, PREFILL, PROMPTS, TIMES, TRAIN, simulated
+from tests.lab.simulate.simulated import DECODE, PREFILL, PROMPTS, TIMES, TRAIN, simulated
 
 KEEP = "engine.interrupt=keep"
 SYNC = "runtime.max_lag=0"

@@ -9,7 +9,7 @@ from tests.engine.http.plain_dialect import Plain
 
 
 def news(watch: EngineWatch, **detail: Any) -> list[str]:
-    return watch.news(Health(ok=True, version=0, detail=detail))
+    return watch.health_warnings(Health(ok=True, version=0, detail=detail))
 
 
 def test_each_event_is_reported_once_even_if_no_longer_kept() -> None:

@@ -3,9 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +14,9 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.interruptions import PLACES, STEPS, Died, die_at, start, start_and_hold, stop_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
 
-STEPS = 4
 SETTINGS = {"train__steps": STEPS, "train__updates_per_step": 2, "train__epochs_per_step": 2}
 
 
@@ -46,44 +43,6 @@ def one_step(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one-step") / "run"
     go(folder, tree(tiny_model("llama"), train__steps=1, eval__every=0, eval__before=False, eval__after=False))
     return folder
-
-
-class Died(BaseException):
-    """A process that ends without a word, as far as the run can tell."""
-
-
-def stop_at(event, matches):
-    """An observer that presses Ctrl-C at the first event that matches, once."""
-    pressed = []
-
-    def press(seen, *facts):
-        if seen == event and not pressed and matches(*facts):
-            pressed.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return Watcher(press)
-
-
-def die_at(event, matches):
-    died = []
-
-    def die(seen, *facts):
-        if seen == event and not died and matches(*facts):
-            died.append(1)
-            raise Died
-
-    return Watcher(die)
-
-
-PLACES = {
-    "at the end of generating": ("progress", lambda stage, done, total, unit: stage == "generate" and done == 2),
-    "while training": ("progress", lambda stage, done, total, unit: stage == "train"),
-    "after step 1": ("step", lambda record, sample: record["step"] == 1),
-    "after step 3": ("step", lambda record, sample: record["step"] == 3),
-    "while evaluating before": ("progress", lambda stage, done, total, unit: stage == "evaluate" and done == 3),
-    "after the evaluation at 2": ("evaluated", lambda record: record["step"] == 2),
-    "after the last step": ("step", lambda record, sample: record["step"] == STEPS),
-}
 
 
 def matrix(shift):
@@ -334,42 +293,10 @@ def test_an_infinite_field_can_be_resumed(tiny_model, tmp_path):
 
 # ---- real processes --------------------------------------------------------------------------------------------------
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def start(folder: Path, *more: str) -> subprocess.Popen:
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [
-        sys.executable,
-        "-m",
-        "proxima.cli.main",
-        "train",
-        str(folder.parent / "recipe.yaml"),
-        f"folder={folder}",
-        *more,
-    ]
-    return subprocess.Popen(
-        command, env=environment, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
 
 def held_tree(model, folder: Path):
     """A recipe whose rewards wait where the file `hold` says; the folder it is in."""
     return tree(model, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(folder / "hold")}])
-
-
-def start_and_hold(folder: Path, uid: int, *more: str) -> subprocess.Popen:
-    """A run that stands still in the middle of a step, where the first completion of a prompt is scored."""
-    hold, held = folder.parent / "hold", folder.parent / "hold.held"
-    held.unlink(missing_ok=True)
-    hold.write_text(str(uid))
-    process = start(folder, *more)
-    while not held.exists():
-        if process.poll() is not None:
-            pytest.fail(f"ended with {process.returncode}: {process.stderr.read()}")
-        time.sleep(0.05)
-    return process
 
 
 def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):

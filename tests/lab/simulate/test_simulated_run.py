@@ -6,8 +6,9 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.protocol import EngineSpec
+from proxima.lab.simulate import timed_engine, timed_parts
 from proxima.lab.simulate.distributions import LogNormal
-from tests.lab.simulated import DECODE, PREFILL, PROMPTS, TIMES, TOKENS, TRAIN, simulated
+from tests.lab.simulate.simulated import DECODE, PREFILL, PROMPTS, TIMES, TOKENS, TRAIN, simulated
 
 
 def test_a_synchronous_step_is_the_sum_of_its_stages():
@@ -72,6 +73,16 @@ def test_evaluations_and_checkpoints_take_their_time_between_the_steps():
     plain, other = simulated(*settings), simulated(*settings, times=replace(TIMES, evaluate=7.0, checkpoint=3.0))
     assert other.steps[-1]["time"] - plain.steps[-1]["time"] == pytest.approx(2 * 7.0 + 2 * 3.0)
     assert other.steps[-1]["time/step"] == pytest.approx(plain.steps[-1]["time/step"])
+    assert [record["step"] for record in other.records if record["kind"] == "eval"] == [5, 10]
+
+
+def test_the_parts_that_only_take_time_inherit_nothing():
+    """They know the protocols of the loop, not the fields of its classes."""
+    parts = [
+        x for m in (timed_parts, timed_engine) for x in vars(m).values() if getattr(x, "__module__", "") == m.__name__
+    ]
+    classes = [part for part in parts if isinstance(part, type)]
+    assert len(classes) >= 9 and all(part.__bases__ == (object,) for part in classes)
 
 
 def test_the_same_settings_give_the_same_run():
@@ -83,8 +94,10 @@ def test_the_same_settings_give_the_same_run():
 
 
 def test_an_engine_without_slots_is_refused():
-    with pytest.raises(UserError, match=r"engine.kind=tests.lab.test_simulated_run:NoSlots has no number of slots"):
-        simulated("engine.kind=tests.lab.test_simulated_run:NoSlots")
+    with pytest.raises(
+        UserError, match=r"engine.kind=tests.lab.simulate.test_simulated_run:NoSlots has no number of slots"
+    ):
+        simulated("engine.kind=tests.lab.simulate.test_simulated_run:NoSlots")
 
 
 def test_a_step_that_can_not_be_filled_ends_with_a_line():

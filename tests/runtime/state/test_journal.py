@@ -42,7 +42,7 @@ def unconsumed(journal):
 
 
 def advance_to_scored(journal, *uids):
-    journal.admit(prompts(*uids))
+    journal.enqueue(prompts(*uids))
     journal.generating(uids)
     journal.scored([group(uid) for uid in uids])
 
@@ -60,7 +60,7 @@ def journal(tmp_path, clock):
 
 def test_a_step_from_admission_to_consumption(journal, clock):
     assert (journal.step, journal.version, journal.cursor) == (0, 0, None)
-    journal.admit(prompts(10, 11, 25), size=10)
+    journal.enqueue(prompts(10, 11, 25), size=10)
     clock.advance(2)
     journal.generating([10, 11, 25])
     clock.advance(3)
@@ -90,7 +90,7 @@ def test_a_step_from_admission_to_consumption(journal, clock):
 
 
 def test_it_is_on_disk_and_in_wal_mode(tmp_path, journal):
-    journal.admit(prompts(1), cursor_state=[1, 2])
+    journal.enqueue(prompts(1), cursor_state=[1, 2])
     with Journal(tmp_path / "run.sqlite") as again:
         assert [e.uid for e in unconsumed(again)] == [1]
         assert again.cursor == [1, 2]
@@ -130,7 +130,7 @@ LEGAL = {
 @pytest.mark.parametrize("target", STATES)
 @pytest.mark.parametrize("source", STATES)
 def test_every_pair_of_states(journal, source, target):
-    journal.admit(prompts(1))
+    journal.enqueue(prompts(1))
     for state in WAY[source]:
         MOVES[state](journal)
     before = journal.prompt(1)
@@ -172,9 +172,9 @@ def test_the_rules_are_in_the_database(tmp_path, journal):
 
 
 def test_errors_name_the_prompt_and_its_state(journal):
-    journal.admit(prompts(7))
+    journal.enqueue(prompts(7))
     with pytest.raises(ValueError, match="prompt 7 was admitted before \\(queued\\); a uid is used once"):
-        journal.admit(prompts(8, 7))
+        journal.enqueue(prompts(8, 7))
     assert journal.prompt(8) is None  # the whole admission was taken back
     with pytest.raises(ValueError, match="prompt 7 is queued, and only generating becomes scored"):
         journal.scored([group(7)])
@@ -206,7 +206,7 @@ def test_a_step_of_dropped_prompts_only(journal):
 
 
 def test_a_failed_prompt_is_dropped(journal):
-    journal.admit(prompts(1))
+    journal.enqueue(prompts(1))
     journal.generating([1])
     assert journal.prompt(1).attempts == 1
     journal.select(1, [], {1: "failed"})
@@ -238,10 +238,10 @@ def test_rewind_forgets_what_came_later(journal):
 def test_rewind_queues_again_what_the_cursor_has_passed(journal):
     """Asynchronous: prompts 2 and 3 were admitted before step 1 ended, 4 after it; step 2 consumed 2."""
     advance_to_scored(journal, 0, 1, 2)
-    journal.admit(prompts(3))
+    journal.enqueue(prompts(3))
     journal.select(1, [0, 1])
     journal.consume(1, [0, 1], 4, {}, version=1)
-    journal.admit(prompts(4), cursor_state=5)
+    journal.enqueue(prompts(4), cursor_state=5)
     journal.select(2, [2])
     journal.consume(2, [2], 5, {}, version=2)
     assert journal.rewind(1) == 4
@@ -251,7 +251,7 @@ def test_rewind_queues_again_what_the_cursor_has_passed(journal):
 
 def test_rewind_to_the_same_step_drops_the_unfinished_step_only(journal):
     synchronous_steps(journal, 2)
-    journal.admit(prompts(4, 5), cursor_state=6)
+    journal.enqueue(prompts(4, 5), cursor_state=6)
     assert journal.rewind(2) == 4
     assert (journal.cursor, journal.step, unconsumed(journal)) == (4, 2, [])
 
@@ -312,7 +312,7 @@ def test_a_full_disk_changes_nothing(journal):
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
     journal._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to say that the disk is full
     with pytest.raises(OSError, match="No space left on device: .*run.sqlite") as caught:
-        journal.admit(prompts(*range(1000, 20_000)))
+        journal.enqueue(prompts(*range(1000, 20_000)))
     assert caught.value.errno == errno.ENOSPC
     assert (journal.step, journal.counts(), journal.cursor) == (2, {"consumed": 4}, 4)
     journal._db.execute("PRAGMA max_page_count = 1000000")
@@ -340,7 +340,7 @@ journal._db.set_trace_callback(die_at if fatal else None)
 while journal.step < last:
     step, uids = journal.step + 1, [cursor, cursor + 1, cursor + 2]
     prompts = [Namespace(uid=uid) for uid in uids]
-    journal.admit(prompts, cursor_state=cursor + 3)
+    journal.enqueue(prompts, cursor_state=cursor + 3)
     journal.generating(uids)
     score = Namespace(valid=True, value=1.0)
     journal.scored([Namespace(prompt=p, scores=[score], completions=[None], oldest_version=step) for p in prompts])
@@ -353,7 +353,7 @@ print("statements", count, flush=True)
 
 
 def child(path, last, fatal=0, **how):
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(Path(__file__).parents[3] / "src")
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, str(path), str(last), str(fatal)],
         stdout=subprocess.PIPE,

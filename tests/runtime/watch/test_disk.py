@@ -21,14 +21,14 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 WRITES = (  # all that a run writes, by where it is called from
     "proxima.runtime.state.store.write_rollouts",
     "proxima.runtime.state.store.write_evals",
-    "proxima.runtime.loop.training_loop.write_checkpoint",
+    "proxima.runtime.state.store.write_checkpoint",
     "proxima.runtime.state.folder.RunFolder.append_metrics",
     "proxima.runtime.state.folder.RunFolder.write_config",
     "proxima.runtime.state.folder.RunFolder.write_environment",
     "proxima.runtime.state.folder.RunFolder.write_summary",
     "proxima.runtime.state.journal.Journal.__init__",
     "proxima.runtime.state.journal.Journal.set",
-    "proxima.runtime.state.journal.Journal.admit",
+    "proxima.runtime.state.journal.Journal.enqueue",
     "proxima.runtime.state.journal.Journal.generating",
     "proxima.runtime.state.journal.Journal.scored",
     "proxima.runtime.state.journal.Journal.select",
@@ -164,9 +164,9 @@ def test_calls_are_made_in_order_and_as_often_as_needed(tmp_path):
 
     async def scenario():
         disk = Disk(tmp_path, warned.append)
-        disk.soon(call, "a")
+        disk.enqueue(call, "a")
         asyncio.get_running_loop().call_later(12, room.append, True)
-        asyncio.get_running_loop().call_later(7, disk.soon, call, "c")
+        asyncio.get_running_loop().call_later(7, disk.enqueue, call, "c")
         assert await disk.write(call, "b") == "b" and clock.now() == 15.0
         assert await disk.write(call, "d") == "d" and clock.now() == 15.0
         room.clear()
@@ -189,7 +189,7 @@ def test_another_error_is_raised_and_does_not_come_again(tmp_path):
         with pytest.raises(OSError, match="Input/output"):
             await disk.write(raising, OSError(errno.EIO, os.strerror(errno.EIO)))
         with pytest.raises(ValueError, match="illegal"):
-            disk.soon(raising, ValueError("illegal"))
+            disk.enqueue(raising, ValueError("illegal"))
         assert await disk.write(lambda: 1) == 1
 
     def raising(error):

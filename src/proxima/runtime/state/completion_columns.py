@@ -1,0 +1,184 @@
+"""How completions are stored: every column once, and rows with numpy columns into Parquet and back.
+
+A file takes the columns that it needs, by name. Arrays are written as offsets and one flat array of values, without a
+Python object per token.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from proxima.data import Completion, SamplingMask, Score
+from proxima.data.jsonl import dumps, utf8
+
+ROW_GROUP = 128  # rows converted at once
+JSON_COLUMNS = ("messages", "answer", "metadata", "parts")
+MASK_COLUMNS = ("sampling_mask", "sampling_mask_counts")  # ids of all tokens, and how many each token has
+PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob")
+ABOUT = ("prompt_uid", "sample", "turn", "text", "finish_reason", "temperature")  # the other fields of a completion
+
+
+def list_of(values: pa.DataType) -> pa.ListType:
+    """The type of a list whose entries are never null: Parquet then has less to write for each of them."""
+    return pa.list_(pa.field("element", values, nullable=False))
+
+
+_INT, _FLOAT, _TEXT = pa.int32(), pa.float64(), pa.string()
+_INTS, _FLOATS, _BOOLS = list_of(pa.int32()), list_of(pa.float32()), list_of(pa.bool_())
+REQUIRED: dict[str, tuple[pa.DataType, str]] = {
+    # of the step, the prompt and the group
+    "step": (_INT, ""),
+    "prompt_uid": (pa.int64(), ""),
+    "uid": (pa.int64(), "prompt_uid"),
+    "question": (_TEXT, ""),
+    "messages": (_TEXT, "JSON"),
+    "prompt_tokens": (_INTS, ""),
+    "answer": (_TEXT, "JSON: what the reward compared with"),
+    "metadata": (_TEXT, "JSON"),
+    "chat": (pa.bool_(), ""),
+    # of the completion
+    "sample": (_INT, ""),
+    "turn": (_INT, ""),
+    "text": (_TEXT, ""),
+    "tokens": (_INTS, ""),
+    "sampled_log_prob": (_FLOATS, "nats, under the distribution really sampled"),
+    "policy_version": (_INTS, ""),
+    "finish_reason": (_TEXT, ""),
+    "temperature": (_FLOAT, ""),
+    # of its score and its outcome
+    "value": (_FLOAT, "weighted sum; NaN where the score is invalid"),
+    "valid": (pa.bool_(), "false: a scorer failed, the completion enters no mean"),
+    "parts": (_TEXT, "JSON: each reward by name, before its weight"),
+    "outcome": (_TEXT, "trained, skipped_zero_advantage, critic_only, dropped_<reason>, invalid"),
+    "used": (pa.bool_(), "false: the group was dropped before the step's advantages"),
+}
+OPTIONAL: dict[str, tuple[pa.DataType, str]] = {
+    "baseline": (_FLOAT, "reward of the prompt's greedy completion, where the advantage needs it"),
+    "untruncated_log_prob": (_FLOATS, "nats, at the temperature alone; null if sampled_log_prob is that"),
+    "top_k": (_INTS, "[T, K] flattened, the K most probable tokens, where the engine reports them"),
+    "top_k_log_prob": (_FLOATS, "nats, [T, K] flattened, of these, at the temperature alone"),
+    "k": (_INT, "K of these"),
+    "sampling_mask": (_INTS, "ids that could be sampled, those of token 0 first; null: not asked for"),
+    "sampling_mask_counts": (_INTS, "[T], how many of these each token has"),
+    "correct": (pa.bool_(), "null where no reward knows, or the score is invalid"),
+    "reward": (_FLOAT, "weighted sum; null where the score is invalid"),
+    "error": (_TEXT, "why the score is invalid"),
+    "behavior_log_prob": (_FLOATS, "nats, the one of the two that the algorithm chose; null if dropped"),
+    "next_log_prob": (_FLOATS, "nats, under the version after the sampling one, of proximal=next; NaN: none"),
+    "log_prob": (_FLOATS, "nats, the trainer's first forward; null where it made none"),
+    "keep": (_BOOLS, "the token stayed in the trust region at the first update"),
+    "entropy": (_FLOATS, "nats, of the policy at the position, first forward"),
+    "advantage": (_FLOAT, "reward units, of the completion"),
+    "token_advantage": (_FLOATS, "null where all tokens have the completion's"),
+    "token_reward": (_FLOATS, "reward units; null where the last loss token alone has one, the score"),
+}
+
+
+def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:
+    """The schema of a file with these columns, of which with `nullable` any may be null; `version` is the name and the
+    number of its format."""
+    described, fields = REQUIRED | OPTIONAL, []
+    for name in columns:
+        kind, doc = described[name]
+        fields.append(pa.field(name, kind, nullable or name in OPTIONAL, metadata={"doc": doc} if doc else None))
+    return pa.schema(fields, metadata={"proxima": version})
+
+
+def torn_file(error: Exception) -> str:
+    """What is wrong with a file, in one line: Arrow's reasons may have several."""
+    return f"is no whole Parquet file ({' '.join(str(error).split())})"
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def completion_row(completion: Completion) -> dict[str, Any]:
+    """The columns of a completion."""
+    mask = completion.sampling_mask
+    lists = (None, None) if mask is None else (mask.ids, mask.counts)
+    return vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
+
+
+def score_row(score: Score) -> dict[str, Any]:
+    """The columns of a score."""
+    return vars(score) | {"parts": dumps(score.parts), "error": None if score.error is None else utf8(score.error)}
+
+
+def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
+    """The completion of a row, exact to the bit, with `k` top tokens at each position."""
+    columns = {name: row[name] for name in (*ABOUT, *PER_TOKEN)}
+    for name in ("top_k", "top_k_log_prob"):
+        if row[name] is not None:
+            columns[name] = row[name].reshape(len(row["tokens"]), k)
+    ids, counts = (row.get(name) for name in MASK_COLUMNS)  # files of earlier versions have no such columns
+    mask = None if ids is None or counts is None else SamplingMask.of_counts(ids, counts)
+    return Completion(**columns, sampling_mask=mask)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null.
+
+    Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
+    are split into byte streams: so they are written faster and take less space.
+    """
+    scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
+    lists = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
+    encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in lists.items() if kind in (pa.float32(), pa.int32())}
+    versions = "policy_version.list.element"
+    encoding.pop(versions, None)
+    coded = [name for name in scalars if name != "text"]
+    settings = {"use_dictionary": [*coded, versions], "write_statistics": coded, "column_encoding": encoding}
+    with pq.ParquetWriter(file, schema, compression="zstd", **settings) as writer:
+        for start in range(0, max(1, len(rows)), ROW_GROUP):
+            part = rows[start : start + ROW_GROUP]
+            arrays = [_array(field, [row.get(field.name) for row in part]) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    if all(value is None for value in values):
+        return pa.nulls(len(values), field.type)
+    return _list_column(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
+
+
+def _list_column(columns: Sequence[NDArray[Any] | None], kind: pa.ListType) -> pa.ListArray:
+    """One list a row; None is null, a column of several axes is flattened."""
+    dtype = kind.value_type.to_pandas_dtype()
+    arrays = [np.ravel(np.asarray(() if column is None else column, dtype)) for column in columns]
+    flat = np.concatenate([np.empty(0, dtype), *arrays])
+    lengths = [len(array) for array in arrays]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    null = pa.array([column is None for column in columns], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, pa.array(flat, kind.value_type), type=kind, mask=null)
+
+
+def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
+    """The rows of a list column as arrays; null is None."""
+    out: list[NDArray[Any] | None] = []
+    for chunk in column.chunks:
+        offsets, flat = chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False)
+        rows = zip(offsets[:-1], offsets[1:], chunk.is_valid().to_pylist(), strict=True)
+        out += [flat[start:end] if valid else None for start, end, valid in rows]
+    return out
+
+
+def array_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table, lists as arrays, what is stored as JSON parsed."""
+    columns = {
+        field.name: (numpy_columns if pa.types.is_list(field.type) else pa.ChunkedArray.to_pylist)(table[field.name])
+        for field in table.schema
+    }
+    return parsed(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def parsed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what is stored as JSON parsed."""
+    return [row | {name: json.loads(row[name]) for name in JSON_COLUMNS if row.get(name) is not None} for row in rows]

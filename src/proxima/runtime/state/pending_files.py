@@ -1,0 +1,112 @@
+"""What a checkpoint keeps beside the weights: groups that no step has consumed yet, and their next-policy log-probs.
+Parquet, one row a completion, exact to the bit."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from proxima.data import Group, Prompt, Score, UserError
+from proxima.data.jsonl import dumps
+from proxima.runtime.state.completion_columns import (
+    MASK_COLUMNS,
+    PER_TOKEN,
+    array_rows,
+    completion_row,
+    schema,
+    score_row,
+    stored_completion,
+    torn_file,
+    write_rows,
+)
+from proxima.train.next_policy import NextLogProbs
+
+CARRIED_GROUPS, NEXT_POLICY = "carried_groups.parquet", "next_policy.parquet"
+DELETE = "delete this checkpoint to use the one before"
+
+OF_PROMPT = ("messages", "prompt_tokens", "answer", "metadata", "chat")  # with the baseline in a group's first row
+OF_COMPLETION = ("sample", "turn", "text", *PER_TOKEN, "k", *MASK_COLUMNS, "finish_reason", "temperature")
+OF_SCORE = ("value", "valid", "parts", "error", "correct")
+GROUPS = schema("groups 4", ("uid", *OF_PROMPT, "baseline", *OF_COMPLETION, *OF_SCORE), nullable=True)
+NEXT = schema("next policy 1", ("uid", "sample", "turn", "tokens", "policy_version", "log_prob"), nullable=True)
+
+
+def write_groups(path: Path, groups: Sequence[Group]) -> None:
+    """Write the groups; `read_groups` gives them back equal. What no file can hold becomes what the rollouts hold of
+    it."""
+    rows = []
+    for group in groups:
+        prompt = group.prompt
+        of_group: dict[str, Any] = {
+            "messages": dumps(prompt.messages),
+            "prompt_tokens": prompt.tokens,
+            "answer": dumps(prompt.answer),
+            "metadata": dumps(prompt.metadata),
+            "chat": prompt.chat,
+            "baseline": group.baseline,
+        }
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            k = None if completion.top_k is None else completion.top_k.shape[-1]
+            row = completion_row(completion) | score_row(score) | of_group
+            rows.append(row | {"uid": prompt.uid, "k": k})
+            of_group = {}
+    with path.open("wb") as file:
+        write_rows(file, GROUPS, rows)
+
+
+def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:
+    """The groups of a file, of the prompts `uids`, in order; without any, the file may be missing.
+
+    Raises:
+        UserError: the file is missing, torn, or holds other groups; names it and the remedy.
+    """
+    if not uids and not path.is_file():
+        return []
+    groups = [_group(uid, list(rows)) for uid, rows in groupby(_read(path), key=itemgetter("uid"))]
+    if [group.prompt.uid for group in groups] != list(uids):
+        raise UserError(f"{path} holds other groups than state.json says", remedy=DELETE)
+    return groups
+
+
+def write_next_policy(path: Path, entries: Sequence[NextLogProbs]) -> None:
+    """Write a snapshot; `read_next_policy` gives it back equal, to the bit."""
+    with path.open("wb") as file:
+        write_rows(file, NEXT, [vars(entry) for entry in entries])
+
+
+def read_next_policy(path: Path) -> list[NextLogProbs]:
+    """A snapshot; none where the checkpoint has no such file.
+
+    Raises:
+        UserError: the file is torn.
+    """
+    return [NextLogProbs(**row) for row in _read(path)] if path.is_file() else []
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return array_rows(pq.read_table(path, partitioning=None))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path} {torn_file(error)}", remedy=DELETE) from error
+
+
+def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
+    first = rows[0]
+    prompt = Prompt(
+        uid=uid,
+        messages=tuple(first["messages"]),
+        tokens=first["prompt_tokens"],
+        answer=first["answer"],
+        metadata=first["metadata"],
+        chat=bool(first.get("chat")),  # earlier files have no such column
+    )
+    return Group(
+        prompt=prompt,
+        completions=tuple(stored_completion(row | {"prompt_uid": uid}, row["k"]) for row in rows),
+        scores=tuple(Score(**{name: row[name] for name in OF_SCORE}) for row in rows),
+        baseline=first["baseline"],
+    )
