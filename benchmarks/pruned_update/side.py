@@ -58,7 +58,8 @@ def main() -> None:
     def once() -> dict[str, float]:
         start = time.perf_counter()
         chosen = algorithm.step_batch(groups, step=1)
-        result = stack.update(objective, chosen.updates, chosen.trajectories, lambda done, total: None)
+        items = objective.items(chosen.trajectories, chosen.updates)
+        result = stack.update(objective, items, lambda done, total: None)
         return {"seconds": time.perf_counter() - start, "tokens": result.tokens}
 
     chosen = algorithm.step_batch(groups, step=1)

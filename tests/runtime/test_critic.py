@@ -22,9 +22,9 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
 from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.test_algorithm import group
 from tests.runtime.test_resume import Died, die_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.train.test_batch_builder import group
 
 STEPS = 4
 PPO = {"preset": "ppo", "advantage": {"kind": "gae", "lam": 0.9}}
@@ -76,7 +76,7 @@ def test_gae_with_bootstrap_at_truncation_and_holes_by_hand():
         [first + 0.1, 0, last + 0.4]
     )
     assert batch.valued == batch.trajectories
-    assert batch.advantage[0, 1, 0] == pytest.approx((first + last) / 2)
+    assert batch.records({})[0, 1, 0].advantage == pytest.approx((first + last) / 2)
     assert batch.metrics["returns/mean"] == pytest.approx(
         np.mean([*ended.returns, cut.returns[0], cut.returns[2]]), rel=1e-6
     )

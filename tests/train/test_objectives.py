@@ -108,7 +108,7 @@ class Mean:
     mean: Tensor
     metrics: dict
 
-    def take(self, items: Sequence[int]) -> "Mean":
+    def take(self, rows: Sequence[int]) -> "Mean":
         return self
 
 
@@ -120,7 +120,7 @@ def gradients(objective, items, *, budget: int, share_prompt: bool = True):
     found = {}
     names = dict(stack.model.model.named_parameters())
     stack.optimizer.step = lambda: found.update({name: p.grad.clone() for name, p in names.items()})
-    result = stack.update(objective, [range(len(items))], items)
+    result = stack.update(objective, [items])
     return found, result
 
 
@@ -234,11 +234,11 @@ def test_a_scalar_head_is_trained_with_its_trunk(kind, head, tiny_model):
         found: dict[str, Tensor] = {}
         stack = TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget)
         stack.optimizer.step = lambda into=found: into.update({n: p.grad.clone() for n, p in model.named_parameters()})
-        stack.update(Regression(), [range(len(items))], items)
+        stack.update(Regression(), [items])
         assert_close({name: found[name] for name in expected}, expected, 3e-5)
 
     stack = TrainStack(critic(kind, tiny_model("llama")))
-    stack.update(Regression(), [range(len(items))], items)
+    stack.update(Regression(), [items])
     tensors, facts = stack.state()
     assert f"exp_avg/{head}" in tensors
     again = TrainStack(critic(kind, tiny_model("llama")))

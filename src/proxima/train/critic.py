@@ -39,13 +39,14 @@ class Critic:
             NotFiniteError: it diverges; see `TrainStack.update`.
         """
         groups, planned = len(batch.groups) - len(batch.unused), self.updates * self.epochs
-        plan = deal(batch.valued, groups, self.seed, batch.step, updates=self.updates, epochs=self.epochs)
+        updates = deal(batch.valued, groups, self.seed, batch.step, updates=self.updates, epochs=self.epochs)
         try:
-            metrics = self.stack.update(self.objective, plan, batch.valued, progress, planned).metrics
+            items = self.objective.items(batch.valued, updates)
+            metrics = self.stack.update(self.objective, items, progress, planned).metrics
         except NotFiniteError as error:
             raise NotFiniteError(f"the critic: {error}") from error
         del metrics["loss"]  # the aggregate's; `value_loss` is the mean over the loss tokens, of a head too
-        return {OWN_NAMES.get(name, name): value for name, value in metrics.items()} if plan else {}
+        return {OWN_NAMES.get(name, name): value for name, value in metrics.items()} if updates else {}
 
 
 OWN_NAMES = {name: f"value_{name}" for name in ("grad_norm", "lr")}  # the policy's stack has these too

@@ -110,7 +110,7 @@ class TimedBatch(StepBatch):
         """Of the completions that are trained."""
         return sum(len(c.tokens) for group in self.groups[: len(self.kept)] for c in group.completions)
 
-    def records(self, statistics: Mapping[int, TokenStatistics]) -> dict[Key, CompletionRecord]:
+    def records(self, statistics: Mapping[Key, TokenStatistics]) -> dict[Key, CompletionRecord]:
         return {}
 
 
@@ -134,9 +134,8 @@ class TimedAlgorithm(Algorithm):
         return TimedBatch(
             groups=(*groups, *(group for group, _ in dropped)),
             unused={group.prompt.uid for group, _ in dropped},
-            advantage={},
+            completions=(),
             reasons={completion.key: reason for group, reason in dropped for completion in group.completions},
-            trajectories=(),
             updates=((),),
             step=step,
         )
@@ -161,8 +160,8 @@ class TimedLearner(Learner):
         self.thread.spend(self.times.update + self.times.update_token * batch.tokens)
         return UpdateResult(tokens=batch.tokens, updates=1)
 
-    def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
-        return batch, {}
+    def reject_mismatched(self, batch: StepBatch) -> StepBatch:
+        return batch
 
     def fill(self, trajectories: Sequence[Any], columns: Set[str]) -> list[Any]:
         return list(trajectories)

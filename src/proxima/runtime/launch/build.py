@@ -36,6 +36,7 @@ from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.teacher import make_distillation, make_engine_stage, make_teacher_stage
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
+from proxima.runtime.state.next_policy_file import NEXT_POLICY, write_next_policy
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.store import RolloutRecorder, RunStore
 from proxima.runtime.watch.clock import Clock
@@ -321,7 +322,7 @@ def make_controller(
         if config.algorithm.proximal == "next":
             log_prob = partial(compute.run, learner.stack.log_prob)
             cache = make_next_policy(config.algorithm, generator.engine, collector.unconsumed, log_prob, next_log_probs)
-            learner = replace(learner, next_policy=cache)
+            learner = replace(learner, run_stages=[cache])
     metric, unscored = config.eval.metric, max_unscored_steps(config)
     plan = make_plan(config, config.train.steps, metric=metric, max_unscored_steps=unscored)
     return Controller(plan, collector, algorithm, learner, store, evaluation, observer, clock)
@@ -418,7 +419,7 @@ def make_next_policy(
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    found = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries)
+    cache = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries, (NEXT_POLICY, write_next_policy))
     if by_engine:
-        engine.register_pre_pause_hook(found.before_pause)
-    return found
+        engine.register_pre_pause_hook(cache.before_pause)
+    return cache

@@ -23,7 +23,6 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.loop.training_loop import Plan, RunEnded, Trained, TrainingLoop
 from proxima.runtime.state.carried_groups import CARRIED_GROUPS, write_groups
-from proxima.runtime.state.next_policy_file import NEXT_POLICY, write_next_policy
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.clock import Clock
@@ -33,7 +32,6 @@ from proxima.train import UpdateResult
 from proxima.train.batch_builder import Algorithm, StepBatch
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
 from proxima.train.learner import Learner
-from proxima.train.next_policy import NextLogProbs
 
 RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
 
@@ -70,9 +68,7 @@ class Controller(TrainingLoop):
         self._unpublished: RunEnded | None = None
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
-        self._next_log_probs: list[NextLogProbs] = []
-        if learner.next_policy is not None:
-            self._next_log_probs = learner.next_policy.after_step(self._pending)
+        self._stage_files = learner.files(self._pending)
         for group in self._pending.groups:
             self.activity.scored(group.prompt.uid)
         self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
@@ -97,17 +93,12 @@ class Controller(TrainingLoop):
                     self.algorithm.step_batch, collected.groups, step, collected.dropped
                 )
                 with self.timed("train"):
-                    batch, mismatch = await self.learner.compute.run(self.learner.reject_mismatched, batch)
-                    if (next_policy := self.learner.next_policy) is not None:
-                        batch = await next_policy.prepare(batch, collected.version)
+                    batch = await self.learner.prepare(batch, collected.version)
                 await self.disk.write(
                     self.journal.select, step, batch.kept, batch.dropped
                 )  # scored → selected | dropped
                 self.whole = False
                 result = await self.update(batch, collected.version)
-                result.metrics.update(mismatch)
-                if next_policy is not None:
-                    next_policy.trained(batch, result.token_statistics, collected.version)
                 version = self.journal.version
                 if result.updates:  # without one, there are no new weights
                     version += 1
@@ -225,8 +216,7 @@ class Controller(TrainingLoop):
         uids = [group.prompt.uid for group in batch.groups]
         # of one instant: what is admitted after it is admitted after the step, and a resume draws it again
         self._cursor, self._pending = self.collector.state(), self.collector.pending()
-        if self.learner.next_policy is not None:
-            self._next_log_probs = self.learner.next_policy.after_step(self._pending)
+        self._stage_files = self.learner.files(self._pending)
         consume = partial(self.journal.consume, version=record["policy_version"])
         await self.disk.write(consume, step, uids, self._cursor, record)
         self.observer.step(record, _sample(batch, step))
@@ -265,11 +255,9 @@ class Controller(TrainingLoop):
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
         facts = {"cursor": self._cursor, **self._pending.facts(), **self.algorithm.state()}
-        files: dict[str, Callable[[Path], None]] = {}
+        files = {**self._stage_files}
         if self._pending.groups:
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
-        if self._next_log_probs:
-            files[NEXT_POLICY] = lambda path: write_next_policy(path, self._next_log_probs)
         if (head := self.learner.policy.value_head) is not None:
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
@@ -330,7 +318,7 @@ class Controller(TrainingLoop):
             **collected.metrics(),
             **batch.metrics,
             **mean_metrics(result.metrics),
-            **({} if self.learner.next_policy is None else self.learner.next_policy.metrics()),
+            **self.learner.stage_metrics(),
             "skipped_zero_advantage": float(result.skipped),
             "updates": result.updates,
             "tokens/trained": result.tokens,
@@ -345,14 +333,8 @@ class Controller(TrainingLoop):
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch) -> None:
         """Tell the user what matters about the step, and what to do."""
         step, invalid = record["step"], record["reward/invalid"]
-        for note in collected.notes:
+        for note in (*collected.notes, *self.learner.warnings()):
             self.observer.warning(f"step {step}: {note}")
-        if (cache := self.learner.next_policy) is not None and cache.missed:
-            self.observer.warning(
-                f"step {step}: the engine gave no next_log_prob ({cache.missed}); tokens that lack it are counted in "
-                "next/missing_fraction, and algorithm.next_missing says what becomes of them"
-            )
-            cache.missed = ""
         if invalid:
             self._score_error = score_errors(collected.generated)
             few = f"{invalid} of {record['completions']} completions have no score"

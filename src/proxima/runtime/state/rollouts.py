@@ -172,7 +172,8 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
 
 
 def _training(group: Group, completion: Completion, score: Score, record: CompletionRecord) -> dict[str, Any]:
-    per_token = {name: getattr(record, name) for name in ("behavior_log_prob", "next_log_prob", *FORWARD)}
+    per_token = {name: getattr(record, name) for name in ("behavior_log_prob", "next_log_prob")}
+    per_token |= {name: getattr(record.statistics, name, None) for name in FORWARD}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {group.prompt.uid}, sample {completion.sample}"

@@ -23,7 +23,7 @@ class KlAnchor:
     value: Tensor
     metrics: Metrics
 
-    def take(self, items: Sequence[int]) -> "KlAnchor":
+    def take(self, rows: Sequence[int]) -> "KlAnchor":
         return self
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from itertools import repeat
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from proxima.core.segment import segment_count, segment_index
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.model import TokenOutputs
-from proxima.train.objectives.protocol import Objective, TokenStatistics, loss_masks
+from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_masks
 from proxima.train.objectives.value_objective import ValueObjective
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]
@@ -90,6 +91,9 @@ class PolicyObjective(Objective[Trajectory]):
         alone = self.distillation is None and self.value is None
         return self.skip_zero_advantage and inert and alone
 
+    def at_version(self, version: int) -> "PolicyObjective":
+        return replace(self, current_version=version)
+
     def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
         return (item,)
 
@@ -133,25 +137,23 @@ class PolicyObjective(Objective[Trajectory]):
             )
         return losses if self.value is None else losses + self.value.losses(batch, outputs)
 
-    def measure_first(
-        self, items: Sequence[Trajectory], statistics: Sequence[TokenStatistics], device: torch.device
-    ) -> Metrics:
-        sizes = mask_sizes(items)
-        if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in items):
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
+        trajectories = [trajectory for trajectory, _ in first]
+        sizes = mask_sizes(trajectories)
+        if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in trajectories):
             return sizes
-        return sizes | mismatch_metrics(first_forward(items, [one.log_prob for one in statistics], device))
+        log_probs = [statistics.log_prob for _, statistics in first]
+        return sizes | mismatch_metrics(first_forward(trajectories, log_probs, device))
 
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> list[TokenStatistics]:
-        loss = losses[0]
-        assert isinstance(loss, PolicyLoss)
-        ends = batch.cu_seqlens[1:-1].tolist()
-        log_prob, keep = (np.split(x.detach().cpu().numpy(), ends) for x in (outputs.need("log_prob"), loss.keep))
-        if outputs.entropy is None:
-            return [TokenStatistics(log_prob=x, keep=k) for x, k in zip(log_prob, keep, strict=True)]
-        entropy = np.split(outputs.entropy.detach().cpu().numpy(), ends)
-        return [TokenStatistics(log_prob=x, keep=k, entropy=h) for x, k, h in zip(log_prob, keep, entropy, strict=True)]
+        policy, ends = losses[0], batch.cu_seqlens[1:-1].tolist()
+        assert isinstance(policy, PolicyLoss)
+        log_prob, keep = _split(outputs.need("log_prob"), ends), _split(policy.keep, ends)
+        entropy = repeat(None) if outputs.entropy is None else _split(outputs.entropy, ends)
+        parts = zip(log_prob, keep, entropy, strict=False)
+        return [TokenStatistics(log_prob=x, keep=k, entropy=h) for x, k, h in parts]
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
         """The loss's view of a forward pass, with the proximal policy filled in."""
@@ -198,6 +200,11 @@ def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
         "sampling_mask/size_max": Peak.over(size, given),
         "sampling_mask/one_fraction": SumCount.over(size == 1, given),
     }
+
+
+def _split(values: Tensor, ends: list[int]) -> list[Any]:
+    """The values [N] of each sequence, on the host."""
+    return np.split(values.detach().cpu().numpy(), ends)
 
 
 def _required(batch: PackedBatch, name: str) -> Tensor:

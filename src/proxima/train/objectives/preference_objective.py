@@ -14,9 +14,10 @@ from proxima.core.metrics import Metrics, SumCount
 from proxima.core.preference import Pairwise, PreferencePairs, Sft, completion_log_prob, wpo_weight
 from proxima.core.segment import segment_count
 from proxima.data import PackedBatch, PreferencePair, Trajectory, require
+from proxima.data.flow import Key
 from proxima.model import TokenOutputs
 from proxima.train.objectives.policy_objective import first_forward
-from proxima.train.objectives.protocol import Objective, TokenStatistics
+from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class PairGradients:
     terms: dict[int, tuple[Tensor, ...]]
     metrics: Metrics
 
-    def take(self, items: Sequence[int]) -> "PairGradients":
-        index = torch.tensor(items, dtype=torch.long)
+    def take(self, rows: Sequence[int]) -> "PairGradients":
+        index = torch.tensor(rows, dtype=torch.long)
         parts = {i: tuple(x[index.to(x.device)] for x in term) for i, term in self.terms.items()}
         return PairGradients(parts, {})
 
@@ -98,6 +99,12 @@ class PreferenceObjective(Objective[PreferencePair]):
     def whole_batch(self) -> bool:
         return any(term.whole_batch for term in self.terms)
 
+    def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[PreferencePair]]:
+        """Online DPO: the pairs of `best_against_worst`; an update has the pairs of the groups that it names."""
+        pairs = best_against_worst(trajectories)
+        group = {trajectory.key: trajectory.group for trajectory in trajectories}
+        return [[pairs[number] for number in dict.fromkeys(group[key] for key in keys)] for keys in updates]
+
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
         return (item.chosen, item.rejected)
 
@@ -139,19 +146,14 @@ class PreferenceObjective(Objective[PreferencePair]):
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> list[TokenStatistics]:
-        """Of each pair, the tokens of both sides one after the other."""
-        ends = batch.cu_seqlens[2:-1:2].tolist()
-        parts = np.split(outputs.need("log_prob").detach().cpu().numpy(), ends)
-        return [TokenStatistics(log_prob=x, keep=np.ones(len(x), np.bool_)) for x in parts]
+        ends = batch.cu_seqlens[1:-1].tolist()
+        sides = np.split(outputs.need("log_prob").detach().cpu().numpy(), ends)
+        return [TokenStatistics(log_prob=x, keep=np.ones(len(x), np.bool_)) for x in sides]
 
-    def measure_first(
-        self, items: Sequence[PreferencePair], statistics: Sequence[TokenStatistics], device: torch.device
-    ) -> Metrics:
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
         if not self.measure_mismatch:
             return {}
-        sides = [side for item in items for side in self.sequences(item)]
-        both = zip(items, statistics, strict=True)
-        log_probs = [x for item, one in both for x in np.split(one.log_prob, [len(item.chosen.tokens)])]
+        sides, log_probs = [side for side, _ in first], [statistics.log_prob for _, statistics in first]
         return mismatch_metrics(first_forward(sides, log_probs, device))
 
     def pairs(self, batch: PackedBatch, log_prob: Tensor) -> PreferencePairs:
@@ -174,6 +176,26 @@ class PreferenceObjective(Objective[PreferencePair]):
         columns = outputs.need("log_prob"), outputs.need("log_sum_square")
         weight = wpo_weight(*columns, batch.loss_mask, batch.cu_seqlens)
         return weight[0::2] * weight[1::2]
+
+
+def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, PreferencePair]:
+    """By group, its two trajectories as a pair, the one with the larger advantage chosen.
+
+    Raises:
+        ValueError: a group has not exactly two, or both have the same advantage.
+    """
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    pairs: dict[int, PreferencePair] = {}
+    for number, members in groups.items():
+        members.sort(key=lambda trajectory: -float(trajectory.advantage.mean()))
+        advantages = {float(trajectory.advantage.mean()) for trajectory in members}
+        if len(members) != 2 or len(advantages) != 2:
+            got = f"{len(members)} completions with advantages {sorted(advantages)}"
+            raise ValueError(f"group {number} has {got}; a pair is two that differ: select with best_and_worst")
+        pairs[number] = PreferencePair(row=number, chosen=members[0], rejected=members[1])
+    return pairs
 
 
 def reference_log_prob(batch: PackedBatch) -> Tensor:

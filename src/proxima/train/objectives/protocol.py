@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics
 from proxima.data import PackedBatch, Trajectory
 from proxima.data.columns import Bools, Floats
+from proxima.data.flow import Key
 from proxima.model import TokenOutputs
 
 Item = TypeVar("Item", contravariant=True)
@@ -19,7 +20,7 @@ Item = TypeVar("Item", contravariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStatistics:
-    """Per-token values of one item at its first forward pass, for the rollouts' Parquet.
+    """Per-token values of one trajectory at its first forward pass, for the rollouts' Parquet.
 
     Args:
         log_prob: [T] float32, nats, of the current policy.
@@ -30,6 +31,9 @@ class TokenStatistics:
     log_prob: Floats
     keep: Bools
     entropy: Floats | None = None
+
+
+FirstForward = Sequence[tuple[Trajectory, TokenStatistics]]  # of an update's trajectories, under the weights before it
 
 
 def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
@@ -45,8 +49,9 @@ class Decision(Protocol):
     @property
     def metrics(self) -> Metrics: ...
 
-    def take(self, items: Sequence[int]) -> Any:
-        """The part for a micro-batch; `items` are positions among the items of the update that were not skipped."""
+    def take(self, rows: Sequence[int]) -> Any:
+        """The part for a micro-batch of some items: their rows in the packs that `decide` has read. The stack knows the
+        row of each item, so neither the order nor the split of the micro-batches matters."""
         ...
 
 
@@ -72,6 +77,16 @@ class Objective(Protocol[Item]):
     def decision_needs(self) -> frozenset[str]:
         """As `needs`, for the forward pass without gradient that `decide` reads."""
         return frozenset()
+
+    def at_version(self, version: int) -> Self:
+        """The objective of an update that starts from the weights of this version."""
+        return self
+
+    def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[Any]]:
+        """The items of each update of a batch, whose `updates` name its trajectories; by default the trajectories
+        themselves."""
+        by_key = {trajectory.key: trajectory for trajectory in trajectories}
+        return [[by_key[key] for key in keys] for keys in updates]
 
     def sequences(self, item: Item) -> Sequence[Trajectory]:
         """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch."""
@@ -103,12 +118,10 @@ class Objective(Protocol[Item]):
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> Sequence[TokenStatistics]:
-        """One per item of the micro-batch, or none."""
+        """One per sequence of the micro-batch, or none."""
         return ()
 
-    def measure_first(
-        self, items: Sequence[Item], statistics: Sequence[TokenStatistics], device: torch.device
-    ) -> Metrics:
-        """Metrics of the first update's items that were not skipped, all forward passes being under the weights of the
-        start. One call for the whole update: a micro-batch is too small for many statistics to be cheap."""
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
+        """Metrics of the first update's trajectories that were not skipped, all forward passes being under the weights
+        of the start. One call for the whole update: a micro-batch is too small for many statistics to be cheap."""
         return {}
