@@ -49,7 +49,7 @@ class UpdateResult:
 
 
 @dataclass(frozen=True, eq=False)
-class _Entry:
+class _Occurrence:
     """An item of an update, with its sequences; an item that an update has twice has two entries."""
 
     item: Any
@@ -61,9 +61,9 @@ class _WholeUpdate:
     """What an objective decided from all entries of an update, and the row of each in the packs that it read."""
 
     decision: Decision
-    row: Mapping[_Entry, int]
+    row: Mapping[_Occurrence, int]
 
-    def of(self, cut: Sequence[_Entry]) -> Any:
+    def of(self, cut: Sequence[_Occurrence]) -> Any:
         """The part of a micro-batch."""
         return self.decision.take([self.row[entry] for entry in cut])
 
@@ -152,7 +152,7 @@ class TrainStack:
         """
         before = self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
-        entries = [[_Entry(item, objective.sequences(item)) for item in items] for items in updates]
+        entries = [[_Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
         active = [[entry for entry in part if any(len(x.tokens) for x in entry.sequences)] for part in entries]
         run = [[entry for entry in part if not objective.skippable(entry.item)] for part in active]
         total = sum(self._tokens_fed(cut) for part in run for cut in self._micro_batches(part))
@@ -182,7 +182,7 @@ class TrainStack:
         return result
 
     def _accumulate(
-        self, objective: Objective[Any], items: Sequence[Any], run: Sequence[_Entry], state: _Accumulator
+        self, objective: Objective[Any], items: Sequence[Any], run: Sequence[_Occurrence], state: _Accumulator
     ) -> list[tuple[Trajectory, TokenStatistics]]:
         """The gradient of one update of `items`: forward and backward passes over the micro-batches of those that are
         not skipped. Returns the statistics of its trajectories."""
@@ -214,20 +214,20 @@ class TrainStack:
         return measured
 
     @torch.no_grad()
-    def _decide(self, objective: Objective[Any], run: Sequence[_Entry]) -> _WholeUpdate:
-        read = {_Entry(entry.item, objective.decision_sequences(entry.item)): entry for entry in run}
+    def _decide(self, objective: Objective[Any], run: Sequence[_Occurrence]) -> _WholeUpdate:
+        read = {_Occurrence(entry.item, objective.decision_sequences(entry.item)): entry for entry in run}
         cuts = self._micro_batches(list(read))
         batches = [self._pack(cut) for cut in cuts]
         decision = objective.decide([(batch, self.model(batch, objective.decision_needs)) for batch in batches])
         return _WholeUpdate(decision, {read[entry]: row for row, entry in enumerate(chain.from_iterable(cuts))})
 
-    def _pack(self, entries: Iterable[_Entry]) -> PackedBatch:
+    def _pack(self, entries: Iterable[_Occurrence]) -> PackedBatch:
         return self.model.pack([trajectory for entry in entries for trajectory in entry.sequences])
 
-    def _tokens_fed(self, entries: Iterable[_Entry]) -> int:
+    def _tokens_fed(self, entries: Iterable[_Occurrence]) -> int:
         return tokens_fed([entry.sequences for entry in entries], share_prompt=self.model.share_prompt)
 
-    def _micro_batches(self, entries: Sequence[_Entry]) -> list[list[_Entry]]:
+    def _micro_batches(self, entries: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
         sequences, share = [entry.sequences for entry in entries], self.model.share_prompt
         cuts = micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=share)
         return [[entries[i] for i in cut] for cut in cuts]

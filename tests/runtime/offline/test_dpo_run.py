@@ -12,8 +12,8 @@ import proxima
 from proxima.config import load_recipe, resolve
 from proxima.config.preference_schema import PreferenceConfig
 from proxima.data import UserError
-from proxima.runtime.offline import preference_method
 from proxima.runtime.state.folder import RunFolder
+from proxima.train.offline import preference_method
 from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
 from tests.runtime.offline.tiny_dpo import go, recipe

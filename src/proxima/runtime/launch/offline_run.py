@@ -11,7 +11,7 @@ from proxima.config.preference_schema import PreferenceConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.launch.build import describe_model, make_plan, make_stack
+from proxima.runtime.launch.build import describe_model, make_plan, make_stack, model_source
 from proxima.runtime.launch.execution import RunOptions, execute
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.offline_data import load_offline_data
@@ -51,7 +51,9 @@ class OfflineTraining:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
         self.config = config
         tokenizer, self.context = load_tokenizer_and_context(config.model)
-        self.method = METHODS[type(config)](config, tokenizer, self.context)
+        source, budget = model_source(config.model, config.seed), config.train.tokens_per_micro_batch
+        self.method = METHODS[type(config)](config, source, tokenizer, self.context, budget)
+        self.method.check()
         self.data = load_offline_data(config, self.method, observer)
         self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
         if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):

@@ -3,21 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from proxima.config.preference_schema import PreferenceConfig
-from proxima.core.preference import Sft
+from proxima.core.preference import Kto, Sft
 from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.evaluate.intervals import Interval, Z
 from proxima.evaluate.pair_metrics import over_questions
 from proxima.model import LoadedModel, PackedModel, Policy
-from proxima.model.files import model_files
-from proxima.model.load import resolve_device
-from proxima.runtime.launch.build import load_model, make_policy
 from proxima.task.protocol import Row
 from proxima.train import LogProbStage, TrainStack, stage_columns
 from proxima.train.objectives import KtoObjective, PreferenceObjective
@@ -37,17 +33,45 @@ class MeasuredItem:
     loss: float | None = None  # of the pair alone; None where losses depend on other pairs
 
 
-class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
+class PreferenceTerms(Protocol):
+    """The loss and its reference.
+
+    kto: the loss of single completions; None: those of pairs. reference: what log-ratios are against, `start` is the
+    model that the run starts from. cache: folder of the reference's log-probs; None: they are not kept.
+    """
+
+    @property
+    def kto(self) -> Kto | None: ...
+    @property
+    def reference(self) -> Literal["start", "none"]: ...
+    @property
+    def cache(self) -> str | None: ...
+    def pair_objective(self) -> PreferenceObjective: ...
+
+
+class PreferenceSettings(Protocol):
+    @property
+    def preference(self) -> PreferenceTerms: ...
+
+    def item(self, number: int, row: Row, tokenizer: Any, context: int) -> Item:
+        """What a row holds."""
+        ...
+
+
+class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
     """Completions that are preferred become more probable than the others, relative to a frozen reference; see
     `PreferenceObjective` and `KtoObjective`."""
 
     headline = "accuracy"
 
-    def __init__(self, config: PreferenceConfig, tokenizer: Any, context: int) -> None:
-        super().__init__(config, tokenizer, context)
-        self.section = config.preference
-        self.begins = True  # the weights are those that the run begins with
-        self.policy: Policy | None = None
+    begins = True  # the weights are those that the run begins with
+    policy: Policy | None = None
+
+    @property
+    def section(self) -> PreferenceTerms:
+        return self.settings.preference
+
+    def check(self) -> None:
         if (cache := self.cache) is not None:  # refused before anything is written; made when the run begins
             missing = [place for place in (cache, *cache.parents) if not place.exists()]
             try:
@@ -65,7 +89,7 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         return None if cache is None else Path(cache).expanduser()
 
     def item(self, row: Row, number: int) -> Item:
-        return self.config.item(number, row, self.tokenizer, self.context)
+        return self.settings.item(number, row, self.tokenizer, self.context)
 
     def joined(self, items: list[Item]) -> list[Item]:
         """The mismatched completions of KTO, which only its loss reads."""
@@ -79,7 +103,7 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         return super().load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
-        self.policy = make_policy(self.config.model, loaded)
+        self.policy = self.source.policy(loaded)
         return self.policy
 
     def objective(self) -> Any:
@@ -98,18 +122,12 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         """The log-probs of the reference."""
         if self.section.reference == "none" or not items:
             return items
-        sides = [side for item in items for side in _sides(item)]
-        model = self.config.model
-        known = model_files(model.path, model.revision)
-        of_model = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")
-        settings = {name: str(getattr(model, name)) for name in of_model}
-        settings["device"] = resolve_device(model.device).type
-        settings["tokens_per_micro_batch"] = str(self.config.train.tokens_per_micro_batch)
-        lora = {} if model.lora is None else {"base of an adapter": "off"}
-        cache = ReferenceCache(self.section.cache if known else None, known | settings | lora)
-        found = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress)))
+        sides = [side for item in items for side in item.sides]
+        identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(self.tokens_per_micro_batch)}
+        cache = ReferenceCache(self.section.cache if identity else None, identity | budget)
+        log_probs = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress)))
         return [
-            _with_sides(item, [replace(side, reference_log_prob=next(found)) for side in _sides(item)])
+            item.with_sides([replace(side, reference_log_prob=next(log_probs)) for side in item.sides])
             for item in items
         ]
 
@@ -118,23 +136,23 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         any time, with the adapter off; otherwise it is loaded once more. As many are run at once as `measure` runs: the
         start's own log-probs are these to the bit, whatever rounding does, and no pair of it has a margin."""
         assert self.policy is not None
-        lora = self.config.model.lora is not None
+        lora = self.source.lora is not None
         policy = self.policy
         if not self.begins and not lora:
-            policy = make_policy(self.config.model, load_model(self.config))
+            policy = self.source.policy(self.source.load())
         stage, done = LogProbStage("reference_log_prob", policy, adapter=not lora), 0
         total = sum(map(len, trajectories))
         out: list[Floats] = []
-        budget = self.config.train.tokens_per_micro_batch
         at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
         for part in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
-            out += stage_columns(stage, part, budget, share_prompt=policy.share_prompt)[stage.column]
+            columns = stage_columns(stage, part, self.tokens_per_micro_batch, share_prompt=policy.share_prompt)
+            out += columns[stage.column]
             done += sum(map(len, part))
             progress(done, total)
         return out
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[MeasuredItem]:
-        trajectories = [side for item in items for side in _sides(item)]
+        trajectories = [side for item in items for side in item.sides]
         log_probs = stack.log_prob(trajectories)
         if self.section.kto is not None:
             return [_measured_alone(item, x, self.section.kto.beta) for item, x in zip(items, log_probs, strict=True)]  # type: ignore[arg-type]
@@ -211,19 +229,6 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
             raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
         out.append(replace(item, mismatched=replace(found, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
     return out
-
-
-def _sides(item: Item) -> list[Trajectory]:
-    """The sequences of an item that the reference scores."""
-    if isinstance(item, PreferencePair):
-        return [item.chosen, item.rejected]
-    return [item.completion] if item.mismatched is None else [item.completion, item.mismatched]
-
-
-def _with_sides(item: Item, sides: Sequence[Trajectory]) -> Item:
-    if isinstance(item, PreferencePair):
-        return replace(item, chosen=sides[0], rejected=sides[1])
-    return replace(item, completion=sides[0], mismatched=sides[1] if len(sides) > 1 else None)
 
 
 def _measured_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> MeasuredItem:
