@@ -17,7 +17,7 @@ from proxima.data import PackedBatch, PreferencePair, Trajectory, require
 from proxima.data.flow import Key
 from proxima.model import TokenOutputs
 from proxima.train.objectives.policy_objective import first_forward
-from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
+from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_tokens
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class PreferenceObjective(Objective[PreferencePair]):
         return PairGradients(terms, {})
 
     def denominators(self, items: Sequence[PreferencePair], decision: PairGradients | None = None) -> list[Tensor]:
-        lengths = torch.tensor([_loss_tokens(item.chosen) for item in items])
+        lengths = torch.tensor([loss_tokens(item.chosen) for item in items])
         return [term.denominator(lengths) for term in self.terms]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: PairGradients | None = None) -> list[Loss]:
@@ -237,7 +237,3 @@ def _log_probs(pairs: PreferencePairs) -> Metrics:
     """The log-prob of a completion, nats, summed over its tokens."""
     every = torch.ones_like(pairs.chosen, dtype=torch.bool)
     return {f"logps/{side}": SumCount.over(getattr(pairs, side), every) for side in ("chosen", "rejected")}
-
-
-def _loss_tokens(item: Trajectory) -> int:
-    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())

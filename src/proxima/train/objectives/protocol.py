@@ -36,6 +36,11 @@ class TokenStatistics:
 FirstForward = Sequence[tuple[Trajectory, TokenStatistics]]  # of an update's trajectories, under the weights before it
 
 
+def loss_tokens(item: Trajectory) -> int:
+    """The tokens of a trajectory that are in its loss."""
+    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
+
+
 def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
     """The loss masks of trajectories one after the other, [N] bool, and the edges between them, [S+1] int64."""
     masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]

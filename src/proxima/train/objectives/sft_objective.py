@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.core.loss import Loss
 from proxima.data import PackedBatch, Trajectory
 from proxima.model import TokenOutputs
-from proxima.train.objectives.protocol import Objective
+from proxima.train.objectives.protocol import Objective, loss_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,3 @@ class SftObjective(Objective[Trajectory]):
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
         nll = -outputs.need("log_prob").double()[batch.loss_mask]
         return [Loss(nll.sum(), batch.loss_mask.sum().double(), {})]
-
-
-def loss_tokens(item: Trajectory) -> int:
-    """The tokens of a trajectory that are in its loss."""
-    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())

@@ -1,7 +1,8 @@
 """DPO, its relatives and KTO on the offline loop."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -11,8 +12,7 @@ import torch
 from proxima.core.preference import Kto, Sft
 from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
-from proxima.evaluate.intervals import Interval, Z
-from proxima.evaluate.pair_metrics import over_questions
+from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.task.protocol import Row
 from proxima.train import LogProbStage, TrainStack, stage_columns
@@ -21,16 +21,6 @@ from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progre
 from proxima.train.offline.reference_cache import ReferenceCache
 
 Item = PreferencePair | LabeledCompletion
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredItem:
-    """Figures of a held-out item: of a pair those of both sides, of a labeled completion those of its own alone."""
-
-    question: bytes  # the tokens of the prompt, which pairs of one question share
-    reward: dict[str, float]  # implicit, reward units
-    log_prob: dict[str, float]  # nats, summed
-    loss: float | None = None  # of the pair alone; None where losses depend on other pairs
 
 
 class PreferenceTerms(Protocol):
@@ -151,58 +141,17 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
             progress(done, total)
         return out
 
-    def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[MeasuredItem]:
-        trajectories = [side for item in items for side in item.sides]
-        log_probs = stack.log_prob(trajectories)
-        if self.section.kto is not None:
-            return [_measured_alone(item, x, self.section.kto.beta) for item, x in zip(items, log_probs, strict=True)]  # type: ignore[arg-type]
-        objective: PreferenceObjective = self.section.pair_objective()
-        batch = stack.model.pack(trajectories)
-        pairs = objective.pairs(batch, torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device))
-        beta = objective.terms[0].beta
-        rewards = [
-            beta * (ours - theirs)
-            for ours, theirs in ((pairs.chosen, pairs.reference_chosen), (pairs.rejected, pairs.reference_rejected))
-        ]
-        alone = not objective.whole_batch and not any(isinstance(term, Sft) for term in objective.terms)
-        losses = [None] * len(items)
-        if alone:
-            weights = objective.weights or [1.0] * len(objective.terms)
-            losses = sum(w * term(pairs) for w, term in zip(weights, objective.terms, strict=True)).tolist()  # type: ignore[union-attr]
-        sums = [float(x.sum(dtype=np.float64)) for x in log_probs]
-        return [
-            MeasuredItem(
-                question=item.chosen.prompt_tokens.tobytes(),  # type: ignore[union-attr]
-                reward={"chosen": float(rewards[0][i]), "rejected": float(rewards[1][i])},
-                log_prob={"chosen": sums[2 * i], "rejected": sums[2 * i + 1]},
-                loss=losses[i],
-            )
-            for i, item in enumerate(items)
-        ]
+    def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[ComparedItem]:
+        log_probs = stack.log_prob([side for item in items for side in item.sides])
+        pairs = [item for item in items if isinstance(item, PreferencePair)]
+        if pairs:
+            return _compared(pairs, log_probs, stack, self.section.pair_objective())
+        kto, labeled = self.section.kto, [item for item in items if isinstance(item, LabeledCompletion)]
+        assert kto is not None
+        return [_compared_alone(item, x, kto.beta) for item, x in zip(labeled, log_probs, strict=True)]
 
-    def summarise(self, measured: Sequence[MeasuredItem]) -> dict[str, float]:
-        out: dict[str, float] = {}
-        if self.section.kto is None:
-            out |= _share(measured, "reward").figures("accuracy")
-            out |= _share(measured, "log_prob").figures("log_prob_accuracy")
-            margins = [one.reward["chosen"] - one.reward["rejected"] for one in measured]
-            out |= {"rewards/margins": float(np.mean(margins)), "answers": len(measured)}
-            out["correct"] = sum(margin > 0 for margin in margins)
-            out["questions"] = len({one.question for one in measured})
-        else:
-            good, bad = ([one.reward[side] for one in measured if side in one.reward] for side in SIDES)
-            if good and bad:
-                out |= _in_order(good, bad).figures("accuracy")
-        for side in SIDES:
-            for name in ("reward", "log_prob"):
-                values = [getattr(one, name)[side] for one in measured if side in getattr(one, name)]
-                if values:
-                    out[f"{'rewards' if name == 'reward' else 'logps'}/{side}"] = float(np.mean(values))
-        losses = [one.loss for one in measured if one.loss is not None]
-        return out | ({"loss": float(np.mean(losses))} if losses else {})
-
-
-SIDES = ("chosen", "rejected")
+    def summarise(self, measured: Sequence[ComparedItem]) -> dict[str, float]:
+        return preference_metrics(measured)
 
 
 def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
@@ -212,51 +161,58 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
         UserError: there is none.
     """
     out: list[Item] = []
-    for i, item in enumerate(items):
-        assert isinstance(item, LabeledCompletion)
+    labeled = [item for item in items if isinstance(item, LabeledCompletion)]
+    for i, item in enumerate(labeled):
         own = item.completion
-        others = (items[(i + step) % len(items)] for step in range(1, len(items)))
+        others = (labeled[(i + step) % len(labeled)].completion for step in range(1, len(labeled)))
         fits = (
-            one.completion  # type: ignore[union-attr]
-            for one in others
-            if not np.array_equal(one.completion.prompt_tokens, own.prompt_tokens)  # type: ignore[union-attr]
-            and len(own.prompt_tokens) + len(one.completion.tokens) <= context  # type: ignore[union-attr]
+            other
+            for other in others
+            if not np.array_equal(other.prompt_tokens, own.prompt_tokens)
+            and len(own.prompt_tokens) + len(other.tokens) <= context
         )
-        found = next(fits, None)
-        if found is None:
+        other = next(fits, None)
+        if other is None:
             reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
             remedy = "add rows, or set preference.loss.0.anchor=zero"
             raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
-        out.append(replace(item, mismatched=replace(found, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
+        out.append(replace(item, mismatched=replace(other, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
     return out
 
 
-def _measured_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> MeasuredItem:
+def _compared(
+    pairs: Sequence[PreferencePair], log_probs: Sequence[Floats], stack: TrainStack, objective: PreferenceObjective
+) -> list[ComparedItem]:
+    """Pairs, from the log-probs [T] of both sides in turn."""
+    batch = stack.model.pack([side for pair in pairs for side in pair.sides])
+    values = objective.pairs(batch, torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device))
+    beta = objective.terms[0].beta
+    chosen, rejected = (
+        beta * (ours - theirs)
+        for ours, theirs in ((values.chosen, values.reference_chosen), (values.rejected, values.reference_rejected))
+    )
+    losses: list[float | None] = [None] * len(pairs)
+    if not objective.whole_batch and not any(isinstance(term, Sft) for term in objective.terms):
+        weights = objective.weights or [1.0] * len(objective.terms)
+        terms = [weight * term(values) for weight, term in zip(weights, objective.terms, strict=True)]
+        losses = reduce(torch.add, terms).tolist()
+    sums = [float(x.sum(dtype=np.float64)) for x in log_probs]
+    return [
+        ComparedItem(
+            question=pair.chosen.prompt_tokens.tobytes(),
+            reward={"chosen": float(chosen[i]), "rejected": float(rejected[i])},
+            log_prob={"chosen": sums[2 * i], "rejected": sums[2 * i + 1]},
+            loss=losses[i],
+        )
+        for i, pair in enumerate(pairs)
+    ]
+
+
+def _compared_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> ComparedItem:
     reference = item.completion.reference_log_prob
     ours = float(log_prob.sum(dtype=np.float64))
     theirs = 0.0 if reference is None else float(reference.sum(dtype=np.float64))
     side = "chosen" if item.good else "rejected"
-    return MeasuredItem(
+    return ComparedItem(
         question=item.completion.prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}
     )
-
-
-def _share(measured: Sequence[MeasuredItem], name: str) -> Interval:
-    """The share of pairs in which the chosen side has more, a tie counting half, with its interval over the questions:
-    pairs of one question are not independent."""
-    leads = [getattr(one, name)["chosen"] - getattr(one, name)["rejected"] for one in measured]
-    names = {question: number for number, question in enumerate(dict.fromkeys(one.question for one in measured))}
-    question = np.array([names[one.question] for one in measured])
-    return over_questions((np.sign(leads) + 1) / 2, question)
-
-
-def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
-    """The share of (good, bad) couples in which the good one has more, a tie counting half: the area under the ROC
-    curve, with the interval of DeLong et al., Biometrics 44 (1988)."""
-    wins = (np.sign(np.subtract.outer(good, bad)) + 1) / 2
-    value, spread = float(wins.mean()), 0.0
-    for shares in (wins.mean(axis=1), wins.mean(axis=0)):
-        spread += float(shares.var(ddof=1)) / len(shares) if len(shares) > 1 else 0.0
-    half = Z * spread**0.5
-    low, high = max(0.0, value - half), min(1.0, value + half)
-    return Interval(value=value, low=low, high=high, method="delong", questions=len(good) + len(bad))

@@ -16,7 +16,7 @@ from proxima.task.prompts import EVAL_UID
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives import SftObjective
-from proxima.train.objectives.sft_objective import loss_tokens
+from proxima.train.objectives.protocol import loss_tokens
 from proxima.train.offline.method import OfflineMethod
 
 
