@@ -14,7 +14,7 @@ def main() -> None:
     from proxima.data import Completion, Group, Prompt, Score
     from proxima.model import Policy, load
     from proxima.train import PolicyObjective, TrainStack
-    from proxima.train.batch_builder import Algorithm
+    from proxima.train.batch_builder import BatchBuilder
 
     torch.set_num_threads(settings["threads"])
     loaded = load(settings["model"], device="cpu")
@@ -53,7 +53,7 @@ def main() -> None:
             )
         )
     selection = (Prune(rate=settings["rate"]),) if settings["rate"] else ()
-    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection)
+    algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=selection)
 
     def once() -> dict[str, float]:
         start = time.perf_counter()

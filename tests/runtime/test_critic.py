@@ -20,7 +20,7 @@ from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_resume import Died, die_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
@@ -64,7 +64,7 @@ def test_gae_with_bootstrap_at_truncation_and_holes_by_hand():
         return [replace(i, **fact, bootstrap=0.6 if i.truncated else 0.0) for i, fact in zip(items, facts, strict=True)]
 
     advantage = Gae(gamma=0.9, lam=0.5, whiten=False)
-    batch = Algorithm(advantage=advantage, selection=[], fill=fill).step_batch([group(0, [1.0, 2.0])], 1)
+    batch = BatchBuilder(advantage=advantage, selection=[], fill=fill).step_batch([group(0, [1.0, 2.0])], 1)
     ended, cut = batch.trajectories
     d2, d1, d0 = 1.0 - 0.8, 0.9 * 0.8 - 0.5, 0.9 * 0.5 - 0.2
     a1 = d1 + 0.45 * d2
@@ -88,10 +88,10 @@ def test_a_critic_learns_from_what_a_selection_drops_too():
 
     from proxima.core.selection import Prune
 
-    spec = Algorithm(advantage=Gae(whiten=False), selection=[Prune(rate=0.5)], fill=fill, value_warmup=2)
+    spec = BatchBuilder(advantage=Gae(whiten=False), selection=[Prune(rate=0.5)], fill=fill, value_warmup=2)
     batch = spec.step_batch([group(0, [1.0, 0.0, None, 3.0]), group(1, [2.0, 0.5, 1.0, 0.0])], 2)
     assert len(batch.trajectories) == 3 and len(batch.valued) == 7
-    assert batch.policy_waits and not spec.step_batch([group(0, [1.0, 0.0])], 3).policy_waits
+    assert batch.critic_only and not spec.step_batch([group(0, [1.0, 0.0])], 3).critic_only
     assert {r.outcome for r in batch.records({}).values()} == {"critic_only", "dropped_pruned", "invalid"}
 
 

@@ -8,7 +8,7 @@ from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 
 
 def group(uid, rewards, tokens=3, correct=None):
@@ -32,7 +32,7 @@ def group(uid, rewards, tokens=3, correct=None):
 
 
 def algorithm(*selection, advantage="grpo", **settings):
-    return Algorithm(
+    return BatchBuilder(
         advantage=ADVANTAGES[advantage](), selection=[SELECTIONS[name]() for name in selection], **settings
     )
 

@@ -88,7 +88,7 @@ def trained(objective, items):
 @pytest.mark.parametrize("case", CASES)
 def test_an_order_of_the_cuts_changes_nothing(case, lengths, monkeypatch):
     objective, items_of = CASES[case]
-    assert objective.whole_batch
+    assert objective.has_batch_statistics
     items = items_of(completions(lengths))
     items = items if case in ("clip_cov", "kl_cov", "top_entropy", "normalised weights") else [*items, items[3]]
     expected, plain = trained(objective, items)

@@ -26,7 +26,7 @@ KL = "reward_kl/mean"  # the metric: nats a token, the mean over completions of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepBatch:
+class TrainingBatch:
     """What a step trains on, and why the rest was dropped."""
 
     groups: tuple[Group, ...]  # all that the step consumes: those it could use, by uid, then those dropped before
@@ -35,7 +35,7 @@ class StepBatch:
     reasons: Mapping[Key, str]  # why a completion was dropped; absent for those that are trained
     updates: tuple[tuple[Key, ...], ...]  # the completions of each optimizer step
     step: int = 0  # its number, from 1
-    policy_waits: bool = False  # only the critic is trained in this step
+    critic_only: bool = False  # only the critic is trained in this step
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the KL in the reward, the values and the guard
     rejected: Mapping[Key, TokenStatistics] = field(default_factory=dict)  # after their first forward pass
 
@@ -50,12 +50,12 @@ class StepBatch:
         them: they were sampled like the rest."""
         return tuple(item for item in self.completions if item.returns is not None)
 
-    def filled(self, trajectories: Iterable[Trajectory]) -> "StepBatch":
+    def filled(self, trajectories: Iterable[Trajectory]) -> "TrainingBatch":
         """The batch with these trajectories, which have further columns, in place of those of the same key."""
         by_key = {item.key: item for item in trajectories}
         return replace(self, completions=tuple(by_key.get(item.key, item) for item in self.completions))
 
-    def reject(self, statistics: Mapping[Key, TokenStatistics], reason: str) -> "StepBatch":
+    def reject(self, statistics: Mapping[Key, TokenStatistics], reason: str) -> "TrainingBatch":
         """The batch without the trajectories whose `statistics` of the first forward pass these are; their outcome is
         `dropped_<reason>`."""
         updates = (tuple(key for key in update if key not in statistics) for update in self.updates)
@@ -107,13 +107,13 @@ class StepBatch:
     def _outcome(self, key: Key, statistics: TokenStatistics | None) -> str:
         if reason := self.reasons.get(key):
             return reason if reason == "invalid" else f"dropped_{reason}"
-        if self.policy_waits:
+        if self.critic_only:
             return "critic_only"
         return "skipped_zero_advantage" if statistics is None else "trained"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class BatchBuilder:
     """The slots that act before the update.
 
     With `reads_behavior`, the loss reads μ, which every completion must then have; otherwise μ is only measured, and
@@ -125,9 +125,11 @@ class Algorithm:
     selection: Sequence[Any]
     behavior: str = "untruncated"  # which of the engine's log-probs is μ: this one, or `sampled`
     reads_behavior: bool = True
-    masked: bool = False  # sampling is truncated and μ is what was sampled: all completions must have a `sampling_mask`
+    needs_sampling_mask: bool = (
+        False  # sampling is truncated and μ is what was sampled: all completions must have a `sampling_mask`
+    )
     updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
-    epochs: int = 1  # passes over the batch, see `deal`
+    epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0
     rewards: Sequence[str] = ()  # names of the recipe's, the columns of `Outcomes.parts`; empty: those that a score has
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
@@ -146,14 +148,14 @@ class Algorithm:
         """What a checkpoint keeps."""
         return {} if self.reward_kl is None else {"kl_coefficient": self.beta}
 
-    def after(self, batch: StepBatch) -> "Algorithm":
+    def after(self, batch: TrainingBatch) -> "BatchBuilder":
         """For the step after the one of `batch`."""
         if self.reward_kl is None or KL not in batch.metrics:
             return self
         beta = self.reward_kl.next(self.beta, batch.metrics[KL], len(batch.scored))
         return replace(self, kl_coefficient=beta)
 
-    def unjudged(self, groups: Sequence[Group]) -> str:
+    def missing_accuracy_warning(self, groups: Sequence[Group]) -> str:
         """What to tell the user if a selection compares accuracies and no reward gives one; otherwise empty."""
         named = [i for i, spec in enumerate(self.selection) if getattr(spec, "by_accuracy", False)]
         valid = [score for group in groups for score in group.scores if score.valid]
@@ -180,7 +182,9 @@ class Algorithm:
         dropped = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
         return _by_group(groups, dropped, kept)
 
-    def step_batch(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
+    def step_batch(
+        self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
+    ) -> TrainingBatch:
         """Advantages over the full groups, then selection, then the assignment to updates.
 
         Args:
@@ -195,14 +199,14 @@ class Algorithm:
         dropped_for = {item.key: reason for item, reason in zip(items, reasons, strict=True) if reason is not None}
         dropped_for |= {completion.key: reason for group, reason in dropped for completion in group.completions}
         kept = [item for item, is_kept in zip(items, keep.tolist(), strict=True) if is_kept]
-        return StepBatch(
+        return TrainingBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
             unused={group.prompt.uid for group, _ in dropped},
             completions=tuple(items),
             reasons=dropped_for,
-            updates=deal(kept, len(ordered), self.seed, step, updates=self.updates, epochs=self.epochs),
+            updates=split_into_updates(kept, len(ordered), self.seed, step, updates=self.updates, epochs=self.epochs),
             step=step,
-            policy_waits=step <= self.value_warmup,
+            critic_only=step <= self.value_warmup,
             metrics=metrics,
         )
 
@@ -254,19 +258,19 @@ class Algorithm:
         Raises:
             UserError: the loss reads μ, and a token has none; or a completion lacks its sampling mask.
         """
-        known = True
+        complete = True
         for item in items:
             where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
-            if self.masked and item.sampling_mask is None and len(item.tokens):
+            if self.needs_sampling_mask and item.sampling_mask is None and len(item.tokens):
                 remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
                 raise UserError(f"{where}: the engine did not say which tokens could be sampled", remedy=remedy)
             if item.behavior_log_prob is not None and (absent := np.isnan(item.behavior_log_prob)).any():
-                known = False
+                complete = False
                 if self.reads_behavior:
                     column = f"{self.behavior}_log_prob"
                     reason = f"{column} of token {absent.argmax()} is absent (NaN), and the loss reads it"
                     raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
-        return items if known else [replace(item, behavior_log_prob=None) for item in items]
+        return items if complete else [replace(item, behavior_log_prob=None) for item in items]
 
     def _shaped(self, score: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token."""
@@ -294,7 +298,7 @@ class Algorithm:
         return {"advantage": self.advantage(rewards), "returns": returns}, metrics
 
 
-def deal(
+def split_into_updates(
     trajectories: Sequence[Trajectory], groups: int, seed: int, step: int, *, updates: int, epochs: int
 ) -> tuple[tuple[Key, ...], ...]:
     """Assign whole groups to optimizer steps, as evenly as the original groups divide; an empty one is left out.
@@ -339,7 +343,7 @@ def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int
     out: dict[int, str] = {}
     for group in groups:
         if group.prompt.uid not in kept:
-            found = [reasons[c.key] for c in group.completions if c.key in reasons]
-            by_selection = [reason for reason in found if reason != "invalid"]
-            out[group.prompt.uid] = (by_selection or found or ["empty"])[-1]
+            of_group = [reasons[c.key] for c in group.completions if c.key in reasons]
+            by_selection = [reason for reason in of_group if reason != "invalid"]
+            out[group.prompt.uid] = (by_selection or of_group or ["empty"])[-1]
     return out

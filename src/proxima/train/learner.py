@@ -16,7 +16,7 @@ from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.rollout.collector import Pending
 from proxima.train import EarlyStop, ForwardStage, Objective, TokenStatistics, TrainStack, UpdateResult
-from proxima.train.batch_builder import StepBatch
+from proxima.train.batch_builder import TrainingBatch
 from proxima.train.critic import Critic
 from proxima.train.objectives.policy_objective import first_forward
 from proxima.train.objectives.protocol import FirstForward
@@ -39,7 +39,7 @@ class Learner:
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # for when rollout engine and trainer differ too much
     compute: ComputeThread = field(default_factory=ComputeThread)  # the thread that all of this runs in
 
-    async def prepare(self, batch: StepBatch, version: int) -> StepBatch:
+    async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
         """What comes before the update, called on the event loop: the guard's rejections and the stages with a memory;
         `version` is that of the present weights."""
         batch = await self.compute.run(self.reject_mismatched, batch)
@@ -47,7 +47,7 @@ class Learner:
             batch = batch.filled(await stage.fill(batch.trajectories, version))
         return batch
 
-    def update(self, batch: StepBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
+    def update(self, batch: TrainingBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
         """The critic's optimizer steps, then the forward stages that have not run yet and the policy's. The advantages
         are those of the critic before its update, whichever comes first.
 
@@ -61,7 +61,7 @@ class Learner:
             MismatchError: see `MismatchGuard.check_fresh`. The policy is not updated.
         """
         of_critic = {} if self.critic is None else self.critic.update(batch, progress)
-        if batch.policy_waits:
+        if batch.critic_only:
             return UpdateResult(metrics=of_critic)
         trajectories = self.stack.fill(self.stages, batch.trajectories)
         objective = self.objective.at_version(version)
@@ -90,7 +90,7 @@ class Learner:
         for stage in self.run_stages:
             stage.observe(first, version)
 
-    def reject_mismatched(self, batch: StepBatch) -> StepBatch:
+    def reject_mismatched(self, batch: TrainingBatch) -> TrainingBatch:
         """With `on_mismatch: reject`, the batch without what the guard rejects, and with the `mismatch/` metrics.
 
         Completions that the update skips, because their advantage is 0, are in no figure and are never rejected: the

@@ -44,7 +44,7 @@ class NextLogProbs(Columns):
         """That of the completion."""
         return self.uid, self.sample, self.turn
 
-    def begins(self, other: "InFlight | Trajectory") -> bool:
+    def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
         """Whether the other has these tokens first, of the same versions."""
         own = len(self.tokens)
         versions = other.policy_version
@@ -67,10 +67,8 @@ class Segment:
 
     def trajectory(self, group: int) -> Trajectory:
         """The completion up to the end of the segment, for the trainer."""
-        one = self.of
-        return Trajectory(
-            group=group, prompt_tokens=one.prompt_tokens, tokens=one.tokens[: self.end], temperature=one.temperature
-        )
+        tokens, temperature = self.of.tokens[: self.end], self.of.temperature
+        return Trajectory(group=group, prompt_tokens=self.of.prompt_tokens, tokens=tokens, temperature=temperature)
 
     def request(self) -> ScoreRequest:
         """The segment after everything before it, for the engine."""
@@ -125,9 +123,9 @@ class NextPolicy(RunStage):
         try:
             async with asyncio.timeout(SCORE_SECONDS):
                 segments = await self._segments((await self.engine.health()).version)
-                asked = [one.request() for one in [*segments, *(one for one, _, _ in compared)]]
-                scored = await self.engine.score(asked)
-            lengths = [len(one.tokens) for one in asked], [len(column) for column in scored]
+                requests = [segment.request() for segment in [*segments, *(segment for segment, _, _ in compared)]]
+                scored = await self.engine.score(requests)
+            lengths = [len(request.tokens) for request in requests], [len(column) for column in scored]
             if lengths[0] != lengths[1]:
                 raise ValueError(f"score gave {lengths[1]} log-probs for {lengths[0]} tokens")
         except Exception as error:
@@ -152,10 +150,11 @@ class NextPolicy(RunStage):
             except Exception as error:
                 self._miss(error)
                 segments = []
-            segments.sort(key=lambda one: one.prompt)  # neighbours share their prompt
-            groups = {prompt: number for number, prompt in enumerate(dict.fromkeys(one.prompt for one in segments))}
-            found = await self.trainer([one.trajectory(groups[one.prompt]) for one in segments])
-            self._write(segments, [column[one.start :] for one, column in zip(segments, found, strict=True)])
+            segments.sort(key=lambda segment: segment.prompt)  # neighbours share their prompt
+            prompts = dict.fromkeys(segment.prompt for segment in segments)
+            groups = {prompt: number for number, prompt in enumerate(prompts)}
+            columns = await self.trainer([segment.trajectory(groups[segment.prompt]) for segment in segments])
+            self._write(segments, [column[segment.start :] for segment, column in zip(segments, columns, strict=True)])
         filled = [self._filled(item) for item in trajectories]
         self._metrics |= missing_metrics(filled, version)
         return filled
@@ -163,37 +162,37 @@ class NextPolicy(RunStage):
     async def _segments(self, version: int) -> list[Segment]:
         """What has to be computed while `version` is the newest."""
         # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
-        found = {one.key: one for one in await self.engine.in_flight() if one.temperature > 0}
-        found |= {one.key: InFlight.of(one, prompt.tokens) for prompt, one in self.unconsumed()}
+        waiting = {partial.key: partial for partial in await self.engine.in_flight() if partial.temperature > 0}
+        waiting |= {whole.key: InFlight.of(whole, prompt.tokens) for prompt, whole in self.unconsumed()}
         segments = []
-        for one in found.values():
-            entry = self._entry(one)
-            wanted = one.policy_version == version - 1
+        for completion in waiting.values():
+            entry = self._entry(completion)
+            wanted = completion.policy_version == version - 1
             if entry is not None:
                 wanted[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
             places = wanted.nonzero()[0]
             if len(places):
-                segments.append(Segment(of=one, start=int(places[0]), end=int(places[-1]) + 1))
+                segments.append(Segment(of=completion, start=int(places[0]), end=int(places[-1]) + 1))
         return segments
 
-    def _entry(self, one: InFlight | Trajectory) -> NextLogProbs | None:
+    def _entry(self, completion: InFlight | Trajectory) -> NextLogProbs | None:
         """What is known of this completion; not of an earlier one with the same key."""
-        entry = self.entries.get(one.key)
-        return entry if entry is not None and entry.begins(one) else None
+        entry = self.entries.get(completion.key)
+        return entry if entry is not None and entry.is_prefix_of(completion) else None
 
     def _write(self, segments: Sequence[Segment], columns: Sequence[Floats]) -> None:
         for segment, column in zip(segments, columns, strict=False):
-            one, entry = segment.of, self._entry(segment.of)
+            completion, entry = segment.of, self._entry(segment.of)
             log_prob = np.full(segment.end, np.nan, np.float32)
             if entry is not None:
                 log_prob[: len(entry.log_prob)] = entry.log_prob
             log_prob[segment.start :] = column
-            self.entries[one.key] = NextLogProbs(
-                uid=one.prompt_uid,
-                sample=one.sample,
-                turn=one.turn,
-                tokens=one.tokens[: segment.end],
-                policy_version=one.policy_version[: segment.end],
+            self.entries[completion.key] = NextLogProbs(
+                uid=completion.prompt_uid,
+                sample=completion.sample,
+                turn=completion.turn,
+                tokens=completion.tokens[: segment.end],
+                policy_version=completion.policy_version[: segment.end],
                 log_prob=log_prob,
             )
             self._metrics["next/written"] = self._metrics.get("next/written", 0.0) + len(column)
@@ -235,7 +234,7 @@ class NextPolicy(RunStage):
             return
         engine, trainer, behavior = (
             np.concatenate(columns).astype(np.float64)
-            for columns in (scored, [one[1] for one in compared], [one[2] for one in compared])
+            for columns in (scored, [by_trainer for _, by_trainer, _ in compared], [mu for _, _, mu in compared])
         )
         weights = {"engine": np.exp(engine - behavior), "trainer": np.exp(trainer - behavior)}
         self._metrics["next/engine_trainer_absdiff"] = float(np.abs(engine - trainer).mean())

@@ -17,7 +17,7 @@ from proxima.data.flow import Key
 from proxima.model import PackedModel
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
-from proxima.train.objectives.protocol import Decision, FirstForward, Objective, TokenStatistics
+from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
@@ -50,7 +50,7 @@ class UpdateResult:
 
 @dataclass(frozen=True, eq=False)
 class _Occurrence:
-    """An item of an update, with its sequences; an item that an update has twice has two entries."""
+    """An item of an update, with its sequences; an item that an update has twice has two occurrences."""
 
     item: Any
     sequences: Sequence[Trajectory]
@@ -58,14 +58,14 @@ class _Occurrence:
 
 @dataclass(frozen=True)
 class _WholeUpdate:
-    """What an objective decided from all entries of an update, and the row of each in the packs that it read."""
+    """What an objective decided from all occurrences of an update, and the row of each in the packs that it read."""
 
-    decision: Decision
+    statistics: BatchStatistics
     row: Mapping[_Occurrence, int]
 
     def of(self, cut: Sequence[_Occurrence]) -> Any:
         """The part of a micro-batch."""
-        return self.decision.take([self.row[entry] for entry in cut])
+        return self.statistics.take([self.row[occurrence] for occurrence in cut])
 
 
 @dataclass
@@ -152,9 +152,12 @@ class TrainStack:
         """
         before = self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
-        entries = [[_Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
-        active = [[entry for entry in part if any(len(x.tokens) for x in entry.sequences)] for part in entries]
-        run = [[entry for entry in part if not objective.skippable(entry.item)] for part in active]
+        occurrences = [[_Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
+        active = [
+            [occurrence for occurrence in part if any(len(x.tokens) for x in occurrence.sequences)]
+            for part in occurrences
+        ]
+        run = [[occurrence for occurrence in part if not objective.skippable(occurrence.item)] for part in active]
         total = sum(self._tokens_fed(cut) for part in run for cut in self._micro_batches(part))
         result = UpdateResult()
         state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.model.device))
@@ -186,25 +189,25 @@ class TrainStack:
     ) -> list[tuple[Trajectory, TokenStatistics]]:
         """The gradient of one update of `items`: forward and backward passes over the micro-batches of those that are
         not skipped. Returns the statistics of its trajectories."""
-        # The only place that sees a whole update. With several ranks, `decide` reads the parts of all ranks and the
-        # denominators are summed over ranks, here.
-        whole = self._decide(objective, run) if objective.whole_batch and run else None
+        # The only place that sees a whole update. With several ranks, `batch_statistics` reads the parts of all ranks
+        # and the denominators are summed over ranks, here.
+        whole = self._batch_statistics(objective, run) if objective.has_batch_statistics and run else None
         if whole is not None:
-            state.metrics.append(whole.decision.metrics)
+            state.metrics.append(whole.statistics.metrics)
         denominators = [
             torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
-            for d in objective.denominators(items, None if whole is None else whole.decision)
+            for d in objective.denominators(items, None if whole is None else whole.statistics)
         ]
         measured: list[tuple[Trajectory, TokenStatistics]] = []
         for cut in self._micro_batches(run):
             batch = self._pack(cut)
-            outputs = self.model(batch, objective.needs)
+            outputs = self.model(batch, objective.outputs)
             losses = objective.losses(batch, outputs, None if whole is None else whole.of(cut))
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
             value.backward()
             state.loss += value.detach()
             state.metrics.extend(loss.metrics for loss in losses)
-            trajectories = chain.from_iterable(entry.sequences for entry in cut)
+            trajectories = chain.from_iterable(occurrence.sequences for occurrence in cut)
             measured += zip(trajectories, objective.token_statistics(batch, outputs, losses), strict=False)
             state.result.tokens += len(batch.tokens)
             if state.report:
@@ -214,23 +217,30 @@ class TrainStack:
         return measured
 
     @torch.no_grad()
-    def _decide(self, objective: Objective[Any], run: Sequence[_Occurrence]) -> _WholeUpdate:
-        read = {_Occurrence(entry.item, objective.decision_sequences(entry.item)): entry for entry in run}
+    def _batch_statistics(self, objective: Objective[Any], run: Sequence[_Occurrence]) -> _WholeUpdate:
+        read = {
+            _Occurrence(occurrence.item, objective.statistics_sequences(occurrence.item)): occurrence
+            for occurrence in run
+        }
         cuts = self._micro_batches(list(read))
         batches = [self._pack(cut) for cut in cuts]
-        decision = objective.decide([(batch, self.model(batch, objective.decision_needs)) for batch in batches])
-        return _WholeUpdate(decision, {read[entry]: row for row, entry in enumerate(chain.from_iterable(cuts))})
+        statistics = objective.batch_statistics(
+            [(batch, self.model(batch, objective.statistics_outputs)) for batch in batches]
+        )
+        return _WholeUpdate(
+            statistics, {read[occurrence]: row for row, occurrence in enumerate(chain.from_iterable(cuts))}
+        )
 
-    def _pack(self, entries: Iterable[_Occurrence]) -> PackedBatch:
-        return self.model.pack([trajectory for entry in entries for trajectory in entry.sequences])
+    def _pack(self, occurrences: Iterable[_Occurrence]) -> PackedBatch:
+        return self.model.pack([trajectory for occurrence in occurrences for trajectory in occurrence.sequences])
 
-    def _tokens_fed(self, entries: Iterable[_Occurrence]) -> int:
-        return tokens_fed([entry.sequences for entry in entries], share_prompt=self.model.share_prompt)
+    def _tokens_fed(self, occurrences: Iterable[_Occurrence]) -> int:
+        return tokens_fed([occurrence.sequences for occurrence in occurrences], share_prompt=self.model.share_prompt)
 
-    def _micro_batches(self, entries: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
-        sequences, share = [entry.sequences for entry in entries], self.model.share_prompt
+    def _micro_batches(self, occurrences: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
+        sequences, share = [occurrence.sequences for occurrence in occurrences], self.model.share_prompt
         cuts = micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=share)
-        return [[entries[i] for i in cut] for cut in cuts]
+        return [[occurrences[i] for i in cut] for cut in cuts]
 
     def _step(self) -> Tensor:
         """Clip, schedule and step.

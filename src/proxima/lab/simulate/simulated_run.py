@@ -18,7 +18,7 @@ from proxima.lab.simulate.timed_engine import TimedEngine
 from proxima.lab.simulate.timed_parts import (
     NoRollouts,
     RecordsInMemory,
-    TimedAlgorithm,
+    TimedBatchBuilder,
     TimedLearner,
     TimedPrompts,
     TimedRewards,
@@ -159,14 +159,14 @@ def _controller(
 ) -> SimulatedController:
     """As `runtime.build.make_controller`, with parts that only take time."""
     observer, prompts = Observer(), cast(Any, TimedPrompts(times.prompt_length))
-    algorithm = TimedAlgorithm(advantage=None, selection=(), seed=config.seed, times=times, thread=thread)
+    batch_builder = TimedBatchBuilder(advantage=None, selection=(), seed=config.seed, times=times, thread=thread)
     rewards = TimedRewards(
         times, config.seed, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward)
     )
     generator = GroupGenerator(Executor(engine), rewards, training_groups(config), clock.now)
     recorder = RolloutRecorder(store, prompts, observer)
     collector = make_collector(
-        config, generator, prompts, recorder, partial(thread.run, algorithm.reject), Pending(), 0
+        config, generator, prompts, recorder, partial(thread.run, batch_builder.reject), Pending(), 0
     )
     plan = replace(
         make_plan(config, config.train.steps),
@@ -176,4 +176,4 @@ def _controller(
         checkpoint_every=config.checkpoint.every if times.checkpoint else 0,
     )
     learner = TimedLearner.of(times, thread)
-    return SimulatedController(times, thread, plan, collector, algorithm, learner, store, None, observer, clock)
+    return SimulatedController(times, thread, plan, collector, batch_builder, learner, store, None, observer, clock)

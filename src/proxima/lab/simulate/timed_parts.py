@@ -19,7 +19,7 @@ from proxima.reward.runner import RewardRunner
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.store import RunStore
 from proxima.train import TokenStatistics, UpdateResult
-from proxima.train.batch_builder import Algorithm, StepBatch
+from proxima.train.batch_builder import BatchBuilder, TrainingBatch
 from proxima.train.completion_record import CompletionRecord
 from proxima.train.learner import Learner
 
@@ -94,7 +94,7 @@ class TimedRewards(RewardRunner):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedBatch(StepBatch):
+class TimedBatch(TrainingBatch):
     """A batch without trajectories: every group that the step uses is trained."""
 
     @property
@@ -115,7 +115,7 @@ class TimedBatch(StepBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedAlgorithm(Algorithm):
+class TimedBatchBuilder(BatchBuilder):
     """Dynamic sampling keeps a share of the groups; advantages and selection take a constant time."""
 
     times: Times
@@ -129,7 +129,9 @@ class TimedAlgorithm(Algorithm):
             if mix(SIMULATED_VERDICT, self.seed, group.prompt.uid) >= limit
         }
 
-    def step_batch(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
+    def step_batch(
+        self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
+    ) -> TrainingBatch:
         self.thread.spend(self.times.other)
         return TimedBatch(
             groups=(*groups, *(group for group, _ in dropped)),
@@ -153,14 +155,14 @@ class TimedLearner(Learner):
         nothing = cast(Any, SimpleNamespace(model=nn.Identity(), loaded=None, value_head=None))
         return cls(policy=nothing, stack=nothing, objective=nothing, compute=thread, times=times, thread=thread)
 
-    def update(self, batch: StepBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
+    def update(self, batch: TrainingBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
         assert isinstance(batch, TimedBatch)
         if not batch.kept:
             return UpdateResult()
         self.thread.spend(self.times.update + self.times.update_token * batch.tokens)
         return UpdateResult(tokens=batch.tokens, updates=1)
 
-    def reject_mismatched(self, batch: StepBatch) -> StepBatch:
+    def reject_mismatched(self, batch: TrainingBatch) -> TrainingBatch:
         return batch
 
     def fill(self, trajectories: Sequence[Any], columns: Set[str]) -> list[Any]:

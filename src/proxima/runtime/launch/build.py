@@ -52,7 +52,7 @@ from proxima.train import (
     TrainStack,
     ValueStage,
 )
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 from proxima.train.critic import Critic, ValueHead
 from proxima.train.learner import Learner
 from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Unconsumed
@@ -212,7 +212,7 @@ def make_stages(
     return stages
 
 
-def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> Algorithm:
+def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
     """The slots that act before the update; `kl_coefficient` is that of a checkpoint.
 
     Raises:
@@ -223,12 +223,12 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
     if missing := unsupported_by_loop(algorithm.advantage, supplied):
         remedy = "set critic, give train() a forward stage that fills it, or use another advantage"
         raise FieldError("algorithm.advantage", kind_of(algorithm.advantage), missing, remedy=remedy)
-    return Algorithm(
+    return BatchBuilder(
         advantage=algorithm.advantage,
         selection=algorithm.selection,
         behavior=algorithm.behavior,
         reads_behavior=algorithm.reads_behavior,
-        masked=replays_sampling_masks(config),
+        needs_sampling_mask=replays_sampling_masks(config),
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,
@@ -297,7 +297,7 @@ def make_controller(
     """Everything that the loop touches. A checkpoint kept `pending`, what the collector held for later steps, with the
     `next_log_probs` of these, and the `kl_coefficient` of the reward."""
     learner = make_learner(config, loaded, compute, stages, critic, log := store.folder.engine_log)
-    algorithm = make_algorithm(config, learner, kl_coefficient)
+    batch_builder = make_batch_builder(config, learner, kl_coefficient)
     recorder = RolloutRecorder(store, data.source, observer)
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):
@@ -318,7 +318,7 @@ def make_controller(
         collector.generator, collector.listener = generator, recorder
     else:
         assert generator is not None
-        reject = partial(compute.run, algorithm.reject)
+        reject = partial(compute.run, batch_builder.reject)
         made = (pending or Pending(), store.journal.step)
         collector = make_collector(config, generator, data.source, recorder, reject, *made)
         if config.algorithm.proximal == "next":
@@ -327,7 +327,7 @@ def make_controller(
             learner = replace(learner, run_stages=[cache])
     metric, unscored = config.eval.metric, max_unscored_steps(config)
     plan = make_plan(config, config.train.steps, metric=metric, max_unscored_steps=unscored)
-    return Controller(plan, collector, algorithm, learner, store, evaluation, observer, clock)
+    return Controller(plan, collector, batch_builder, learner, store, evaluation, observer, clock)
 
 
 def max_unscored_steps(config: "RunConfig") -> int:

@@ -29,7 +29,7 @@ from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.watch.observer import Observer, Sample
 from proxima.train import UpdateResult
-from proxima.train.batch_builder import Algorithm, StepBatch
+from proxima.train.batch_builder import BatchBuilder, TrainingBatch
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
 from proxima.train.learner import Learner
 
@@ -43,7 +43,7 @@ class Controller(TrainingLoop):
         plan, store, observer, clock: see `TrainingLoop`.
         collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
             another run stored, without them where no question is held out.
-        algorithm: from scored groups to updates.
+        batch_builder: from scored groups to updates.
         learner: the weights, and what changes them.
         evaluation: the held-out questions; None: there are none.
     """
@@ -52,7 +52,7 @@ class Controller(TrainingLoop):
         self,
         plan: Plan,
         collector: Collector,
-        algorithm: Algorithm,
+        batch_builder: BatchBuilder,
         learner: Learner,
         store: RunStore,
         evaluation: Evaluation | None,
@@ -62,8 +62,9 @@ class Controller(TrainingLoop):
         others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
         trained = Trained(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
         super().__init__(plan, trained, store, observer, clock)
-        self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
-        self._score_error = self._unjudged = ""
+        self.collector, self.batch_builder = collector, batch_builder
+        self.learner, self.evaluation = learner, evaluation
+        self._score_error = self._accuracy_warning = ""
         self.watch = EngineWatch(store.folder.engine_log.name)
         self._unpublished: RunEnded | None = None
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
@@ -90,7 +91,7 @@ class Controller(TrainingLoop):
             with self.timed("step", step=step):
                 collected = await self.collect(step)  # queued → generating → scored
                 batch = await self.learner.compute.run(
-                    self.algorithm.step_batch, collected.groups, step, collected.dropped
+                    self.batch_builder.step_batch, collected.groups, step, collected.dropped
                 )
                 with self.timed("train"):
                     batch = await self.learner.prepare(batch, collected.version)
@@ -133,7 +134,8 @@ class Controller(TrainingLoop):
                         self.collector.collect(self.journal.version, self.store.history)
                     )
             except BatchNotFilled as shortfall:
-                file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
+                file = self.folder.rollout_file(step)
+                nothing = self.batch_builder.step_batch((), step, shortfall.dropped)
                 await self.disk.write(self.store.write_rollouts, step, nothing.groups, nothing.records({}))
                 remedy = (
                     f"Fix the reward and {RESUME_CHANGED}"
@@ -143,16 +145,17 @@ class Controller(TrainingLoop):
                     "algorithm.dynamic_sampling.exhausted=partial"
                 )
                 raise RunEnded(f"step {step}: {shortfall}; see rollouts/{file.name}. {remedy}") from shortfall
-        if not self._unjudged and (notice := self.algorithm.unjudged(collected.generated)):
-            self._unjudged = notice
-            self.observer.warning(notice)
+        if not self._accuracy_warning:
+            self._accuracy_warning = self.batch_builder.missing_accuracy_warning(collected.generated)
+            if self._accuracy_warning:
+                self.observer.warning(self._accuracy_warning)
         self.activity.taken(group.prompt.uid for group in collected.groups)
         self.activity.taken(group.prompt.uid for group, _ in collected.dropped)
         self._times[stage] -= collected.scoring_seconds
         self._times["score"] = collected.scoring_seconds
         return collected
 
-    async def update(self, batch: StepBatch, version: int) -> UpdateResult:
+    async def update(self, batch: TrainingBatch, version: int) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
         own = not isinstance(self.collector, StoredRollouts)
         with self.timed("train"):
@@ -206,13 +209,13 @@ class Controller(TrainingLoop):
             close_engine(generator.engine)
 
     async def finish_step(
-        self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch, result: UpdateResult
+        self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> None:
         """Files first, then the journal's one transaction: a step in the journal has left all its traces."""
         step, outcomes = record["step"], batch.records(result.token_statistics)
         await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
         await self.disk.write(self.folder.append_metrics, record)
-        self.algorithm = self.algorithm.after(batch)
+        self.batch_builder = self.batch_builder.after(batch)
         uids = [group.prompt.uid for group in batch.groups]
         # of one instant: what is admitted after it is admitted after the step, and a resume draws it again
         self._cursor, self._pending = self.collector.state(), self.collector.pending()
@@ -254,7 +257,7 @@ class Controller(TrainingLoop):
         await self.keep_evaluation(record)
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
-        facts = {"cursor": self._cursor, **self._pending.facts(), **self.algorithm.state()}
+        facts = {"cursor": self._cursor, **self._pending.facts(), **self.batch_builder.state()}
         files = {**self._stage_files}
         if self._pending.groups:
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
@@ -304,7 +307,7 @@ class Controller(TrainingLoop):
     # ---- small things ------------------------------------------------------------------------------------------------
 
     def record(
-        self, step: int, version: int, collected: CollectedBatch, batch: StepBatch, result: UpdateResult
+        self, step: int, version: int, collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
         rollout = rollout_metrics(collected.generated, batch)
@@ -330,7 +333,7 @@ class Controller(TrainingLoop):
             "policy_version": version,
         }
 
-    def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch) -> None:
+    def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch) -> None:
         """Tell the user what matters about the step, and what to do."""
         step, invalid = record["step"], record["reward/invalid"]
         for note in (*collected.notes, *self.learner.warnings()):
@@ -353,7 +356,7 @@ class Controller(TrainingLoop):
             )
 
 
-def _sample(batch: StepBatch, step: int) -> Sample | None:
+def _sample(batch: TrainingBatch, step: int) -> Sample | None:
     """One completion for people to look at: of another prompt each step."""
     if not batch.groups:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import Group
-from proxima.train.batch_builder import StepBatch
+from proxima.train.batch_builder import TrainingBatch
 
 OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
 RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for name in OF_VALUES}
@@ -35,7 +35,7 @@ def idle_shares(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, Any]:
+def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:
     """Rewards, lengths and counts over all completions generated in the step; invalid scores are counted apart.
 
     Under dynamic sampling these are not the completions trained on: dropped groups count, groups carried over from the

@@ -70,24 +70,24 @@ class PolicyObjective(Objective[Trajectory]):
     measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property
-    def needs(self) -> frozenset[str]:
-        entropy = {"entropy"} if "entropy" in self.measure or self.decision_needs else set()
+    def outputs(self) -> frozenset[str]:
+        entropy = {"entropy"} if "entropy" in self.measure or self.statistics_outputs else set()
         gradient = any("entropy" in penalty.needs for penalty in self.penalties)
         own = frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
-        return own if self.value is None else own | self.value.needs
+        return own if self.value is None else own | self.value.outputs
 
     @property
-    def decision_needs(self) -> frozenset[str]:
+    def statistics_outputs(self) -> frozenset[str]:
         read = self.surrogate.needs.union(*(spec.needs for spec in self.corrections))
         return read & {"entropy"}
 
     @cached_property
-    def whole_batch(self) -> bool:
+    def has_batch_statistics(self) -> bool:
         return needs_precompute(self.surrogate, self.corrections)
 
     @cached_property
     def skips_zero_advantage(self) -> bool:
-        inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.whole_batch
+        inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.has_batch_statistics
         alone = self.distillation is None and self.value is None
         return self.skip_zero_advantage and inert and alone
 
@@ -100,22 +100,22 @@ class PolicyObjective(Objective[Trajectory]):
     def skippable(self, item: Trajectory) -> bool:
         return self.skips_zero_advantage and not item.advantage.any()
 
-    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Precomputed:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Precomputed:
         batch = PolicyBatch.cat([self._policy_batch(packed, outputs) for packed, outputs in parts])
         return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
 
-    def denominators(self, items: Sequence[Trajectory], decision: Precomputed | None = None) -> list[Tensor]:
-        masks = loss_masks(items) if decision is None else (decision.batch.loss_mask, decision.batch.cu_seqlens)
+    def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
+        masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
         own = [aggregate.denominator(*masks) for aggregate in aggregates]
         return own if self.value is None else own + self.value.denominators(items)
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Precomputed | None = None) -> list[Loss]:
-        if decision is None:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
+        if statistics is None:
             policy_batch = self._policy_batch(batch, outputs)
         else:
             policy_batch = replace(
-                decision.batch,
+                statistics.batch,
                 log_prob=outputs.need("log_prob"),
                 entropy=outputs.entropy,
                 top_k_log_prob=outputs.top_k_log_prob,
@@ -177,14 +177,14 @@ class PolicyObjective(Objective[Trajectory]):
             _required(batch, name)
             for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
         )
-        found = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version)
-        lacking = batch.loss_mask & found.isnan()
+        next_log_prob = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version)
+        lacking = batch.loss_mask & next_log_prob.isnan()
         if missing == "decoupled":
-            return torch.where(lacking, proximal, found)
+            return torch.where(lacking, proximal, next_log_prob)
         if missing == "drop_token":
-            return found
+            return next_log_prob
         dropped = segment_count(lacking, batch.cu_seqlens) > 0
-        return torch.where(dropped[segment_index(batch.cu_seqlens, len(found))], torch.nan, found)
+        return torch.where(dropped[segment_index(batch.cu_seqlens, len(next_log_prob))], torch.nan, next_log_prob)
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -22,7 +22,7 @@ from proxima.train.objectives.protocol import FirstForward, Objective, TokenStat
 
 @dataclass(frozen=True)
 class PairGradients:
-    """What `PreferenceObjective.decide` finds for the terms that depend on the whole update, by the term's position.
+    """The terms of a `PreferenceObjective` that depend on the whole update, by the term's position.
 
     Args:
         terms: loss, and the derivatives of their sum by the log-probs of both sides, [S] float each; S pairs.
@@ -92,11 +92,11 @@ class PreferenceObjective(Objective[PreferencePair]):
         require(not weighted, "on_policy_weights", self.on_policy_weights, bound)
 
     @property
-    def needs(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         return frozenset({"log_sum_square"} if self.on_policy_weights else ())
 
     @property
-    def whole_batch(self) -> bool:
+    def has_batch_statistics(self) -> bool:
         return any(term.whole_batch for term in self.terms)
 
     def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[PreferencePair]]:
@@ -108,7 +108,7 @@ class PreferenceObjective(Objective[PreferencePair]):
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
         return (item.chosen, item.rejected)
 
-    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
         whole = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
         leaves = whole.chosen.detach().requires_grad_(), whole.rejected.detach().requires_grad_()
         whole = replace(whole, chosen=leaves[0], rejected=leaves[1])
@@ -121,11 +121,11 @@ class PreferenceObjective(Objective[PreferencePair]):
                 terms[i] = (loss.detach(), *slopes)
         return PairGradients(terms, {})
 
-    def denominators(self, items: Sequence[PreferencePair], decision: PairGradients | None = None) -> list[Tensor]:
+    def denominators(self, items: Sequence[PreferencePair], statistics: PairGradients | None = None) -> list[Tensor]:
         lengths = torch.tensor([loss_tokens(item.chosen) for item in items])
         return [term.denominator(lengths) for term in self.terms]
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: PairGradients | None = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: PairGradients | None = None) -> list[Loss]:
         pairs = self.pairs(batch, outputs.need("log_prob"))
         plain = self.reduce == "sum" and self.ld_alpha == 1
         whole = pairs if plain else _summed(batch, outputs.need("log_prob"))
@@ -134,8 +134,8 @@ class PreferenceObjective(Objective[PreferencePair]):
         losses = []
         for i, (term, weight) in enumerate(zip(self.terms, self.weights or [1.0] * len(self.terms), strict=True)):
             denominator = term.denominator(pairs.chosen_length)
-            if decision is not None and i in decision.terms:
-                numerator = _passed_on(pairs, *decision.terms[i])
+            if statistics is not None and i in statistics.terms:
+                numerator = _passed_on(pairs, *statistics.terms[i])
             else:
                 loss = term(whole if isinstance(term, Sft) else pairs) * on_policy
                 numerator = loss.mean(dtype=torch.float64) * denominator

@@ -48,15 +48,15 @@ def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks])), torch.from_numpy(ends)
 
 
-class Decision(Protocol):
-    """The outcome of `Objective.decide` for a whole update; its metrics are counted once."""
+class BatchStatistics(Protocol):
+    """The outcome of `Objective.batch_statistics` for a whole update; its metrics are counted once."""
 
     @property
     def metrics(self) -> Metrics: ...
 
     def take(self, rows: Sequence[int]) -> Any:
-        """The part for a micro-batch of some items: their rows in the packs that `decide` has read. The stack knows the
-        row of each item, so neither the order nor the split of the micro-batches matters."""
+        """The part for a micro-batch of some items: their rows in the packs that `batch_statistics` has read. The stack
+        knows the row of each item, so neither the order nor the split of the micro-batches matters."""
         ...
 
 
@@ -68,19 +68,19 @@ class Objective(Protocol[Item]):
     """
 
     @property
-    def needs(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         """What the forward pass returns beside what the model always gives: `entropy`, `entropy_gradient`, `value`,
         `log_sum_square`."""
         return frozenset()
 
     @property
-    def whole_batch(self) -> bool:
-        """True when something depends on all tokens of an update; `decide` then runs before the split."""
+    def has_batch_statistics(self) -> bool:
+        """True when something depends on all tokens of an update; `batch_statistics` then runs before the split."""
         return False
 
     @property
-    def decision_needs(self) -> frozenset[str]:
-        """As `needs`, for the forward pass without gradient that `decide` reads."""
+    def statistics_outputs(self) -> frozenset[str]:
+        """As `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
         return frozenset()
 
     def at_version(self, version: int) -> Self:
@@ -97,8 +97,8 @@ class Objective(Protocol[Item]):
         """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch."""
         ...
 
-    def decision_sequences(self, item: Item) -> Sequence[Trajectory]:
-        """The sequences of an item that `decide` reads."""
+    def statistics_sequences(self, item: Item) -> Sequence[Trajectory]:
+        """The sequences of an item that `batch_statistics` reads."""
         return self.sequences(item)
 
     def skippable(self, item: Item) -> bool:
@@ -106,18 +106,19 @@ class Objective(Protocol[Item]):
         the denominators."""
         return False
 
-    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Decision:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> BatchStatistics:
         """Decide what depends on the whole update, from a forward pass over all its items that are not skipped; called
-        where `whole_batch` is true."""
+        where `has_batch_statistics` is true."""
         name = type(self).__name__
-        raise NotImplementedError(f"{name}.decide")
+        raise NotImplementedError(f"{name}.batch_statistics")
 
-    def denominators(self, items: Sequence[Item], decision: Any = None) -> list[Tensor]:
+    def denominators(self, items: Sequence[Item], statistics: Any = None) -> list[Tensor]:
         """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one."""
         ...
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
-        """The losses of a micro-batch. Only their numerators are differentiated; `decision` is its part of `decide`."""
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
+        """The losses of a micro-batch. Only their numerators are differentiated; `statistics` is its part of
+        `batch_statistics`."""
         ...
 
     def token_statistics(

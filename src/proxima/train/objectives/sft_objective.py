@@ -29,9 +29,9 @@ class SftObjective(Objective[Trajectory]):
     def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
         return (item,)
 
-    def denominators(self, items: Sequence[Trajectory], decision: Any = None) -> list[Tensor]:
+    def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
         return [torch.tensor(sum(loss_tokens(item) for item in items), dtype=torch.float64)]
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         nll = -outputs.need("log_prob").double()[batch.loss_mask]
         return [Loss(nll.sum(), batch.loss_mask.sum().double(), {})]

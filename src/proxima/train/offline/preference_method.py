@@ -192,7 +192,7 @@ def _compared(
         for ours, theirs in ((values.chosen, values.reference_chosen), (values.rejected, values.reference_rejected))
     )
     losses: list[float | None] = [None] * len(pairs)
-    if not objective.whole_batch and not any(isinstance(term, Sft) for term in objective.terms):
+    if not objective.has_batch_statistics and not any(isinstance(term, Sft) for term in objective.terms):
         weights = objective.weights or [1.0] * len(objective.terms)
         terms = [weight * term(values) for weight, term in zip(weights, objective.terms, strict=True)]
         losses = reduce(torch.add, terms).tolist()
