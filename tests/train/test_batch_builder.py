@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
+from proxima.core.advantage import Gae
+from proxima.core.selection import Prune
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
@@ -178,3 +181,43 @@ def test_columns_are_filled_by_key_and_the_others_stay():
     filled = batch.filled(replace(item, next_log_prob=-item.sample - 1.0) for item in batch.trajectories[::-1])
     assert [item.next_log_prob.tolist() for item in filled.trajectories] == [[-1.0] * 3, [-2.0] * 3]
     assert filled.updates == batch.updates and filled.completions[:2] == batch.completions[:2]
+
+
+def test_gae_with_bootstrap_at_truncation_and_holes_by_hand():
+    """γ = .9, λ = .5. The first completion ended by itself; the second was cut off, and has a hole."""
+    value = {0: [0.2, 0.5, 0.8], 1: [0.1, 7.0, 0.4]}
+    mask = {0: [True] * 3, 1: [True, False, True]}
+
+    def fill(items, columns):
+        assert columns == {"value"} and [item.truncated for item in items] == [False, True]
+        facts = [{"value": value[i.sample], "loss_mask": mask[i.sample]} for i in items]
+        return [replace(i, **fact, bootstrap=0.6 if i.truncated else 0.0) for i, fact in zip(items, facts, strict=True)]
+
+    advantage = Gae(gamma=0.9, lam=0.5, whiten=False)
+    batch = BatchBuilder(advantage=advantage, selection=[], fill=fill).step_batch([group(0, [1.0, 2.0])], 1)
+    ended, cut = batch.trajectories
+    d2, d1, d0 = 1.0 - 0.8, 0.9 * 0.8 - 0.5, 0.9 * 0.5 - 0.2
+    a1 = d1 + 0.45 * d2
+    assert ended.advantage == pytest.approx([d0 + 0.45 * a1, a1, d2])
+    assert ended.returns == pytest.approx([d0 + 0.45 * a1 + 0.2, a1 + 0.5, d2 + 0.8])
+    last = 2.0 + 0.9 * 0.6 - 0.4
+    first = 0.9 * 0.4 - 0.1 + 0.45 * last
+    assert cut.advantage == pytest.approx([first, 0.0, last]) and cut.returns == pytest.approx(
+        [first + 0.1, 0, last + 0.4]
+    )
+    assert batch.valued == batch.trajectories
+    assert batch.records({})[0, 1, 0].advantage == pytest.approx((first + last) / 2)
+    assert batch.metrics["returns/mean"] == pytest.approx(
+        np.mean([*ended.returns, cut.returns[0], cut.returns[2]]), rel=1e-6
+    )
+
+
+def test_a_critic_learns_from_what_a_selection_drops_too():
+    def fill(items, columns):
+        return [replace(item, value=0.0) for item in items]
+
+    spec = BatchBuilder(advantage=Gae(whiten=False), selection=[Prune(rate=0.5)], fill=fill, value_warmup=2)
+    batch = spec.step_batch([group(0, [1.0, 0.0, None, 3.0]), group(1, [2.0, 0.5, 1.0, 0.0])], 2)
+    assert len(batch.trajectories) == 3 and len(batch.valued) == 7
+    assert batch.critic_only and not spec.step_batch([group(0, [1.0, 0.0])], 3).critic_only
+    assert {r.outcome for r in batch.records({}).values()} == {"critic_only", "dropped_pruned", "invalid"}

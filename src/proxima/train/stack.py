@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics
-from proxima.data import NotFiniteError, PackedBatch, Trajectory, UserError
+from proxima.data import NotFiniteError, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import PackedModel
@@ -54,6 +54,10 @@ class _Occurrence:
 
     item: Any
     sequences: Sequence[Trajectory]
+
+    @property
+    def has_tokens(self) -> bool:
+        return any(len(trajectory.tokens) for trajectory in self.sequences)
 
 
 @dataclass(frozen=True)
@@ -153,12 +157,13 @@ class TrainStack:
         before = self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
         occurrences = [[_Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
-        active = [
-            [occurrence for occurrence in part if any(len(x.tokens) for x in occurrence.sequences)]
-            for part in occurrences
-        ]
-        run = [[occurrence for occurrence in part if not objective.skippable(occurrence.item)] for part in active]
-        total = sum(self._tokens_fed(cut) for part in run for cut in self._micro_batches(part))
+        active = [[each for each in part if each.has_tokens] for part in occurrences]
+        run = [[each for each in part if not objective.skippable(each.item)] for part in active]
+        total = sum(
+            tokens_fed([occurrence.sequences for occurrence in cut], share_prompt=self.model.share_prompt)
+            for part in run
+            for cut in self._micro_batches(part)
+        )
         result = UpdateResult()
         state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.model.device))
         norms = []
@@ -200,14 +205,14 @@ class TrainStack:
         ]
         measured: list[tuple[Trajectory, TokenStatistics]] = []
         for cut in self._micro_batches(run):
-            batch = self._pack(cut)
+            trajectories = [trajectory for occurrence in cut for trajectory in occurrence.sequences]
+            batch = self.model.pack(trajectories)
             outputs = self.model(batch, objective.outputs)
             losses = objective.losses(batch, outputs, None if whole is None else whole.of(cut))
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
             value.backward()
             state.loss += value.detach()
             state.metrics.extend(loss.metrics for loss in losses)
-            trajectories = chain.from_iterable(occurrence.sequences for occurrence in cut)
             measured += zip(trajectories, objective.token_statistics(batch, outputs, losses), strict=False)
             state.result.tokens += len(batch.tokens)
             if state.report:
@@ -218,29 +223,20 @@ class TrainStack:
 
     @torch.no_grad()
     def _batch_statistics(self, objective: Objective[Any], run: Sequence[_Occurrence]) -> _WholeUpdate:
-        read = {
-            _Occurrence(occurrence.item, objective.statistics_sequences(occurrence.item)): occurrence
-            for occurrence in run
-        }
-        cuts = self._micro_batches(list(read))
-        batches = [self._pack(cut) for cut in cuts]
-        statistics = objective.batch_statistics(
-            [(batch, self.model(batch, objective.statistics_outputs)) for batch in batches]
-        )
-        return _WholeUpdate(
-            statistics, {read[occurrence]: row for row, occurrence in enumerate(chain.from_iterable(cuts))}
-        )
+        sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
+        cuts, parts = self._cuts(sequences), []
+        for cut in cuts:
+            batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
+            parts.append((batch, self.model(batch, objective.statistics_outputs)))
+        row = {run[i]: row for row, i in enumerate(chain.from_iterable(cuts))}
+        return _WholeUpdate(objective.batch_statistics(parts), row)
 
-    def _pack(self, occurrences: Iterable[_Occurrence]) -> PackedBatch:
-        return self.model.pack([trajectory for occurrence in occurrences for trajectory in occurrence.sequences])
+    def _micro_batches(self, run: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
+        cuts = self._cuts([occurrence.sequences for occurrence in run])
+        return [[run[i] for i in cut] for cut in cuts]
 
-    def _tokens_fed(self, occurrences: Iterable[_Occurrence]) -> int:
-        return tokens_fed([occurrence.sequences for occurrence in occurrences], share_prompt=self.model.share_prompt)
-
-    def _micro_batches(self, occurrences: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
-        sequences, share = [occurrence.sequences for occurrence in occurrences], self.model.share_prompt
-        cuts = micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=share)
-        return [[occurrences[i] for i in cut] for cut in cuts]
+    def _cuts(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
+        return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
 
     def _step(self) -> Tensor:
         """Clip, schedule and step.

@@ -8,7 +8,8 @@
     value_objective    `ValueObjective`: the critic's clipped loss
     kto_objective      `KtoObjective`: KTO over completions with a label
 
-To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
+To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one. In RL its `items` says
+what it makes of the trajectories of a batch.
 """
 
 from proxima.train.objectives.kto_objective import KtoObjective
