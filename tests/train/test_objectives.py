@@ -31,9 +31,6 @@ def as_tensor(mask) -> Tensor:
 class TokenNll(Objective[Trajectory]):
     """Supervised fine-tuning: the mean negative log-likelihood of the loss tokens."""
 
-    def sequences(self, item):
-        return (item,)
-
     def skippable(self, item):
         return not np.any(item.loss_mask)
 
@@ -198,9 +195,6 @@ class Regression(Objective[Trajectory]):
     @property
     def outputs(self):
         return frozenset({"value"})
-
-    def sequences(self, item):
-        return (item,)
 
     def denominators(self, items, statistics=None):
         return [torch.tensor(float(sum(len(item.tokens) for item in items)), dtype=torch.float64)]

@@ -1,7 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -58,18 +58,6 @@ class _Occurrence:
     @property
     def has_tokens(self) -> bool:
         return any(len(trajectory.tokens) for trajectory in self.sequences)
-
-
-@dataclass(frozen=True)
-class _WholeUpdate:
-    """What an objective decided from all occurrences of an update, and the row of each in the packs that it read."""
-
-    statistics: BatchStatistics
-    row: Mapping[_Occurrence, int]
-
-    def of(self, cut: Sequence[_Occurrence]) -> Any:
-        """The part of a micro-batch."""
-        return self.statistics.take([self.row[occurrence] for occurrence in cut])
 
 
 @dataclass
@@ -196,19 +184,21 @@ class TrainStack:
         not skipped. Returns the statistics of its trajectories."""
         # The only place that sees a whole update. With several ranks, `batch_statistics` reads the parts of all ranks
         # and the denominators are summed over ranks, here.
-        whole = self._batch_statistics(objective, run) if objective.has_batch_statistics and run else None
-        if whole is not None:
-            state.metrics.append(whole.statistics.metrics)
+        statistics, row = None, dict[_Occurrence, int]()
+        if objective.has_batch_statistics and run:
+            statistics, row = self._batch_statistics(objective, run)
+            state.metrics.append(statistics.metrics)
         denominators = [
             torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
-            for d in objective.denominators(items, None if whole is None else whole.statistics)
+            for d in objective.denominators(items, statistics)
         ]
         measured: list[tuple[Trajectory, TokenStatistics]] = []
         for cut in self._micro_batches(run):
             trajectories = [trajectory for occurrence in cut for trajectory in occurrence.sequences]
             batch = self.model.pack(trajectories)
             outputs = self.model(batch, objective.outputs)
-            losses = objective.losses(batch, outputs, None if whole is None else whole.of(cut))
+            part = None if statistics is None else statistics.take([row[occurrence] for occurrence in cut])
+            losses = objective.losses(batch, outputs, part)
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
             value.backward()
             state.loss += value.detach()
@@ -217,19 +207,21 @@ class TrainStack:
             state.result.tokens += len(batch.tokens)
             if state.report:
                 state.report(state.result.tokens, state.total_tokens)
-        for trajectory, statistics in measured:
-            state.result.token_statistics.setdefault(trajectory.key, statistics)
+        for trajectory, values in measured:
+            state.result.token_statistics.setdefault(trajectory.key, values)
         return measured
 
     @torch.no_grad()
-    def _batch_statistics(self, objective: Objective[Any], run: Sequence[_Occurrence]) -> _WholeUpdate:
+    def _batch_statistics(
+        self, objective: Objective[Any], run: Sequence[_Occurrence]
+    ) -> tuple[BatchStatistics, dict[_Occurrence, int]]:
+        """What the objective reads off all items of an update, and the row of each item in the packs that it read."""
         sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
         cuts, parts = self._cuts(sequences), []
         for cut in cuts:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
-        row = {run[i]: row for row, i in enumerate(chain.from_iterable(cuts))}
-        return _WholeUpdate(objective.batch_statistics(parts), row)
+        return objective.batch_statistics(parts), {run[i]: row for row, i in enumerate(chain.from_iterable(cuts))}
 
     def _micro_batches(self, run: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
         cuts = self._cuts([occurrence.sequences for occurrence in run])

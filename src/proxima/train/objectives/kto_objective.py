@@ -54,9 +54,6 @@ class KtoObjective(Objective[LabeledCompletion]):
         gap = torch.cat([_log_ratio(batch, outputs.need("log_prob")) for batch, outputs in parts])
         return KlAnchor(gap.mean(), {"kl": SumCount.over(gap, torch.ones_like(gap, dtype=torch.bool))})
 
-    def denominators(self, items: Sequence[LabeledCompletion], statistics: KlAnchor | None = None) -> list[Tensor]:
-        return [torch.tensor(float(len(items)), dtype=torch.float64)]
-
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: KlAnchor | None = None) -> list[Loss]:
         good = batch.advantage[batch.cu_seqlens[:-1]] > 0
         ours = completion_log_prob(outputs.need("log_prob"), batch.loss_mask, batch.cu_seqlens)

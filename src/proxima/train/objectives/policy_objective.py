@@ -94,9 +94,6 @@ class PolicyObjective(Objective[Trajectory]):
     def at_version(self, version: int) -> "PolicyObjective":
         return replace(self, current_version=version)
 
-    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
-        return (item,)
-
     def skippable(self, item: Trajectory) -> bool:
         return self.skips_zero_advantage and not item.advantage.any()
 

@@ -94,8 +94,10 @@ class Objective(Protocol[Item]):
         return [[by_key[key] for key in keys] for keys in updates]
 
     def sequences(self, item: Item) -> Sequence[Trajectory]:
-        """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch."""
-        ...
+        """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch. By default
+        an item is a trajectory."""
+        assert isinstance(item, Trajectory), f"{type(self).__name__}.sequences"
+        return (item,)
 
     def statistics_sequences(self, item: Item) -> Sequence[Trajectory]:
         """The sequences of an item that `batch_statistics` reads."""
@@ -113,8 +115,9 @@ class Objective(Protocol[Item]):
         raise NotImplementedError(f"{name}.batch_statistics")
 
     def denominators(self, items: Sequence[Item], statistics: Any = None) -> list[Tensor]:
-        """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one."""
-        ...
+        """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one. By default one,
+        the number of items."""
+        return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         """The losses of a micro-batch. Only their numerators are differentiated; `statistics` is its part of

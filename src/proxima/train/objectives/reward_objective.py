@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxima.core import RewardLoss
 from proxima.core.loss import Loss
@@ -44,9 +43,6 @@ class RewardObjective(Objective[PreferencePair]):
         sides = (item.chosen, margin), (item.rejected, 0.0)
         rows = ((side.with_sentinel(), value) for side, value in sides)
         return [replace(row, reward=np.full(len(row.tokens), value, np.float32)) for row, value in rows]
-
-    def denominators(self, items: Sequence[PreferencePair], statistics: Any = None) -> list[Tensor]:
-        return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         assert batch.reward is not None

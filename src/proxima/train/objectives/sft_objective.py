@@ -26,9 +26,6 @@ class SftObjective(Objective[Trajectory]):
         means of their micro-batches.
     """
 
-    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
-        return (item,)
-
     def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
         return [torch.tensor(sum(loss_tokens(item) for item in items), dtype=torch.float64)]
 

@@ -37,9 +37,6 @@ class ValueObjective(Objective[Trajectory]):
     def outputs(self) -> frozenset[str]:
         return frozenset({"value"})
 
-    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
-        return (item,)
-
     def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
         return [self.aggregate.denominator(*loss_masks(items))]
 
