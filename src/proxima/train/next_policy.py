@@ -70,11 +70,11 @@ class Segment:
         tokens, temperature = self.of.tokens[: self.end], self.of.temperature
         return Trajectory(group=group, prompt_tokens=self.of.prompt_tokens, tokens=tokens, temperature=temperature)
 
-    def request(self) -> ScoreRequest:
-        """The segment after everything before it, for the engine."""
-        before = np.concatenate([self.of.prompt_tokens, self.of.tokens[: self.start]])
-        tokens = self.of.tokens[self.start : self.end]
-        return ScoreRequest(prompt_tokens=before, tokens=tokens, temperature=self.of.temperature)
+
+def part_request(of: InFlight | Trajectory, part: slice) -> ScoreRequest:
+    """A part of a completion after everything before it, for the engine."""
+    before = np.concatenate([of.prompt_tokens, of.tokens[: part.start]])
+    return ScoreRequest(prompt_tokens=before, tokens=of.tokens[part], temperature=of.temperature)
 
 
 class NextPolicy(RunStage):
@@ -104,7 +104,7 @@ class NextPolicy(RunStage):
     ) -> None:
         self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
         self.entries = {entry.key: entry for entry in entries}
-        self._compared: list[tuple[Segment, Floats, Floats]] = []  # with trainer's log-probs and behavior's
+        self._compared: list[tuple[ScoreRequest, Floats, Floats]] = []  # with trainer's log-probs and behavior's
         self._metrics: dict[str, float] = {}
         self._missed = ""  # why the engine gave nothing in the last window
 
@@ -123,7 +123,8 @@ class NextPolicy(RunStage):
         try:
             async with asyncio.timeout(SCORE_SECONDS):
                 segments = await self._segments((await self.engine.health()).version)
-                requests = [segment.request() for segment in [*segments, *(segment for segment, _, _ in compared)]]
+                requests = [part_request(segment.of, slice(segment.start, segment.end)) for segment in segments]
+                requests += [request for request, _, _ in compared]
                 scored = await self.engine.score(requests)
             lengths = [len(request.tokens) for request in requests], [len(column) for column in scored]
             if lengths[0] != lengths[1]:
@@ -215,21 +216,11 @@ class NextPolicy(RunStage):
                 continue
             places = (item.policy_version == version - 1).nonzero()[0]
             if len(places):
-                start, end = int(places[0]), int(places[-1]) + 1
-                of = InFlight(
-                    prompt_uid=item.uid,
-                    sample=item.sample,
-                    turn=item.turn,
-                    prompt_tokens=item.prompt_tokens,
-                    tokens=item.tokens,
-                    policy_version=item.policy_version,
-                    temperature=item.temperature,
-                )
-                part = slice(start, end)
-                segment = Segment(of=of, start=start, end=end)
-                self._compared.append((segment, statistics.log_prob[part], item.behavior_log_prob[part]))
+                part = slice(int(places[0]), int(places[-1]) + 1)
+                request = part_request(item, part)
+                self._compared.append((request, statistics.log_prob[part], item.behavior_log_prob[part]))
 
-    def _compare(self, compared: Sequence[tuple[Segment, Floats, Floats]], scored: Sequence[Floats]) -> None:
+    def _compare(self, compared: Sequence[tuple[ScoreRequest, Floats, Floats]], scored: Sequence[Floats]) -> None:
         if not compared:
             return
         engine, trainer, behavior = (
