@@ -28,6 +28,7 @@ def main() -> None:
 
     from proxima.data import Completion, Group, Prompt, Score, Trajectory, pack
     from proxima.runtime.state import rollouts
+    from proxima.train import TokenStatistics
 
     torch.set_num_threads(settings["threads"])
     columns = "sampled_log_prob" in Completion.__dataclass_fields__
@@ -86,7 +87,9 @@ def main() -> None:
     def write(path: Path, made: list[Trajectory], outputs: list[dict[str, Any]]) -> None:
         if columns:
             records = {
-                item.key: rollouts.CompletionRecord(outcome="trained", advantage=0.5, trajectory=item, **output)
+                item.key: rollouts.CompletionRecord(
+                    outcome="trained", advantage=0.5, trajectory=item, statistics=TokenStatistics(**output)
+                )
                 for item, output in zip(made, outputs, strict=True)
             }
             rollouts.write_rollouts(path, 1, groups, records)

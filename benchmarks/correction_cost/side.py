@@ -72,7 +72,7 @@ def main() -> None:
 
     def once() -> dict[str, dict[str, float]]:
         start = time.perf_counter()
-        stack.update(objective, [range(count)], items)
+        stack.update(objective, [items])
         seconds = {"step": time.perf_counter() - start}
         memory = {"step": 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
         for name, measure in measures.items():

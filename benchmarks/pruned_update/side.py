@@ -14,7 +14,7 @@ def main() -> None:
     from proxima.data import Completion, Group, Prompt, Score
     from proxima.model import Policy, load
     from proxima.train import PolicyObjective, TrainStack
-    from proxima.train.batch_builder import Algorithm
+    from proxima.train.batch_builder import BatchBuilder
 
     torch.set_num_threads(settings["threads"])
     loaded = load(settings["model"], device="cpu")
@@ -53,12 +53,13 @@ def main() -> None:
             )
         )
     selection = (Prune(rate=settings["rate"]),) if settings["rate"] else ()
-    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection)
+    algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=selection)
 
     def once() -> dict[str, float]:
         start = time.perf_counter()
         chosen = algorithm.step_batch(groups, step=1)
-        result = stack.update(objective, chosen.updates, chosen.trajectories, lambda done, total: None)
+        items = objective.items(chosen.trajectories, chosen.updates)
+        result = stack.update(objective, items, lambda done, total: None)
         return {"seconds": time.perf_counter() - start, "tokens": result.tokens}
 
     chosen = algorithm.step_batch(groups, step=1)

@@ -17,7 +17,7 @@ def no_weights(monkeypatch):
     def read(*_, **__):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("proxima.runtime.launch.models.load", read)
+    monkeypatch.setattr("proxima.model.model_source.load", read)
 
 
 CASES = [

@@ -30,7 +30,7 @@ from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train import PolicyObjective, TrainStack
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import checkpoints
 from proxima.train.learner import Learner
 from tests.manual_clock import ManualClock
@@ -169,7 +169,7 @@ class World:
         policy = Policy(loaded("llama"))
         self.stack = TrainStack(policy)
         objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
-        algorithm = algorithm or Algorithm(advantage=ADVANTAGES["grpo"](), selection=())
+        algorithm = algorithm or BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=())
         spec = GroupSpec(
             sampling=sampling or Sampling(max_tokens=5),
             completions=4,

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from proxima.config import resolve
-from proxima.core.advantage import Gae
 from proxima.data import FieldError, NotFiniteError, UserError
 from proxima.model import load, load_scalar_model, save
 from proxima.runtime.launch.critic_weights import make_critic
@@ -20,10 +18,8 @@ from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
-from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.interruptions import Died, die_at
-from tests.runtime.test_algorithm import group
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 STEPS = 4
@@ -51,48 +47,6 @@ def steps_of(folder):
 
 
 # ---- values and advantages -------------------------------------------------------------------------------------------
-
-
-def test_gae_with_bootstrap_at_truncation_and_holes_by_hand():
-    """γ = .9, λ = .5. The first completion ended by itself; the second was cut off, and has a hole."""
-    value = {0: [0.2, 0.5, 0.8], 1: [0.1, 7.0, 0.4]}
-    mask = {0: [True] * 3, 1: [True, False, True]}
-
-    def fill(items, columns):
-        assert columns == {"value"} and [item.truncated for item in items] == [False, True]
-        facts = [{"value": value[i.sample], "loss_mask": mask[i.sample]} for i in items]
-        return [replace(i, **fact, bootstrap=0.6 if i.truncated else 0.0) for i, fact in zip(items, facts, strict=True)]
-
-    advantage = Gae(gamma=0.9, lam=0.5, whiten=False)
-    batch = Algorithm(advantage=advantage, selection=[], fill=fill).step_batch([group(0, [1.0, 2.0])], 1)
-    ended, cut = batch.trajectories
-    d2, d1, d0 = 1.0 - 0.8, 0.9 * 0.8 - 0.5, 0.9 * 0.5 - 0.2
-    a1 = d1 + 0.45 * d2
-    assert ended.advantage == pytest.approx([d0 + 0.45 * a1, a1, d2])
-    assert ended.returns == pytest.approx([d0 + 0.45 * a1 + 0.2, a1 + 0.5, d2 + 0.8])
-    last = 2.0 + 0.9 * 0.6 - 0.4
-    first = 0.9 * 0.4 - 0.1 + 0.45 * last
-    assert cut.advantage == pytest.approx([first, 0.0, last]) and cut.returns == pytest.approx(
-        [first + 0.1, 0, last + 0.4]
-    )
-    assert batch.valued == batch.trajectories
-    assert batch.advantage[0, 1, 0] == pytest.approx((first + last) / 2)
-    assert batch.metrics["returns/mean"] == pytest.approx(
-        np.mean([*ended.returns, cut.returns[0], cut.returns[2]]), rel=1e-6
-    )
-
-
-def test_a_critic_learns_from_what_a_selection_drops_too():
-    def fill(items, columns):
-        return [replace(item, value=0.0) for item in items]
-
-    from proxima.core.selection import Prune
-
-    spec = Algorithm(advantage=Gae(whiten=False), selection=[Prune(rate=0.5)], fill=fill, value_warmup=2)
-    batch = spec.step_batch([group(0, [1.0, 0.0, None, 3.0]), group(1, [2.0, 0.5, 1.0, 0.0])], 2)
-    assert len(batch.trajectories) == 3 and len(batch.valued) == 7
-    assert batch.policy_waits and not spec.step_batch([group(0, [1.0, 0.0])], 3).policy_waits
-    assert {r.outcome for r in batch.records({}).values()} == {"critic_only", "dropped_pruned", "invalid"}
 
 
 def test_values_are_those_of_the_weights_before_the_step(unbroken, tiny_model, tmp_path):
@@ -303,7 +257,7 @@ def test_a_critic_with_other_tokens_is_refused_before_any_weights(tiny_model, tm
     folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: None)
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"!":', '"!!":'))
-    monkeypatch.setattr("proxima.runtime.launch.models.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("proxima.model.model_source.load", lambda *a, **k: pytest.fail("weights were loaded"))
     with pytest.raises(FieldError, match="has another vocabulary: .* there and .* in model.path .*; start the critic"):
         go(tmp_path / "run", tree(tiny_model("llama"), MODEL | {"path": str(folder)}))
 

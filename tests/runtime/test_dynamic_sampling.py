@@ -15,7 +15,7 @@ from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.interruptions import PLACES, Died, die_at, stop_at
 from tests.runtime.test_controller import World
@@ -26,7 +26,7 @@ COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "promp
 
 def refilled(path, *, every, selection=None, max_lag=1, **settings):
     """A world whose rewards differ within the groups of every `every`-th prompt only; 0: of none."""
-    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection or (DropUniformGroups(),))
+    algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=selection or (DropUniformGroups(),))
     world = World(path, refill=DynamicSampling(**settings), max_lag=max_lag, algorithm=algorithm, steps=3)
     world.source.rows = range(100_000)
 
@@ -238,7 +238,7 @@ def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
 
 def test_allocation_keeps_the_size_of_an_update(tmp_path):
     """3 prompts of 4, half pruned: 6 prompts a step, 12 completions in the update, as without pruning."""
-    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=(Prune(rate=0.5, allocate=True),))
+    algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=(Prune(rate=0.5, allocate=True),))
     world = World(tmp_path / "run", steps=1, algorithm=algorithm)
     assert prompts_factor(algorithm.selection, 4) == 2 and prompts_factor((Prune(0.5),), 4) == 1
     world.run()
@@ -402,7 +402,7 @@ def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys)
 
 
 def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
-    algorithm = Algorithm(advantage=ADVANTAGES["remax"](), selection=())
+    algorithm = BatchBuilder(advantage=ADVANTAGES["remax"](), selection=())
     world = World(tmp_path / "run", steps=1, sampling=Sampling(max_tokens=5, top_p=0.9), algorithm=algorithm)
     asked = []
     inner = world.engine.generate

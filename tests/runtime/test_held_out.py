@@ -11,7 +11,7 @@ from proxima.engine.protocol import Sampling
 from proxima.evaluate import wilson
 from proxima.evaluate.held_out import Evaluation, named_metric, summarise
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from tests.runtime.test_algorithm import group
+from tests.train.test_batch_builder import group
 
 
 def scored(uid, *scores):

@@ -105,9 +105,9 @@ def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
     given = []
     before = NextPolicy.__init__
 
-    def watched(self, engine, held, trainer=None, entries=()):
+    def watched(self, engine, held, trainer=None, entries=(), file=None):
         given.extend(entries)
-        before(self, engine, held, trainer, entries)
+        before(self, engine, held, trainer, entries, file)
 
     monkeypatch.setattr(NextPolicy, "__init__", watched)
     assert go(folder, config, resume=True).status == "done"
@@ -124,7 +124,7 @@ def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypa
 
     for name in ("in_flight", "score"):
         monkeypatch.setattr(LocalEngine, name, never)
-    for name in ("__init__", "prepare", "before_pause"):
+    for name in ("__init__", "fill", "before_pause"):
         monkeypatch.setattr(NextPolicy, name, never)
     folder = tmp_path / "run"
     assert go(folder, tree(tiny_model("llama"), algorithm={"preset": "decoupled"}, train__steps=2)).status == "done"

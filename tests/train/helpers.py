@@ -33,6 +33,8 @@ def trajectories(
         out.append(
             replace(
                 row,
+                uid=row.group,
+                sample=i,
                 behavior_log_prob=moved,
                 policy_version=(0,) * len(row.tokens),
                 advantage=advantages[i % len(advantages)],
@@ -49,9 +51,10 @@ class Trainer:
     def __init__(self, stack: TrainStack, objective: PolicyObjective) -> None:
         self.stack, self.objective = stack, objective
 
-    def update(self, plan, items, progress=None, version: int = 0, planned: int = 0):
-        objective = replace(self.objective, current_version=version)
-        return self.stack.update(objective, plan, items, progress, planned)
+    def update(self, plan, items, progress=None, version: int = 0, planned: int = 0, **hooks):
+        """`plan` has the indices into `items` of each update."""
+        updates = [[items[i] for i in indices] for indices in plan]
+        return self.stack.update(self.objective.at_version(version), updates, progress, planned, **hooks)
 
     def __getattr__(self, name: str):
         return getattr(self.stack, name)

@@ -36,7 +36,7 @@ def test_what_was_done_stays_done():
 
     def made(epochs, limit):
         t, stop = trainer(**settings), EarlyStop(limit=limit, items=13)
-        return t, stop, t.stack.update(t.objective, EPOCH * epochs, items, planned=6, go_on=stop)
+        return t, stop, t.update(EPOCH * epochs, items, planned=6, should_continue=stop)
 
     (_, first, _), (two, second, expected) = made(1, 1e9), made(2, 1e9)
     assert 0 < first.kl < second.kl

@@ -31,16 +31,13 @@ def as_tensor(mask) -> Tensor:
 class TokenNll(Objective[Trajectory]):
     """Supervised fine-tuning: the mean negative log-likelihood of the loss tokens."""
 
-    def sequences(self, item):
-        return (item,)
-
     def skippable(self, item):
         return not np.any(item.loss_mask)
 
-    def denominators(self, items, decision=None):
+    def denominators(self, items, statistics=None):
         return [torch.tensor(float(sum(np.sum(item.loss_mask) for item in items)), dtype=torch.float64)]
 
-    def losses(self, batch, outputs, decision=None):
+    def losses(self, batch, outputs, statistics=None):
         loss = -torch.where(batch.loss_mask, outputs.log_prob, 0.0)
         metrics = {"nll": SumCount.over(loss, batch.loss_mask)}
         return [Loss(loss.sum(dtype=torch.float64), batch.loss_mask.sum(dtype=torch.float64), metrics)]
@@ -51,16 +48,16 @@ class NllAndEntropy(TokenNll):
     """Two losses with denominators of their own: loss tokens, and sequences."""
 
     @property
-    def needs(self):
+    def outputs(self):
         return frozenset({"entropy", "entropy_gradient"})
 
     def skippable(self, item):
         return False
 
-    def denominators(self, items, decision=None):
+    def denominators(self, items, statistics=None):
         return [*super().denominators(items), torch.tensor(float(len(items)), dtype=torch.float64)]
 
-    def losses(self, batch, outputs, decision=None):
+    def losses(self, batch, outputs, statistics=None):
         bonus = -0.1 * outputs.entropy.sum(dtype=torch.float64)
         sequences = torch.tensor(float(batch.sequences), dtype=torch.float64)
         return [*super().losses(batch, outputs), Loss(bonus, sequences, {})]
@@ -73,10 +70,10 @@ class PairLoss(Objective[tuple[Trajectory, Trajectory]]):
     def sequences(self, item):
         return item
 
-    def denominators(self, items, decision=None):
+    def denominators(self, items, statistics=None):
         return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
-    def losses(self, batch, outputs, decision=None):
+    def losses(self, batch, outputs, statistics=None):
         chosen, rejected = segment_sum(outputs.log_prob, batch.cu_seqlens).view(-1, 2).unbind(1)
         loss = -logsigmoid(0.1 * (chosen - rejected))
         everything = torch.ones_like(chosen, dtype=torch.bool)
@@ -89,16 +86,16 @@ class Centred(TokenNll):
     """Something that depends on the whole update: log-probs above the mean of the update are not raised further."""
 
     @property
-    def whole_batch(self):
+    def has_batch_statistics(self):
         return True
 
-    def decide(self, parts):
+    def batch_statistics(self, parts):
         log_prob = torch.cat([outputs.log_prob for _, outputs in parts])
         assert not log_prob.requires_grad
         return Mean(log_prob.mean(), {"mean_log_prob": SumCount.over(log_prob, torch.ones_like(log_prob).bool())})
 
-    def losses(self, batch, outputs, decision=None):
-        below = batch.loss_mask & (outputs.log_prob < decision.mean)
+    def losses(self, batch, outputs, statistics=None):
+        below = batch.loss_mask & (outputs.log_prob < statistics.mean)
         loss = -torch.where(below, outputs.log_prob, 0.0)
         return [Loss(loss.sum(dtype=torch.float64), below.sum(dtype=torch.float64), {})]
 
@@ -108,7 +105,7 @@ class Mean:
     mean: Tensor
     metrics: dict
 
-    def take(self, items: Sequence[int]) -> "Mean":
+    def take(self, rows: Sequence[int]) -> "Mean":
         return self
 
 
@@ -120,7 +117,7 @@ def gradients(objective, items, *, budget: int, share_prompt: bool = True):
     found = {}
     names = dict(stack.model.model.named_parameters())
     stack.optimizer.step = lambda: found.update({name: p.grad.clone() for name, p in names.items()})
-    result = stack.update(objective, [range(len(items))], items)
+    result = stack.update(objective, [items])
     return found, result
 
 
@@ -196,16 +193,13 @@ class Regression(Objective[Trajectory]):
     """Values towards the number 1, for a scalar head."""
 
     @property
-    def needs(self):
+    def outputs(self):
         return frozenset({"value"})
 
-    def sequences(self, item):
-        return (item,)
-
-    def denominators(self, items, decision=None):
+    def denominators(self, items, statistics=None):
         return [torch.tensor(float(sum(len(item.tokens) for item in items)), dtype=torch.float64)]
 
-    def losses(self, batch, outputs, decision=None):
+    def losses(self, batch, outputs, statistics=None):
         error = (outputs.need("value") - 1).square().sum(dtype=torch.float64)
         return [Loss(error, torch.tensor(float(len(batch.target)), dtype=torch.float64), {})]
 
@@ -234,11 +228,11 @@ def test_a_scalar_head_is_trained_with_its_trunk(kind, head, tiny_model):
         found: dict[str, Tensor] = {}
         stack = TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget)
         stack.optimizer.step = lambda into=found: into.update({n: p.grad.clone() for n, p in model.named_parameters()})
-        stack.update(Regression(), [range(len(items))], items)
+        stack.update(Regression(), [items])
         assert_close({name: found[name] for name in expected}, expected, 3e-5)
 
     stack = TrainStack(critic(kind, tiny_model("llama")))
-    stack.update(Regression(), [range(len(items))], items)
+    stack.update(Regression(), [items])
     tensors, facts = stack.state()
     assert f"exp_avg/{head}" in tensors
     again = TrainStack(critic(kind, tiny_model("llama")))

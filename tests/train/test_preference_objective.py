@@ -38,7 +38,7 @@ def gradients(objective, items, budget):
     found = {}
     names = dict(stack.model.model.named_parameters())
     stack.optimizer.step = lambda: found.update({name: p.grad.clone() for name, p in names.items()})
-    return found, stack.update(objective, [range(len(items))], items)
+    return found, stack.update(objective, [items])
 
 
 def expected(loss_of):

@@ -48,7 +48,7 @@ def test_loss_and_gradient_are_those_of_plain_forwards(budget, share, margins, t
     )
     found = {}
     stack.optimizer.step = lambda: found.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
-    result = stack.update(objective, [range(3)], items)
+    result = stack.update(objective, [items])
     assert result.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert result.metrics["accuracy"] == pytest.approx(float((chosen > rejected).float().mean()))
     for name, parameter in plain.named_parameters():
@@ -68,5 +68,5 @@ def test_an_update_raises_the_lead(tiny_model):
 
     items = pairs()
     stack = TrainStack(ScalarModel(load(tiny_model)), optimizer=AdamW(lr=1e-3))
-    first, last = (stack.update(RewardObjective(pad=1), [range(3)] * n, items).metrics["margin"] for n in (1, 8))
+    first, last = (stack.update(RewardObjective(pad=1), [items] * n).metrics["margin"] for n in (1, 8))
     assert last > first

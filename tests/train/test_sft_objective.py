@@ -48,7 +48,7 @@ def ours(kind, items, **settings):
     stack = TrainStack(Policy(loaded(kind)), optimizer=AdamW(lr=0.0), **({"max_grad_norm": 0.0} | settings))
     seen = {}
     stack.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
-    return stack.update(SftObjective(), [range(len(items))], items).metrics["loss"], seen
+    return stack.update(SftObjective(), [items]).metrics["loss"], seen
 
 
 @pytest.mark.parametrize("kind", KINDS)

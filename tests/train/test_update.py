@@ -11,6 +11,7 @@ from proxima.core.correction import TopEntropy, mismatch_metrics
 from proxima.core.surrogate import ClipCov
 from proxima.data import NotFiniteError
 from proxima.model import Policy
+from proxima.model.micro_batch import micro_batches
 from proxima.train import AdamW, LogProbStage
 from tests.model.rows import loaded
 from tests.tiny import KINDS
@@ -33,7 +34,8 @@ PLAIN = [kind for kind in ("ppo_clip", "dppo", "cppo", "drpo", "reinforce", "spo
 def test_the_budgets_split_the_update():
     t = trainer(tokens_per_micro_batch=12)
     items = [(item,) for item in trajectories()]
-    assert len(t._micro_batches(items)) > 4 and len(trainer()._micro_batches(items)) == 1
+    assert len(micro_batches(items, t.tokens_per_micro_batch)) > 4
+    assert len(micro_batches(items, trainer().tokens_per_micro_batch)) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,9 +118,9 @@ def test_skipped_trajectories_are_counted_and_have_no_token_statistics():
     empty = {i for i, row in enumerate(items) if not len(row.tokens)}
     assert zero == {2, 5, 9} and empty == {3}
     assert result.skipped == 3
-    assert result.token_statistics.keys() == set(range(13)) - zero - empty
+    assert result.token_statistics.keys() == {items[i].key for i in set(range(13)) - zero - empty}
     whole = trainer(skip_zero_advantage=False).update(ALL, items)
-    assert whole.token_statistics.keys() == set(range(13)) - empty and whole.skipped == 0
+    assert whole.token_statistics.keys() == {items[i].key for i in set(range(13)) - empty} and whole.skipped == 0
     assert whole.tokens > result.tokens
 
 
@@ -128,7 +130,9 @@ def test_token_statistics_are_of_the_first_forward_pass():
     before = t.log_prob(items)
     result = t.update([*ALL, *ALL, *ALL], items)
     assert result.updates == t.updates == 3
-    for i, fact in result.token_statistics.items():
+    index = {item.key: i for i, item in enumerate(items)}
+    for key, fact in result.token_statistics.items():
+        i = index[key]
         assert fact.log_prob == pytest.approx(before[i], abs=2e-5)
         assert len(fact.keep) == len(fact.entropy) == len(items[i].tokens)
         ratio = torch.tensor(before[i]) - torch.tensor(items[i].behavior_log_prob)

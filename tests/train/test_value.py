@@ -39,7 +39,7 @@ def gradient(objective, items, budget=10_000, model=None):
     stack = TrainStack(model or with_head(), max_grad_norm=0.0, tokens_per_micro_batch=budget)
     seen = {}
     stack.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
-    result = stack.update(objective, [list(range(len(items)))], items)
+    result = stack.update(objective, [items])
     return seen, result
 
 

@@ -84,7 +84,7 @@ def test_three_updates_give_the_peers_weights(name, budget):
         tokens_per_micro_batch=budget,
     )
     items = list(trajectories(weighted="corrections" in case, reference="penalties" in case))
-    result = stack.update(PolicyObjective(**case), [range(len(items))] * META["updates"], items)
+    result = stack.update(PolicyObjective(**case), [items] * META["updates"])
     assert result.updates == META["updates"]
     ours = dict(policy.model.named_parameters())
     theirs, before = weights(name), weights("before")

@@ -14,6 +14,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.environment import describe_environment
 from proxima.runtime.watch.observer import RunInfo, Sample
+from proxima.train import TokenStatistics
 from proxima.train.completion_record import CompletionRecord
 
 CONFIG = """\
@@ -185,7 +186,9 @@ def records(groups):
                 out[completion.key] = CompletionRecord(outcome="skipped_zero_advantage", advantage=0.0)
             else:
                 facts = {"log_prob": [-0.2] * n, "keep": [True] * (n - 1) + [False], "entropy": [0.5] * n}
-                out[completion.key] = CompletionRecord(outcome="trained", advantage=score.value - mean, **facts)
+                out[completion.key] = CompletionRecord(
+                    outcome="trained", advantage=score.value - mean, statistics=TokenStatistics(**facts)
+                )
     return out
 
 

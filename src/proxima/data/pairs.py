@@ -1,6 +1,7 @@
 """What preference learning trains on: pairs of completions, and completions with a label."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from proxima.data.trajectory import Trajectory
 
@@ -24,6 +25,16 @@ class PreferencePair:
         if self.chosen.group != self.rejected.group:
             raise ValueError(f"PreferencePair: groups {self.chosen.group} and {self.rejected.group} of row {self.row}.")
 
+    @property
+    def sides(self) -> tuple[Trajectory, ...]:
+        """The completions that a reference scores."""
+        return self.chosen, self.rejected
+
+    def with_sides(self, sides: Sequence[Trajectory]) -> "PreferencePair":
+        """With these, which have further columns, in place of `sides`."""
+        chosen, rejected = sides
+        return replace(self, chosen=chosen, rejected=rejected)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledCompletion:
@@ -39,3 +50,12 @@ class LabeledCompletion:
     completion: Trajectory
     good: bool
     mismatched: Trajectory | None = None
+
+    @property
+    def sides(self) -> tuple[Trajectory, ...]:
+        """The completions that a reference scores."""
+        return (self.completion,) if self.mismatched is None else (self.completion, self.mismatched)
+
+    def with_sides(self, sides: Sequence[Trajectory]) -> "LabeledCompletion":
+        """With these, which have further columns, in place of `sides`."""
+        return replace(self, completion=sides[0], mismatched=sides[1] if len(sides) > 1 else None)

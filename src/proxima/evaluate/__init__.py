@@ -9,6 +9,7 @@
     headline.py        the figure that stands for an evaluation
     plateau.py         when it no longer improves
     eval_metrics.py    scored groups → every metric of an evaluation
+    pair_metrics.py    pairs with scores; preference_metrics.py: with implicit rewards
     results.py         the folder of an evaluation: writing and reading
     question_pairs.py  two results compared question by question
     suites.py          GSM8K, MATH-500, AIME, AMC: data, prompt, rewards

@@ -13,6 +13,7 @@ from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
+EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
 def template_note(tokenizer: Tokenizer, model: str) -> list[str]:

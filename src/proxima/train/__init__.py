@@ -2,17 +2,25 @@
 
 `proxima.train(recipe, overrides)`, the package called as a function, is `proxima.api.train`: a whole run.
 
-    stack         optimizer, schedule, gradient clipping, micro-batches, state
-    objectives/   what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
-    forward_stage   what runs before the update           optimizer    optimizers and learning-rate schedules
-    teacher_stage   what distillation asks a teacher
-    engine_stage    the same of an engine elsewhere, and of a reference
-    early_stop   leaves out the epochs after one in which the policy has moved far enough
-    checkpoint   writes and reads checkpoints
-Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`. Imported by `runtime`.
+    stack           optimizer, schedule, gradient clipping, micro-batches, state
+    objectives/     what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
+    batch_builder   scored groups → what a step trains on: advantages, selection, updates; completion_record: outcomes
+    learner         from that batch to new weights: critic, stages, objective, stack
+    critic          a critic with weights of its own, or a head
+    forward_stage   fills columns before the update: log-probs, values; teacher_stage, engine_stage: asks others
+    run_stage       the same for a stage that remembers something; next_policy is one
+    early_stop      leaves out the epochs after one in which the policy has moved far enough
+    optimizer       optimizers and learning-rate schedules
+    checkpoint      writes and reads checkpoints
+    offline/        the methods of training on a fixed data set
+A completion is its key (uid, sample, turn) in the batch, the updates and the statistics; what `TrainStack.update` gets
+are items, which an objective makes of trajectories.
+Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`, what `rollout` collects,
+and for `offline` rows of `task` and figures of `evaluate`. Imported by `config` and `runtime`; it imports neither, so
+that it trains without a run: examples/train_from_trajectories.py.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
 `proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to
-`proxima.runtime.launch.run.train(stages=…)`.
+`proxima.runtime.launch.run.train(stages=…)`. To add an offline method: see `proxima.train.offline`.
 """
 
 import sys

@@ -1,8 +1,9 @@
 """From scored groups to what is trained: advantage, selection, and the order of the updates. In prompt order."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -25,42 +26,52 @@ KL = "reward_kl/mean"  # the metric: nats a token, the mean over completions of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepBatch:
-    """What a step trains on, and why the rest was dropped.
-
-    `advantage` has reward units, the mean over the tokens of a completion where they differ; completions without a
-    valid score and groups dropped before have none. `valued` are all completions with a score, with `value` and
-    `returns`, where the advantage reads a value: what a critic learns from. Those that a selection drops are among
-    them: they were sampled like the rest.
-    """
+class TrainingBatch:
+    """What a step trains on, and why the rest was dropped."""
 
     groups: tuple[Group, ...]  # all that the step consumes: those it could use, by uid, then those dropped before
     unused: Set[int] = frozenset()  # the uids of the latter
-    advantage: Mapping[Key, float]
+    completions: tuple[Trajectory, ...]  # of the groups that it could use, with their advantages
     reasons: Mapping[Key, str]  # why a completion was dropped; absent for those that are trained
-    trajectories: tuple[Trajectory, ...]  # the completions that are trained
-    updates: tuple[tuple[int, ...], ...]  # indices into `trajectories`, one tuple per optimizer step
+    updates: tuple[tuple[Key, ...], ...]  # the completions of each optimizer step
     step: int = 0  # its number, from 1
-    valued: tuple[Trajectory, ...] = ()
-    policy_waits: bool = False  # only the critic is trained in this step
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the KL in the reward and of the values
-    # rejected after their first forward pass, with its log-probs
-    rejected: Mapping[Key, tuple[Trajectory, TokenStatistics]] = field(default_factory=dict)
+    critic_only: bool = False  # only the critic is trained in this step
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the KL in the reward, the values and the guard
+    rejected: Mapping[Key, TokenStatistics] = field(default_factory=dict)  # after their first forward pass
 
-    def reject(self, statistics: Mapping[int, TokenStatistics], reason: str) -> "StepBatch":
-        """The batch without the trajectories whose `statistics` of the first forward pass these are, by index; their
-        outcome is `dropped_<reason>`."""
-        kept = [i for i in range(len(self.trajectories)) if i not in statistics]
-        position = {i: place for place, i in enumerate(kept)}
-        updates = (tuple(position[i] for i in update if i in position) for update in self.updates)
-        rejected = {self.trajectories[i].key: (self.trajectories[i], values) for i, values in statistics.items()}
+    @cached_property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The completions that are trained."""
+        return tuple(item for item in self.completions if item.key not in self.reasons)
+
+    @property
+    def valued(self) -> tuple[Trajectory, ...]:
+        """The completions with `value` and `returns`: what a critic learns from. Those that a selection drops are among
+        them: they were sampled like the rest."""
+        return tuple(item for item in self.completions if item.returns is not None)
+
+    def filled(self, trajectories: Iterable[Trajectory]) -> "TrainingBatch":
+        """The batch with these trajectories, which have further columns, in place of those of the same key."""
+        by_key = {item.key: item for item in trajectories}
+        return replace(self, completions=tuple(by_key.get(item.key, item) for item in self.completions))
+
+    def reject(self, statistics: Mapping[Key, TokenStatistics], reason: str) -> "TrainingBatch":
+        """The batch without the trajectories whose `statistics` of the first forward pass these are; their outcome is
+        `dropped_<reason>`."""
+        updates = (tuple(key for key in update if key not in statistics) for update in self.updates)
         return replace(
             self,
-            reasons={**self.reasons, **dict.fromkeys(rejected, reason)},
-            trajectories=tuple(self.trajectories[i] for i in kept),
+            reasons={**self.reasons, **dict.fromkeys(statistics, reason)},
             updates=tuple(update for update in updates if update),
-            rejected={**self.rejected, **rejected},
+            rejected={**self.rejected, **statistics},
         )
+
+    @property
+    def scored(self) -> set[Key]:
+        """The completions with a valid score, of the groups that it could use."""
+        used = (group for group in self.groups if group.prompt.uid not in self.unused)
+        pairs = (pair for group in used for pair in zip(group.completions, group.scores, strict=True))
+        return {completion.key for completion, score in pairs if score.valid}
 
     @property
     def kept(self) -> list[int]:
@@ -78,34 +89,31 @@ class StepBatch:
         """Number of dropped completions, by reason."""
         return dict(Counter(self.reasons.values()))
 
-    def records(self, statistics: Mapping[int, TokenStatistics]) -> dict[Key, CompletionRecord]:
-        """The outcome of each completion; `statistics` by index of the trajectory, as `TrainStack.update` returns."""
-        trained = {item.key: (item, statistics.get(i)) for i, item in enumerate(self.trajectories)} | {**self.rejected}
+    def records(self, statistics: Mapping[Key, TokenStatistics]) -> dict[Key, CompletionRecord]:
+        """The outcome of each completion; `statistics` as `TrainStack.update` returns them."""
+        by_key, scored = {item.key: item for item in self.completions}, self.scored
+        measured = {**statistics, **self.rejected}
         return {
-            completion.key: self._record(completion.key, *trained.get(completion.key, (None, None)))
-            for group in self.groups
-            for completion in group.completions
+            key: CompletionRecord(
+                outcome=self._outcome(key, measured.get(key)),
+                used=key[0] not in self.unused,
+                advantage=completion_advantage(by_key[key]) if key in scored else None,
+                trajectory=by_key.get(key) if key not in self.reasons or key in self.rejected else None,
+                statistics=measured.get(key),
+            )
+            for key in (completion.key for group in self.groups for completion in group.completions)
         }
 
-    def _record(self, key: Key, trajectory: Trajectory | None, statistics: TokenStatistics | None) -> CompletionRecord:
+    def _outcome(self, key: Key, statistics: TokenStatistics | None) -> str:
         if reason := self.reasons.get(key):
-            outcome = reason if reason == "invalid" else f"dropped_{reason}"
-        elif self.policy_waits:
-            outcome = "critic_only"
-        else:
-            outcome = "skipped_zero_advantage" if statistics is None else "trained"
-        tokens = {} if statistics is None else vars(statistics)
-        return CompletionRecord(
-            outcome=outcome,
-            used=key[0] not in self.unused,
-            advantage=self.advantage.get(key),
-            trajectory=trajectory,
-            **tokens,
-        )
+            return reason if reason == "invalid" else f"dropped_{reason}"
+        if self.critic_only:
+            return "critic_only"
+        return "skipped_zero_advantage" if statistics is None else "trained"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class BatchBuilder:
     """The slots that act before the update.
 
     With `reads_behavior`, the loss reads μ, which every completion must then have; otherwise μ is only measured, and
@@ -117,9 +125,11 @@ class Algorithm:
     selection: Sequence[Any]
     behavior: str = "untruncated"  # which of the engine's log-probs is μ: this one, or `sampled`
     reads_behavior: bool = True
-    masked: bool = False  # sampling is truncated and μ is what was sampled: all completions must have a `sampling_mask`
+    needs_sampling_mask: bool = (
+        False  # sampling is truncated and μ is what was sampled: all completions must have a `sampling_mask`
+    )
     updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
-    epochs: int = 1  # passes over the batch, see `deal`
+    epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0
     rewards: Sequence[str] = ()  # names of the recipe's, the columns of `Outcomes.parts`; empty: those that a score has
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
@@ -138,14 +148,14 @@ class Algorithm:
         """What a checkpoint keeps."""
         return {} if self.reward_kl is None else {"kl_coefficient": self.beta}
 
-    def after(self, batch: StepBatch) -> "Algorithm":
+    def after(self, batch: TrainingBatch) -> "BatchBuilder":
         """For the step after the one of `batch`."""
         if self.reward_kl is None or KL not in batch.metrics:
             return self
-        beta = self.reward_kl.next(self.beta, batch.metrics[KL], len(batch.advantage))
+        beta = self.reward_kl.next(self.beta, batch.metrics[KL], len(batch.scored))
         return replace(self, kl_coefficient=beta)
 
-    def unjudged(self, groups: Sequence[Group]) -> str:
+    def missing_accuracy_warning(self, groups: Sequence[Group]) -> str:
         """What to tell the user if a selection compares accuracies and no reward gives one; otherwise empty."""
         named = [i for i, spec in enumerate(self.selection) if getattr(spec, "by_accuracy", False)]
         valid = [score for group in groups for score in group.scores if score.valid]
@@ -172,7 +182,9 @@ class Algorithm:
         dropped = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
         return _by_group(groups, dropped, kept)
 
-    def step_batch(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
+    def step_batch(
+        self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
+    ) -> TrainingBatch:
         """Advantages over the full groups, then selection, then the assignment to updates.
 
         Args:
@@ -184,28 +196,17 @@ class Algorithm:
         outcomes = Outcomes.from_groups(ordered, self.rewards)
         advantage, items, metrics = self._with_advantages(ordered, outcomes)
         keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
-        trajectories: list[Trajectory] = []
-        advantages: dict[Key, float] = {}
-        dropped_for: dict[Key, str] = {}
-        columns = (advantage.tolist(), outcomes.valid.tolist(), keep.tolist(), reasons)
-        for item, value, valid, kept, reason in zip(items, *columns, strict=True):
-            if valid:
-                advantages[item.key] = value
-            if reason is not None:
-                dropped_for[item.key] = reason
-            if kept:
-                trajectories.append(item)
+        dropped_for = {item.key: reason for item, reason in zip(items, reasons, strict=True) if reason is not None}
         dropped_for |= {completion.key: reason for group, reason in dropped for completion in group.completions}
-        return StepBatch(
+        kept = [item for item, is_kept in zip(items, keep.tolist(), strict=True) if is_kept]
+        return TrainingBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
             unused={group.prompt.uid for group, _ in dropped},
-            advantage=advantages,
+            completions=tuple(items),
             reasons=dropped_for,
-            trajectories=tuple(trajectories),
-            updates=deal(trajectories, len(ordered), self.seed, step, updates=self.updates, epochs=self.epochs),
+            updates=split_into_updates(kept, len(ordered), self.seed, step, updates=self.updates, epochs=self.epochs),
             step=step,
-            valued=tuple(item for item in items if item.returns is not None),
-            policy_waits=step <= self.value_warmup,
+            critic_only=step <= self.value_warmup,
             metrics=metrics,
         )
 
@@ -240,8 +241,7 @@ class Algorithm:
                 metrics |= of_values
             for row, item in zip(rows, scored, strict=True):
                 items[row] = item
-                values = item.advantage if item.loss_mask is None else item.advantage[item.loss_mask]
-                advantage[row] = float(values.mean(dtype=np.float64)) if values.size else 0.0
+                advantage[row] = completion_advantage(item)
         if not per_token:  # the same for all tokens of a completion
             advantage = self.advantage(outcomes)
             pairs = zip(items, advantage.tolist(), strict=True)
@@ -258,19 +258,19 @@ class Algorithm:
         Raises:
             UserError: the loss reads μ, and a token has none; or a completion lacks its sampling mask.
         """
-        known = True
+        complete = True
         for item in items:
             where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
-            if self.masked and item.sampling_mask is None and len(item.tokens):
+            if self.needs_sampling_mask and item.sampling_mask is None and len(item.tokens):
                 remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
                 raise UserError(f"{where}: the engine did not say which tokens could be sampled", remedy=remedy)
             if item.behavior_log_prob is not None and (absent := np.isnan(item.behavior_log_prob)).any():
-                known = False
+                complete = False
                 if self.reads_behavior:
                     column = f"{self.behavior}_log_prob"
                     reason = f"{column} of token {absent.argmax()} is absent (NaN), and the loss reads it"
                     raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
-        return items if known else [replace(item, behavior_log_prob=None) for item in items]
+        return items if complete else [replace(item, behavior_log_prob=None) for item in items]
 
     def _shaped(self, score: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token."""
@@ -298,9 +298,9 @@ class Algorithm:
         return {"advantage": self.advantage(rewards), "returns": returns}, metrics
 
 
-def deal(
+def split_into_updates(
     trajectories: Sequence[Trajectory], groups: int, seed: int, step: int, *, updates: int, epochs: int
-) -> tuple[tuple[int, ...], ...]:
+) -> tuple[tuple[Key, ...], ...]:
     """Assign whole groups to optimizer steps, as evenly as the original groups divide; an empty one is left out.
 
     Args:
@@ -309,9 +309,9 @@ def deal(
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the trajectories.
 
-    Returns: indices into `trajectories`, one tuple per optimizer step.
+    Returns: the keys of the trajectories of each optimizer step.
     """
-    out: list[tuple[int, ...]] = []
+    out: list[tuple[Key, ...]] = []
     for epoch in range(epochs):
         order = list(range(groups))
         if epoch:
@@ -319,11 +319,16 @@ def deal(
         for u in range(updates):
             share = order[u * groups // updates : (u + 1) * groups // updates]
             rank = {group: i for i, group in enumerate(share)}
-            members = [i for i, item in enumerate(trajectories) if item.group in rank]
-            members.sort(key=lambda i: (rank[trajectories[i].group], i))
+            members = sorted((item for item in trajectories if item.group in rank), key=lambda item: rank[item.group])
             if members:
-                out.append(tuple(members))
+                out.append(tuple(item.key for item in members))
     return tuple(out)
+
+
+def completion_advantage(trajectory: Trajectory) -> float:
+    """The mean over its loss tokens, reward units; 0 without any."""
+    values = trajectory.advantage if trajectory.loss_mask is None else trajectory.advantage[trajectory.loss_mask]
+    return float(values.mean(dtype=np.float64)) if values.size else 0.0
 
 
 def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:
@@ -338,7 +343,7 @@ def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int
     out: dict[int, str] = {}
     for group in groups:
         if group.prompt.uid not in kept:
-            found = [reasons[c.key] for c in group.completions if c.key in reasons]
-            by_selection = [reason for reason in found if reason != "invalid"]
-            out[group.prompt.uid] = (by_selection or found or ["empty"])[-1]
+            of_group = [reasons[c.key] for c in group.completions if c.key in reasons]
+            by_selection = [reason for reason in of_group if reason != "invalid"]
+            out[group.prompt.uid] = (by_selection or of_group or ["empty"])[-1]
     return out

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from proxima.data import Trajectory
-from proxima.data.columns import Bools, Floats
+from proxima.data.columns import Floats
+from proxima.train.objectives import TokenStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,20 +15,16 @@ class CompletionRecord:
         outcome: `trained`, `skipped_zero_advantage`, `critic_only` (the policy waits for its critic),
             `dropped_<reason>` or `invalid`.
         used: False for a group that was dropped before the advantages of the step.
-        advantage: reward units; None where none was computed.
+        advantage: reward units, the mean over its loss tokens; None where none was computed.
         trajectory: what the trainer was given; None for a completion that was dropped.
-        log_prob: [T] float32, nats, the trainer's first forward. None where it made none.
-        keep: [T] bool, the surrogate kept the token at the first update.
-        entropy: [T] float32, nats.
+        statistics: of the trainer's first forward; None where it made none.
     """
 
     outcome: str
     used: bool = True
     advantage: float | None = None
     trajectory: Trajectory | None = None
-    log_prob: Floats | None = None
-    keep: Bools | None = None
-    entropy: Floats | None = None
+    statistics: TokenStatistics | None = None
 
     @property
     def behavior_log_prob(self) -> Floats | None:

@@ -7,7 +7,7 @@ from torch import nn
 from proxima.data import NotFiniteError
 from proxima.model.compute_thread import Progress
 from proxima.train import TrainStack, ValueObjective, ValueStage
-from proxima.train.batch_builder import StepBatch, deal
+from proxima.train.batch_builder import TrainingBatch, split_into_updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class ValueHead:
 @dataclass(frozen=True, kw_only=True)
 class Critic:
     """A critic with weights of its own, a `ScalarModel`, and what changes them. Called in the compute thread.
-    `updates`, `epochs` and `seed` are those of `deal`."""
+    `updates`, `epochs` and `seed` are those of `split_into_updates`."""
 
     stack: TrainStack
     objective: ValueObjective
@@ -32,20 +32,23 @@ class Critic:
     epochs: int = 1
     seed: int = 0
 
-    def update(self, batch: StepBatch, progress: Progress) -> dict[str, float]:
+    def update(self, batch: TrainingBatch, progress: Progress) -> dict[str, float]:
         """The optimizer steps of a step, over every completion with a score; its metrics, none without a completion.
 
         Raises:
             NotFiniteError: it diverges; see `TrainStack.update`.
         """
         groups, planned = len(batch.groups) - len(batch.unused), self.updates * self.epochs
-        plan = deal(batch.valued, groups, self.seed, batch.step, updates=self.updates, epochs=self.epochs)
+        updates = split_into_updates(
+            batch.valued, groups, self.seed, batch.step, updates=self.updates, epochs=self.epochs
+        )
         try:
-            metrics = self.stack.update(self.objective, plan, batch.valued, progress, planned).metrics
+            items = self.objective.items(batch.valued, updates)
+            metrics = self.stack.update(self.objective, items, progress, planned).metrics
         except NotFiniteError as error:
             raise NotFiniteError(f"the critic: {error}") from error
         del metrics["loss"]  # the aggregate's; `value_loss` is the mean over the loss tokens, of a head too
-        return {OWN_NAMES.get(name, name): value for name, value in metrics.items()} if plan else {}
+        return {OWN_NAMES.get(name, name): value for name, value in metrics.items()} if updates else {}
 
 
 OWN_NAMES = {name: f"value_{name}" for name in ("grad_norm", "lr")}  # the policy's stack has these too

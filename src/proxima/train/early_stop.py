@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from proxima.core.metrics import Metrics, merge_metrics
 
 
 @dataclass
 class EarlyStop:
-    """Called by `TrainStack.update` after each update: whether to go on.
+    """Called by `TrainStack.update` after each update: decides whether another one follows.
 
         stop after the epoch whose approximate KL > limit
 
@@ -31,9 +32,9 @@ class EarlyStop:
     _seen: int = 0
     _metrics: list[Metrics] = field(default_factory=list)
 
-    def __call__(self, indices: Sequence[int], metrics: Metrics) -> bool:
-        """`indices` and `metrics` of the update just made."""
-        self._seen += len(indices)
+    def __call__(self, items: Sequence[Any], metrics: Metrics) -> bool:
+        """`items` and `metrics` of the update just made."""
+        self._seen += len(items)
         self._metrics.append(metrics)
         if self._seen < self.items:
             return True

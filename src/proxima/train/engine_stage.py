@@ -49,11 +49,11 @@ class EngineStage:
 
     def _check(self, requests: Sequence[ScoreRequest], scores: Sequence[Floats]) -> None:
         """One number for each token: a column that is shifted by one would train on the wrong tokens."""
-        wanted, found = [len(one.tokens) for one in requests], [len(one) for one in scores]
-        if wanted != found:
-            counts = f"{sum(found)} log-probs of {len(found)} completions for {sum(wanted)} tokens of {len(wanted)}"
+        wanted, given = [len(request.tokens) for request in requests], [len(column) for column in scores]
+        if wanted != given:
+            counts = f"{sum(given)} log-probs of {len(given)} completions for {sum(wanted)} tokens of {len(wanted)}"
             raise UserError(f"{self.column}: the engine that scores gives {counts}", remedy=REPAIR)
-        if (lost := sum(int(np.isnan(one).sum()) for one in scores)) > 0:
+        if (lost := sum(int(np.isnan(column).sum()) for column in scores)) > 0:
             reason = f"the engine that scores gives NaN for {lost} of {sum(wanted)} tokens"
             raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
 

@@ -48,8 +48,8 @@ def stage_columns(
     out: dict[str, list[Floats]] = {stage.column: []}
     for indices in micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt):
         batch = stage.pack([trajectories[i] for i in indices])
-        found = stage(batch)
-        for name, values in (found if isinstance(found, Mapping) else {stage.column: found}).items():
+        outputs = stage(batch)
+        for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
             out.setdefault(name, []).extend(np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
     return out
 

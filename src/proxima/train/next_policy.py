@@ -6,8 +6,9 @@ engine computes them in a hook, before it pauses for V + 1; or the trainer does,
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Key
 from proxima.engine.protocol import Engine, InFlight, ScoreRequest
 from proxima.rollout.collector import Pending
-from proxima.train.batch_builder import StepBatch
-from proxima.train.objectives import TokenStatistics
+from proxima.train.objectives.protocol import FirstForward
+from proxima.train.run_stage import RunStage
 
 SCORE_SECONDS = 300.0  # that the engine may take for one window; less than a hook may
 COMPARED = 8  # completions of a step on which engine and trainer are compared
 Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
 LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
+WriteEntries = Callable[[Path, Sequence["NextLogProbs"]], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +44,7 @@ class NextLogProbs(Columns):
         """That of the completion."""
         return self.uid, self.sample, self.turn
 
-    def begins(self, other: "InFlight | Trajectory") -> bool:
+    def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
         """Whether the other has these tokens first, of the same versions."""
         own = len(self.tokens)
         versions = other.policy_version
@@ -65,20 +67,18 @@ class Segment:
 
     def trajectory(self, group: int) -> Trajectory:
         """The completion up to the end of the segment, for the trainer."""
-        one = self.of
-        return Trajectory(
-            group=group, prompt_tokens=one.prompt_tokens, tokens=one.tokens[: self.end], temperature=one.temperature
-        )
-
-    def request(self) -> ScoreRequest:
-        """The segment after everything before it, for the engine."""
-        before = np.concatenate([self.of.prompt_tokens, self.of.tokens[: self.start]])
-        tokens = self.of.tokens[self.start : self.end]
-        return ScoreRequest(prompt_tokens=before, tokens=tokens, temperature=self.of.temperature)
+        tokens, temperature = self.of.tokens[: self.end], self.of.temperature
+        return Trajectory(group=group, prompt_tokens=self.of.prompt_tokens, tokens=tokens, temperature=temperature)
 
 
-class NextPolicy:
-    """The cache, and what fills it.
+def part_request(of: InFlight | Trajectory, part: slice) -> ScoreRequest:
+    """A part of a completion after everything before it, for the engine."""
+    before = np.concatenate([of.prompt_tokens, of.tokens[: part.start]])
+    return ScoreRequest(prompt_tokens=before, tokens=of.tokens[part], temperature=of.temperature)
+
+
+class NextPolicy(RunStage):
+    """The cache, and what fills it: `next_log_prob` of `proximal: next`.
 
     A log-prob is written once, under the one version that it is of. Nothing else is kept: a token that nobody found
     while its next version was the newest has none, and is counted.
@@ -86,10 +86,13 @@ class NextPolicy:
     Args:
         engine: what generates; in `before_pause` it also scores.
         unconsumed: all completions that the engine has delivered and no step has used yet.
-        trainer: log-probs of trajectories under the trained policy, which `prepare` then writes; None: `before_pause`
+        trainer: log-probs of trajectories under the trained policy, which `fill` then writes; None: `before_pause`
             does.
         entries: of a checkpoint.
+        file: of a checkpoint, and what writes it.
     """
+
+    column = "next_log_prob"
 
     def __init__(
         self,
@@ -97,12 +100,13 @@ class NextPolicy:
         unconsumed: Unconsumed,
         trainer: LogProbs | None = None,
         entries: Iterable[NextLogProbs] = (),
+        file: tuple[str, WriteEntries] | None = None,
     ) -> None:
-        self.engine, self.unconsumed, self.trainer = engine, unconsumed, trainer
-        self.entries = {one.key: one for one in entries}
-        self._compared: list[tuple[Segment, Floats, Floats]] = []  # with trainer's log-probs and behavior's
+        self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
+        self.entries = {entry.key: entry for entry in entries}
+        self._compared: list[tuple[ScoreRequest, Floats, Floats]] = []  # with trainer's log-probs and behavior's
         self._metrics: dict[str, float] = {}
-        self.missed = ""  # why the engine gave nothing in the last window; the controller tells it, and clears it
+        self._missed = ""  # why the engine gave nothing in the last window
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -110,7 +114,7 @@ class NextPolicy:
         """The executor's hook. The engine itself says which version it holds: at the start of a run, and after a
         resume, that is one that no token is older than.
 
-        An engine that fails or takes more than `SCORE_SECONDS` costs the window, not the run: `missed` says why.
+        An engine that fails or takes more than `SCORE_SECONDS` costs the window, not the run: `warnings` says why.
 
         Raises:
             UserError: of the engine, NotFiniteError among them.
@@ -119,9 +123,10 @@ class NextPolicy:
         try:
             async with asyncio.timeout(SCORE_SECONDS):
                 segments = await self._segments((await self.engine.health()).version)
-                asked = [one.request() for one in [*segments, *(one for one, _, _ in compared)]]
-                scored = await self.engine.score(asked)
-            lengths = [len(one.tokens) for one in asked], [len(column) for column in scored]
+                requests = [part_request(segment.of, slice(segment.start, segment.end)) for segment in segments]
+                requests += [request for request, _, _ in compared]
+                scored = await self.engine.score(requests)
+            lengths = [len(request.tokens) for request in requests], [len(column) for column in scored]
             if lengths[0] != lengths[1]:
                 raise ValueError(f"score gave {lengths[1]} log-probs for {lengths[0]} tokens")
         except Exception as error:
@@ -134,10 +139,10 @@ class NextPolicy:
         if isinstance(error, UserError):
             raise error
         why = f"{error}" or (f"no answer in {SCORE_SECONDS:g} s" if isinstance(error, TimeoutError) else "")
-        self.missed = f"{type(error).__name__}: {why}".removesuffix(": ")
+        self._missed = f"{type(error).__name__}: {why}".removesuffix(": ")
 
-    async def prepare(self, batch: StepBatch, version: int) -> StepBatch:
-        """The batch with `next_log_prob` as far as it is known, before its update from the weights of `version`."""
+    async def fill(self, trajectories: Sequence[Trajectory], version: int) -> list[Trajectory]:
+        """The trajectories with `next_log_prob` as far as it is known."""
         self._metrics = {"next/written": 0.0}
         if self.trainer is not None:
             try:
@@ -146,48 +151,49 @@ class NextPolicy:
             except Exception as error:
                 self._miss(error)
                 segments = []
-            segments.sort(key=lambda one: one.prompt)  # neighbours share their prompt
-            groups = {prompt: number for number, prompt in enumerate(dict.fromkeys(one.prompt for one in segments))}
-            found = await self.trainer([one.trajectory(groups[one.prompt]) for one in segments])
-            self._write(segments, [column[one.start :] for one, column in zip(segments, found, strict=True)])
-        trajectories = tuple(self._filled(item) for item in batch.trajectories)
-        self._metrics |= missing_metrics(trajectories, version)
-        return replace(batch, trajectories=trajectories)
+            segments.sort(key=lambda segment: segment.prompt)  # neighbours share their prompt
+            prompts = dict.fromkeys(segment.prompt for segment in segments)
+            groups = {prompt: number for number, prompt in enumerate(prompts)}
+            columns = await self.trainer([segment.trajectory(groups[segment.prompt]) for segment in segments])
+            self._write(segments, [column[segment.start :] for segment, column in zip(segments, columns, strict=True)])
+        filled = [self._filled(item) for item in trajectories]
+        self._metrics |= missing_metrics(filled, version)
+        return filled
 
     async def _segments(self, version: int) -> list[Segment]:
         """What has to be computed while `version` is the newest."""
         # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
-        found = {one.key: one for one in await self.engine.in_flight() if one.temperature > 0}
-        found |= {one.key: InFlight.of(one, prompt.tokens) for prompt, one in self.unconsumed()}
+        waiting = {partial.key: partial for partial in await self.engine.in_flight() if partial.temperature > 0}
+        waiting |= {whole.key: InFlight.of(whole, prompt.tokens) for prompt, whole in self.unconsumed()}
         segments = []
-        for one in found.values():
-            entry = self._entry(one)
-            wanted = one.policy_version == version - 1
+        for completion in waiting.values():
+            entry = self._entry(completion)
+            wanted = completion.policy_version == version - 1
             if entry is not None:
                 wanted[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
             places = wanted.nonzero()[0]
             if len(places):
-                segments.append(Segment(of=one, start=int(places[0]), end=int(places[-1]) + 1))
+                segments.append(Segment(of=completion, start=int(places[0]), end=int(places[-1]) + 1))
         return segments
 
-    def _entry(self, one: InFlight | Trajectory) -> NextLogProbs | None:
+    def _entry(self, completion: InFlight | Trajectory) -> NextLogProbs | None:
         """What is known of this completion; not of an earlier one with the same key."""
-        entry = self.entries.get(one.key)
-        return entry if entry is not None and entry.begins(one) else None
+        entry = self.entries.get(completion.key)
+        return entry if entry is not None and entry.is_prefix_of(completion) else None
 
     def _write(self, segments: Sequence[Segment], columns: Sequence[Floats]) -> None:
         for segment, column in zip(segments, columns, strict=False):
-            one, entry = segment.of, self._entry(segment.of)
+            completion, entry = segment.of, self._entry(segment.of)
             log_prob = np.full(segment.end, np.nan, np.float32)
             if entry is not None:
                 log_prob[: len(entry.log_prob)] = entry.log_prob
             log_prob[segment.start :] = column
-            self.entries[one.key] = NextLogProbs(
-                uid=one.prompt_uid,
-                sample=one.sample,
-                turn=one.turn,
-                tokens=one.tokens[: segment.end],
-                policy_version=one.policy_version[: segment.end],
+            self.entries[completion.key] = NextLogProbs(
+                uid=completion.prompt_uid,
+                sample=completion.sample,
+                turn=completion.turn,
+                tokens=completion.tokens[: segment.end],
+                policy_version=completion.policy_version[: segment.end],
                 log_prob=log_prob,
             )
             self._metrics["next/written"] = self._metrics.get("next/written", 0.0) + len(column)
@@ -200,38 +206,26 @@ class NextPolicy:
             column[: len(entry.log_prob)] = entry.log_prob
         return replace(item, next_log_prob=column)
 
-    def trained(self, batch: StepBatch, statistics: Mapping[int, TokenStatistics], version: int) -> None:
+    def observe(self, first: FirstForward, version: int) -> None:
         """Remember some tokens of the version before, with the trainer's log-probs under the present one, for
-        `before_pause` to compare the engine's with: `statistics`, by index of the trajectory, of the first forward
-        pass, which was under `version`."""
-        for i in (i for indices in batch.updates[:1] for i in indices):
-            item = batch.trajectories[i]
+        `before_pause` to compare the engine's with."""
+        for item, statistics in first:
             if len(self._compared) == COMPARED or self.trainer is not None:
                 return
-            if i not in statistics or item.policy_version is None or item.behavior_log_prob is None:
+            if item.policy_version is None or item.behavior_log_prob is None:
                 continue
             places = (item.policy_version == version - 1).nonzero()[0]
             if len(places):
-                start, end = int(places[0]), int(places[-1]) + 1
-                of = InFlight(
-                    prompt_uid=item.uid,
-                    sample=item.sample,
-                    turn=item.turn,
-                    prompt_tokens=item.prompt_tokens,
-                    tokens=item.tokens,
-                    policy_version=item.policy_version,
-                    temperature=item.temperature,
-                )
-                part = slice(start, end)
-                segment = Segment(of=of, start=start, end=end)
-                self._compared.append((segment, statistics[i].log_prob[part], item.behavior_log_prob[part]))
+                part = slice(int(places[0]), int(places[-1]) + 1)
+                request = part_request(item, part)
+                self._compared.append((request, statistics.log_prob[part], item.behavior_log_prob[part]))
 
-    def _compare(self, compared: Sequence[tuple[Segment, Floats, Floats]], scored: Sequence[Floats]) -> None:
+    def _compare(self, compared: Sequence[tuple[ScoreRequest, Floats, Floats]], scored: Sequence[Floats]) -> None:
         if not compared:
             return
         engine, trainer, behavior = (
             np.concatenate(columns).astype(np.float64)
-            for columns in (scored, [one[1] for one in compared], [one[2] for one in compared])
+            for columns in (scored, [by_trainer for _, by_trainer, _ in compared], [mu for _, _, mu in compared])
         )
         weights = {"engine": np.exp(engine - behavior), "trainer": np.exp(trainer - behavior)}
         self._metrics["next/engine_trainer_absdiff"] = float(np.abs(engine - trainer).mean())
@@ -244,11 +238,25 @@ class NextPolicy:
         how engine and trainer differ, and the weight by the arithmetic of each."""
         return self._metrics
 
+    def warnings(self) -> list[str]:
+        missed, self._missed = self._missed, ""
+        if not missed:
+            return []
+        what = "tokens that lack it are counted in next/missing_fraction, and algorithm.next_missing says what becomes "
+        return [f"the engine gave no next_log_prob ({missed}); {what}of them"]
+
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
-    def after_step(self, pending: Pending) -> list[NextLogProbs]:
-        """What a checkpoint keeps: all that is known of the groups that wait. A prompt that is still generating will be
-        generated again by a resume. What a step has consumed or dropped is forgotten."""
+    def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
+        entries = self.forget(pending)
+        if self.file is None or not entries:
+            return {}
+        name, write = self.file
+        return {name: lambda path: write(path, entries)}
+
+    def forget(self, pending: Pending) -> list[NextLogProbs]:
+        """Forget what a step has consumed or dropped. Returns what a checkpoint keeps: all that is known of the groups
+        that wait. A prompt that is still generating will be generated again by a resume."""
         groups = {group.prompt.uid for group in pending.groups}
         uids = groups | {prompt.uid for prompt in pending.prompts}
         self.entries = {key: entry for key, entry in self.entries.items() if key[0] in uids}

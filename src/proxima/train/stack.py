@@ -1,7 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics
-from proxima.data import NotFiniteError, PackedBatch, Trajectory, UserError
+from proxima.data import NotFiniteError, Trajectory, UserError
 from proxima.data.columns import Floats
-from proxima.model import PackedModel, TokenOutputs
+from proxima.data.flow import Key
+from proxima.model import PackedModel
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
-from proxima.train.objectives.protocol import Objective, TokenStatistics
+from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
@@ -34,17 +35,29 @@ class UpdateResult:
 
     Args:
         metrics: merged over micro-batches and updates, ready to be logged.
-        token_statistics: by index of the item, from its first forward pass; skipped items have none.
+        token_statistics: by key of the trajectory, from its first forward pass; those of skipped items have none.
         tokens: tokens fed to the forward passes that had a backward pass.
         updates: optimizer steps made.
         skipped: items, over all updates, for which `Objective.skippable` saved the forward pass.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
-    token_statistics: dict[int, TokenStatistics] = field(default_factory=dict)
+    token_statistics: dict[Key, TokenStatistics] = field(default_factory=dict)
     tokens: int = 0
     updates: int = 0
     skipped: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Occurrence:
+    """An item of an update, with its sequences; an item that an update has twice has two occurrences."""
+
+    item: Any
+    sequences: Sequence[Trajectory]
+
+    @property
+    def has_tokens(self) -> bool:
+        return any(len(trajectory.tokens) for trajectory in self.sequences)
 
 
 @dataclass
@@ -106,25 +119,23 @@ class TrainStack:
     def update(
         self,
         objective: Objective[Any],
-        plan: Sequence[Sequence[int]],
-        items: Sequence[Any],
+        updates: Sequence[Sequence[Any]],
         progress: Callable[[int, int], None] | None = None,
         planned: int = 0,
-        go_on: Callable[[Sequence[int], Metrics], bool] | None = None,
-        before_first: Callable[[Mapping[int, TokenStatistics]], None] | None = None,
+        should_continue: Callable[[Sequence[Any], Metrics], bool] | None = None,
+        before_first: Callable[[FirstForward], None] | None = None,
     ) -> UpdateResult:
-        """Make one optimizer step for each entry of `plan`, in order.
+        """Make one optimizer step for each of the `updates`, in order.
 
         Args:
             objective: what is minimised.
-            plan: indices into `items`; an index may occur in several entries (epochs).
-            items: as the objective reads them.
+            updates: the items of each, as the objective reads them; an item may occur in several (epochs).
             progress: called with (tokens done, tokens in total) after each micro-batch.
             planned: updates that the schedule counts for this call, where fewer are made: a batch that was not full
                 advances the schedule as a full one.
-            before_first: called with the statistics of the first update's items before its optimizer step, which is not
-                made if it raises.
-            go_on: called after each update with its entry of `plan` and its metrics; False leaves out the rest.
+            should_continue: called after each update with its items and its metrics; False leaves out the rest.
+            before_first: called with the statistics of the first update before its optimizer step, which is not made if
+                it raises.
 
         Raises:
             ValueError: the loss lacks a tensor.
@@ -133,28 +144,30 @@ class TrainStack:
         """
         before = self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
-        filled = {i for i in {*chain(*plan)} if any(len(item.tokens) for item in objective.sequences(items[i]))}
-        active = [[i for i in indices if i in filled] for indices in plan]
-        run = [[i for i in indices if not objective.skippable(items[i])] for indices in active]
-        share = self.model.share_prompt
+        occurrences = [[_Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
+        active = [[each for each in part if each.has_tokens] for part in occurrences]
+        run = [[each for each in part if not objective.skippable(each.item)] for part in active]
         total = sum(
-            tokens_fed([sequences[i] for i in cut], share_prompt=share)
-            for sequences in ([objective.sequences(items[i]) for i in indices] for indices in run)
-            for cut in self._micro_batches(sequences)
+            tokens_fed([occurrence.sequences for occurrence in cut], share_prompt=self.model.share_prompt)
+            for part in run
+            for cut in self._micro_batches(part)
         )
         result = UpdateResult()
         state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.model.device))
         norms = []
-        for number, indices in enumerate(plan):
-            known = len(state.metrics)
-            self._accumulate(objective, items, indices, run[number], number, state)
-            if number == 0 and before_first is not None:
-                before_first(result.token_statistics)
+        for number, items in enumerate(updates):
+            already = len(state.metrics)
+            first = self._accumulate(objective, items, run[number], state)
+            if number == 0:
+                if first:
+                    state.metrics.append(objective.measure_first(first, self.model.device))
+                if before_first is not None:
+                    before_first(first)
             norms.append(self._step())
             before = self._check_weights(before)
             result.updates += 1
             result.skipped += len(active[number]) - len(run[number])
-            if go_on is not None and not go_on(indices, merge_metrics(state.metrics[known:])):
+            if should_continue is not None and not should_continue(items, merge_metrics(state.metrics[already:])):
                 break
         self.updates += max(0, planned - result.updates)
         result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
@@ -165,60 +178,56 @@ class TrainStack:
         return result
 
     def _accumulate(
-        self,
-        objective: Objective[Any],
-        items: Sequence[Any],
-        indices: Sequence[int],
-        run: Sequence[int],
-        number: int,
-        state: _Accumulator,
-    ) -> None:
-        """The gradient of one update: forward and backward passes over its micro-batches."""
-        sequences = [objective.sequences(items[i]) for i in run]
-        # The only place that sees a whole update. With several ranks, `decide` reads the parts of all ranks and the
-        # denominators are summed over ranks, here.
-        decision = None
-        if objective.whole_batch and run:
-            read = [objective.decision_sequences(items[i]) for i in run]
-            decision = objective.decide(self._forward_all(objective, read))
-            state.metrics.append(decision.metrics)
+        self, objective: Objective[Any], items: Sequence[Any], run: Sequence[_Occurrence], state: _Accumulator
+    ) -> list[tuple[Trajectory, TokenStatistics]]:
+        """The gradient of one update of `items`: forward and backward passes over the micro-batches of those that are
+        not skipped. Returns the statistics of its trajectories."""
+        # The only place that sees a whole update. With several ranks, `batch_statistics` reads the parts of all ranks
+        # and the denominators are summed over ranks, here.
+        statistics, row = None, dict[_Occurrence, int]()
+        if objective.has_batch_statistics and run:
+            statistics, row = self._batch_statistics(objective, run)
+            state.metrics.append(statistics.metrics)
         denominators = [
             torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
-            for d in objective.denominators([items[i] for i in indices], decision)
+            for d in objective.denominators(items, statistics)
         ]
-        for cut in self._micro_batches(sequences):
-            batch = self._pack([sequences[i] for i in cut])
-            outputs = self._forward(batch, objective.needs)
-            part = None if decision is None else decision.take(cut)
+        measured: list[tuple[Trajectory, TokenStatistics]] = []
+        for cut in self._micro_batches(run):
+            trajectories = [trajectory for occurrence in cut for trajectory in occurrence.sequences]
+            batch = self.model.pack(trajectories)
+            outputs = self.model(batch, objective.outputs)
+            part = None if statistics is None else statistics.take([row[occurrence] for occurrence in cut])
             losses = objective.losses(batch, outputs, part)
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
             value.backward()
             state.loss += value.detach()
             state.metrics.extend(loss.metrics for loss in losses)
-            for i, statistics in zip(cut, objective.token_statistics(batch, outputs, losses), strict=False):
-                state.result.token_statistics.setdefault(run[i], statistics)
+            measured += zip(trajectories, objective.token_statistics(batch, outputs, losses), strict=False)
             state.result.tokens += len(batch.tokens)
             if state.report:
                 state.report(state.result.tokens, state.total_tokens)
-        known = [i for i in run if i in state.result.token_statistics]
-        if number == 0 and known:
-            found = [state.result.token_statistics[i] for i in known]
-            state.metrics.append(objective.measure_first([items[i] for i in known], found, self.model.device))
+        for trajectory, values in measured:
+            state.result.token_statistics.setdefault(trajectory.key, values)
+        return measured
 
     @torch.no_grad()
-    def _forward_all(
-        self, objective: Objective[Any], sequences: Sequence[Sequence[Trajectory]]
-    ) -> list[tuple[PackedBatch, TokenOutputs]]:
-        batches = [self._pack([sequences[i] for i in cut]) for cut in self._micro_batches(sequences)]
-        return [(batch, self._forward(batch, objective.decision_needs)) for batch in batches]
+    def _batch_statistics(
+        self, objective: Objective[Any], run: Sequence[_Occurrence]
+    ) -> tuple[BatchStatistics, dict[_Occurrence, int]]:
+        """What the objective reads off all items of an update, and the row of each item in the packs that it read."""
+        sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
+        cuts, parts = self._cuts(sequences), []
+        for cut in cuts:
+            batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
+            parts.append((batch, self.model(batch, objective.statistics_outputs)))
+        return objective.batch_statistics(parts), {run[i]: row for row, i in enumerate(chain.from_iterable(cuts))}
 
-    def _forward(self, batch: PackedBatch, needs: frozenset[str]) -> TokenOutputs:
-        return self.model(batch, needs)
+    def _micro_batches(self, run: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
+        cuts = self._cuts([occurrence.sequences for occurrence in run])
+        return [[run[i] for i in cut] for cut in cuts]
 
-    def _pack(self, sequences: Sequence[Sequence[Trajectory]]) -> PackedBatch:
-        return self.model.pack([trajectory for item in sequences for trajectory in item])
-
-    def _micro_batches(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
+    def _cuts(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
         return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
 
     def _step(self) -> Tensor:

@@ -45,8 +45,8 @@ class TeacherStage:
             if batch.top_k is None:
                 raise ValueError("the student's top K is not in the trajectories: set engine.top_k_log_probs")
             ids = batch.top_k[:, : self.top_k]
-            found = self.policy(replace(batch, top_k=None, behavior_top_k_log_prob=None, bucket_token=ids))
-            log_prob, top = found.need("log_prob"), found.need("bucket_log_prob")
+            outputs = self.policy(replace(batch, top_k=None, behavior_top_k_log_prob=None, bucket_token=ids))
+            log_prob, top = outputs.need("log_prob"), outputs.need("bucket_log_prob")
         else:
             log_prob, ids, top = self.policy.top_tokens(batch, self.top_k, self.vocabulary)
         buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top} if self.top_k else {}

@@ -18,6 +18,7 @@ from proxima.runtime.state.rollouts import (
     write_evals,
     write_rollouts,
 )
+from proxima.train import TokenStatistics
 
 
 def make_group(uid=7, text="Four.", scores=None):
@@ -54,9 +55,7 @@ RECORDS = {
         outcome="trained",
         advantage=0.5,
         trajectory=Trajectory.of(make_group().prompt, make_group().completions[0], group=0, advantage=0.5),
-        log_prob=(-0.25, -0.5, -1.0),
-        keep=(True, False, True),
-        entropy=(0.125, 0.0, 2.0),
+        statistics=TokenStatistics(log_prob=(-0.25, -0.5, -1.0), keep=(True, False, True), entropy=(0.125, 0.0, 2.0)),
     ),
     INVALID: CompletionRecord(outcome="invalid"),
 }
@@ -240,7 +239,7 @@ def test_lengths_are_checked(tmp_path):
     path = tmp_path / "a.parquet"
     with pytest.raises(ValueError, match="records: none for prompt 7, sample 1"):
         write_rollouts(path, 1, [make_group()], {TRAINED: RECORDS[TRAINED]})
-    short = CompletionRecord(outcome="trained", keep=(True,))
+    short = CompletionRecord(outcome="trained", statistics=TokenStatistics(log_prob=(-1.0,) * 3, keep=(True,)))
     with pytest.raises(ValueError, match=r"records.keep: 1 values for 3 tokens of prompt 7, sample 0"):
         write_rollouts(path, 1, [make_group()], RECORDS | {TRAINED: short})
     assert list(tmp_path.iterdir()) == []

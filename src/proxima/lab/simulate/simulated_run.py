@@ -37,7 +37,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.watch.observer import Observer, Record
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +168,6 @@ def _controller(
         stop_after=None,
         checkpoint_every=config.checkpoint.every if times.checkpoint else 0,
     )
-    builder = Algorithm(advantage=TimedAdvantage(times, thread), selection=(), seed=config.seed)
+    builder = BatchBuilder(advantage=TimedAdvantage(times, thread), selection=(), seed=config.seed)
     learner, evaluation = timed_learner(times, thread), TimedEvaluation(times, thread, generator)
     return Controller(plan, collector, builder, learner, store, evaluation, observer, clock)

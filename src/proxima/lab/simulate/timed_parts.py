@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import NoPolicyGradient
-from proxima.data import Completion, Group, Outcomes, Prompt, Score
+from proxima.data import Completion, Group, Outcomes, Prompt, Score, Trajectory
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.lab.simulate.timed_engine import TimedEngine
 from proxima.lab.simulate.times import Times
@@ -139,10 +139,10 @@ class TimedStack:
     def fill(self, stages: Any, trajectories: Sequence[Any]) -> list[Any]:
         return list(trajectories)
 
-    def update(self, objective: Any, plan: Sequence[Sequence[int]], items: Sequence[Any], *rest: Any) -> UpdateResult:
-        if not plan:
+    def update(self, objective: Any, updates: Sequence[Sequence[Trajectory]], *rest: Any) -> UpdateResult:
+        if not updates:
             return UpdateResult()
-        tokens = sum(len(items[i].tokens) for indices in plan for i in indices)
+        tokens = sum(len(item.tokens) for items in updates for item in items)
         self.thread.spend(self.times.update + self.times.update_token * tokens)
         return UpdateResult(tokens=tokens, updates=1)
 

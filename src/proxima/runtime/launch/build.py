@@ -20,7 +20,6 @@ from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.replay import ReplayCollector, StoredRollouts
 from proxima.runtime.state.store import RolloutRecorder
-from proxima.train.batch_builder import Algorithm
 from proxima.train.learner import Learner
 from proxima.train.next_policy import NextLogProbs
 
@@ -46,7 +45,12 @@ class Restored:
 
 
 def make_controller(
-    config: "RunConfig", learner: Learner, algorithm: Algorithm, data: RunData, context: RunContext, restored: Restored
+    config: "RunConfig",
+    learner: Learner,
+    batch_builder: BatchBuilder,
+    data: RunData,
+    context: RunContext,
+    restored: Restored,
 ) -> Controller:
     """Everything that the loop touches, and the loop."""
     recorder = RolloutRecorder(context.store, data.source, context.observer)
@@ -57,7 +61,7 @@ def make_controller(
         collector = ReplayCollector(data.source, generator, recorder)
     else:
         assert generator is not None
-        reject = partial(learner.compute.run, algorithm.reject)
+        reject = partial(learner.compute.run, batch_builder.reject)
         finished = context.store.journal.step
         collector = make_collector(config, generator, data.source, recorder, reject, restored.pending, finished)
         if config.algorithm.proximal == "next":
@@ -65,11 +69,13 @@ def make_controller(
             cache = make_next_policy(
                 config.algorithm, generator.engine, collector.unconsumed, log_prob, restored.next_log_probs
             )
-            learner = replace(learner, next_policy=cache)
+            learner = replace(learner, run_stages=[cache])
     plan = make_plan(
         config, config.train.steps, metric=config.eval.metric, max_unscored_steps=max_unscored_steps(config)
     )
-    return Controller(plan, collector, algorithm, learner, context.store, evaluation, context.observer, context.clock)
+    return Controller(
+        plan, collector, batch_builder, learner, context.store, evaluation, context.observer, context.clock
+    )
 
 
 def make_plan(

@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.data import FieldError, UserError, renamed
-from proxima.model import LoadedModel, ScalarModel, load_scalar_model
+from proxima.model import LoadedModel, load_scalar_model
 from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
-from proxima.runtime.launch.models import make_stack, packed_settings
+from proxima.runtime.launch.models import make_stack, model_source
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead
@@ -53,7 +53,7 @@ def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None 
         return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
     if not isinstance(spec, ModelCritic):
         return None
-    model = ScalarModel(_load(config, spec, restored), **packed_settings(config.model))
+    model = model_source(config.model).scalar(_load(config, spec, restored))
     train = spec.training(config.train)
     planned = train.updates_per_step * train.epochs_per_step
     return Critic(

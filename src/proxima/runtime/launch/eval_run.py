@@ -32,11 +32,11 @@ from proxima.runtime.launch.engine_needs import build_engine, evaluation_needs
 from proxima.runtime.launch.eval_suites import LoadedSuite
 from proxima.runtime.launch.generation import make_rewards
 from proxima.runtime.launch.models import load_model
-from proxima.runtime.launch.run_data import EVAL_UID
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.environment import describe_environment, package_version
 from proxima.runtime.watch.interrupt import quiet_transformers
 from proxima.runtime.watch.observer import EvalObserver, evaluation_progress
+from proxima.task.prompts import EVAL_UID
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig

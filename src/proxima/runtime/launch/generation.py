@@ -20,6 +20,7 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
+from proxima.runtime.state.pending_files import NEXT_POLICY, write_next_policy
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.task.prompts import PromptSource
@@ -160,7 +161,7 @@ def make_next_policy(
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    cache = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries)
+    cache = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries, (NEXT_POLICY, write_next_policy))
     if by_engine:
         engine.register_pre_pause_hook(cache.before_pause)
     return cache

@@ -26,7 +26,7 @@ from proxima.train import (
     ScoreVarianceStage,
     ValueStage,
 )
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 from proxima.train.critic import Critic, ValueHead
 from proxima.train.learner import Learner
 from proxima.train.objectives import ProximalSource
@@ -131,7 +131,7 @@ def make_stages(
     return stages
 
 
-def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> Algorithm:
+def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
     """The slots that act before the update; `kl_coefficient` is that of a checkpoint.
 
     Raises:
@@ -142,12 +142,12 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
     if missing := unsupported_by_loop(algorithm.advantage, supplied):
         remedy = "set critic, give train() a forward stage that fills it, or use another advantage"
         raise FieldError("algorithm.advantage", kind_of(algorithm.advantage), missing, remedy=remedy)
-    return Algorithm(
+    return BatchBuilder(
         advantage=algorithm.advantage,
         selection=algorithm.selection,
         behavior=algorithm.behavior,
         reads_behavior=algorithm.reads_behavior,
-        masked=replays_sampling_masks(config.sampling, config.algorithm),
+        needs_sampling_mask=replays_sampling_masks(config.sampling, config.algorithm),
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,

@@ -1,6 +1,5 @@
 """From a config to loaded weights and what runs and trains them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +7,8 @@ import torch
 from torch import nn
 
 from proxima import __version__
-from proxima.model import LoadedModel, PackedModel, Policy, load
-from proxima.model.load import DTYPES
+from proxima.model import LoadedModel, PackedModel, Policy
+from proxima.model.model_source import ModelSource
 from proxima.train import Schedule, TrainStack
 
 if TYPE_CHECKING:
@@ -22,27 +21,29 @@ if TYPE_CHECKING:
 def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
     """The weights at `config.model.path`, or at another path of the same architecture; with LoRA that model, and the
     adapter of `model.lora`, or at that other path."""
-    model = config.model
-    place: dict[str, Any] = {"dtype": DTYPES[model.dtype], "device": model.device}
-    if model.lora is not None:
-        lora = model.lora if path is None else replace(model.lora, path=path)
-        return load(model.path, revision=model.revision, lora=lora, seed=config.seed, **place)
-    return load(path or model.path, revision=None if path else model.revision, **place)
+    return model_source(config.model, config.seed).load(path)
 
 
 def make_policy(model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear | None = None) -> Policy:
     """The policy over loaded weights."""
-    return Policy(loaded, log_prob_chunk=model.log_prob_chunk, value_head=value_head, **packed_settings(model))
+    return model_source(model).policy(loaded, value_head)
 
 
-def packed_settings(model: "ModelConfig") -> dict[str, Any]:
-    """How a model runs packed batches: arguments of `PackedModel`."""
-    return {
-        "attention": model.attention,
-        "share_prompt": model.share_prompt,
-        "compute_dtype": DTYPES[model.compute_dtype],
-        "gradient_checkpointing": model.gradient_checkpointing,
-    }
+def model_source(model: "ModelConfig", seed: int = 0) -> ModelSource:
+    """The model of a config; `seed` is for new adapters and heads."""
+    return ModelSource(
+        path=model.path,
+        revision=model.revision,
+        dtype=model.dtype,
+        device=model.device,
+        lora=model.lora,
+        seed=seed,
+        attention=model.attention,
+        share_prompt=model.share_prompt,
+        compute_dtype=model.compute_dtype,
+        gradient_checkpointing=model.gradient_checkpointing,
+        log_prob_chunk=model.log_prob_chunk,
+    )
 
 
 def make_stack(train: "OptimizationConfig", model: PackedModel, updates: int) -> TrainStack:

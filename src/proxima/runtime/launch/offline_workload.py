@@ -14,7 +14,7 @@ from proxima.model import LoadedModel
 from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
-from proxima.runtime.launch.models import describe_model, make_stack
+from proxima.runtime.launch.models import describe_model, make_stack, model_source
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.run_data import load_tokenizer_and_context
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
@@ -37,7 +37,11 @@ class OfflineWorkload:
         tokenizer, self.context = load_tokenizer_and_context(config.model)
         family = family_of_config(config)
         assert family is not None, f"{type(config).__name__} is in no line of families.OFFLINE"
-        self.method: OfflineMethod[Any, Any] = class_at(family.method)(config, tokenizer, self.context)
+        source = model_source(config.model, config.seed)
+        self.method: OfflineMethod[Any, Any] = class_at(family.method)(
+            config, source, tokenizer, self.context, config.train.tokens_per_micro_batch
+        )
+        self.method.check()
         self.data = load_offline_data(config, self.method, observer)
         self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
         if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):

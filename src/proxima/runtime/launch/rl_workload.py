@@ -11,7 +11,7 @@ from proxima.runtime.launch.build import Restored, make_controller
 from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.critic_weights import check_critic_tokens, make_critic
 from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
-from proxima.runtime.launch.learning import StageFactory, make_algorithm, make_learner
+from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_model, load_model
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
@@ -68,8 +68,8 @@ class RlWorkload:
         critic = context.compute.call(make_critic, self.config, loaded, self.restored.path)
         log = context.store.folder.engine_log
         learner = make_learner(self.config, loaded, context.compute, critic=critic, stages=self.stages, log=log)
-        algorithm = make_algorithm(self.config, learner, self.restored.kl_coefficient)
-        return make_controller(self.config, learner, algorithm, self.data, context, self.restored)
+        batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
+        return make_controller(self.config, learner, batch_builder, self.data, context, self.restored)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config, train = self.config, self.config.train

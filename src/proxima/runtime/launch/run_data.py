@@ -15,7 +15,7 @@ from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.launch.teacher import check_teacher
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.task.cursor import Cursor, Draw
-from proxima.task.prompts import PromptSource, template_note
+from proxima.task.prompts import EVAL_UID, PromptSource, template_note
 from proxima.task.protocol import Rows, open_tasks
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from proxima.config.sections.model_section import ModelConfig
 
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
-EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
 @dataclass(kw_only=True)

@@ -22,16 +22,15 @@ from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview, not_filled, sample_of
 from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
-from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY, write_groups, write_next_policy
+from proxima.runtime.state.pending_files import CARRIED_GROUPS, write_groups
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.runtime.watch.observer import Observer
 from proxima.train import UpdateResult
-from proxima.train.batch_builder import Algorithm, StepBatch
+from proxima.train.batch_builder import BatchBuilder, TrainingBatch
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
 from proxima.train.learner import Learner
-from proxima.train.next_policy import NextLogProbs
 
 
 class Controller(TrainingLoop):
@@ -41,7 +40,7 @@ class Controller(TrainingLoop):
         plan, store, observer, clock: see `TrainingLoop`.
         collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
             another run stored, without them where no question is held out.
-        algorithm: from scored groups to updates.
+        batch_builder: from scored groups to updates.
         learner: the weights, and what changes them.
         evaluation: the held-out questions; None: there are none.
     """
@@ -50,7 +49,7 @@ class Controller(TrainingLoop):
         self,
         plan: Plan,
         collector: Collector,
-        algorithm: Algorithm,
+        batch_builder: BatchBuilder,
         learner: Learner,
         store: Store,
         evaluation: HeldOut | None,
@@ -60,7 +59,8 @@ class Controller(TrainingLoop):
         others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
         trained = TrainState(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
         super().__init__(plan, trained, store, observer, clock)
-        self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
+        self.collector, self.batch_builder = collector, batch_builder
+        self.learner, self.evaluation = learner, evaluation
         self.publisher = Publisher(
             collector.generator, learner.policy, self.activity, observer, store.folder.engine_log.name
         )
@@ -68,7 +68,7 @@ class Controller(TrainingLoop):
         self._accuracy_warned = False
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
-        self._next_log_probs: list[NextLogProbs] = []
+        self._stage_files: Mapping[str, Callable[[Path], None]] = {}
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -100,10 +100,13 @@ class Controller(TrainingLoop):
                         self.collector.collect(self.journal.version, self.journal.history)
                     )
             except BatchNotFilled as shortfall:
-                file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
+                file, nothing = (
+                    self.folder.rollout_file(step),
+                    self.batch_builder.step_batch((), step, shortfall.dropped),
+                )
                 await self.disk.write(self.store.write_rollouts, step, nothing.groups, nothing.records({}))
                 raise not_filled(shortfall, step, file.name) from shortfall
-        if not self._accuracy_warned and (notice := self.algorithm.unjudged(collected.generated)):
+        if not self._accuracy_warned and (notice := self.batch_builder.missing_accuracy_warning(collected.generated)):
             self._accuracy_warned = True
             self.observer.warning(notice)
         self.activity.taken(group.prompt.uid for group in collected.groups)
@@ -112,29 +115,24 @@ class Controller(TrainingLoop):
         self.times["score"] = collected.scoring_seconds
         return collected
 
-    async def build_batch(self, step: int, collected: CollectedBatch) -> StepBatch:
+    async def build_batch(self, step: int, collected: CollectedBatch) -> TrainingBatch:
         """Advantages, selection and the order of the updates; then what must be known before the update."""
-        batch = await self.compute.run(self.algorithm.step_batch, collected.groups, step, collected.dropped)
+        batch = await self.compute.run(self.batch_builder.step_batch, collected.groups, step, collected.dropped)
         with self.timed("train"):
-            batch = await self.compute.run(self.learner.reject_mismatched, batch)
-            if (next_policy := self.learner.next_policy) is not None:
-                batch = await next_policy.prepare(batch, collected.version)
+            batch = await self.learner.prepare(batch, collected.version)
         await self.disk.write(self.journal.select, step, batch.kept, batch.dropped)
         return batch
 
-    async def update(self, batch: StepBatch, collected: CollectedBatch) -> UpdateResult:
+    async def update(self, batch: TrainingBatch, collected: CollectedBatch) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
         self.step_complete = False
         update = partial(self.learner.update, batch, collected.version, own=not collected.replayed)
         with self.timed("train"):
             try:
-                result = await self.computed("train", update)
+                return await self.computed("train", update)
             except MismatchError as error:  # the weights are those of the step before, but for a critic of its own
                 self.step_complete = self.learner.critic is None
                 raise RunEnded(f"step {self.journal.step + 1}, before its update: {error}") from error
-        if self.learner.next_policy is not None:
-            self.learner.next_policy.trained(batch, result.token_statistics, collected.version)
-        return result
 
     async def publish(self, result: UpdateResult) -> int:
         """The engine gets the new weights, if there are any. Returns the version after the step."""
@@ -145,7 +143,7 @@ class Controller(TrainingLoop):
         return version
 
     async def finish_step(
-        self, step: int, version: int, collected: CollectedBatch, batch: StepBatch, result: UpdateResult
+        self, step: int, version: int, collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> Mapping[str, Any]:
         """Files first, then the journal's one transaction: a step in the journal has left all its traces. Returns the
         step's line of metrics.jsonl."""
@@ -155,15 +153,14 @@ class Controller(TrainingLoop):
             outcomes = batch.records(result.token_statistics)
             await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
             await self.disk.write(self.store.append_metrics, record)
-            self.algorithm = self.algorithm.after(batch)
+            self.batch_builder = self.batch_builder.after(batch)
             uids = [group.prompt.uid for group in batch.groups]
             # Snapshot atomically; prompts admitted later are redrawn on resume.
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
-            if self.learner.next_policy is not None:
-                self._next_log_probs = self.learner.next_policy.after_step(self._pending)
+            self._stage_files = self.learner.files(self._pending)
             await self.disk.write(partial(self.journal.consume, version=version), step, uids, self._cursor, record)
             self.observer.step(record, sample_of(batch, step))
-            self.warn(record, collected, batch)
+            self.review.warn(record, collected, batch, self.learner.warnings())
         self.step_complete = True
         self.publisher.end_if_failed()
         return record
@@ -203,8 +200,7 @@ class Controller(TrainingLoop):
     async def start(self) -> None:
         """What a checkpoint kept is known to all, and the engine gets the weights that the process begins with: nothing
         is lost if it can't take them."""
-        if self.learner.next_policy is not None:
-            self._next_log_probs = self.learner.next_policy.after_step(self._pending)
+        self._stage_files = self.learner.files(self._pending)
         for group in self._pending.groups:
             self.activity.scored(group.prompt.uid)
         self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
@@ -213,41 +209,28 @@ class Controller(TrainingLoop):
         self.publisher.end_if_failed()
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
-        facts = {"cursor": self._cursor, **self._pending.facts(), **self.algorithm.state()}
-        files: dict[str, Callable[[Path], None]] = {}
+        facts = {"cursor": self._cursor, **self._pending.facts(), **self.batch_builder.state()}
+        files = {**self._stage_files}
         if self._pending.groups:
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
-        if self._next_log_probs:
-            files[NEXT_POLICY] = lambda path: write_next_policy(path, self._next_log_probs)
         if (head := self.learner.policy.value_head) is not None:
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
 
     def record(
-        self, step: int, version: int, collected: CollectedBatch, batch: StepBatch, result: UpdateResult
+        self, step: int, version: int, collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
-        next_policy = {} if self.learner.next_policy is None else self.learner.next_policy.metrics()
         return {
             "kind": "train",
             "step": step,
             "time": self.now(),
-            **step_record(collected, batch, result, self.times, next_policy),
+            **step_record(collected, batch, result, self.times, self.learner.stage_metrics()),
             **self.collector.step_metrics(self.times),
             **self.publisher.watch.metrics,
             **{f"time/{name}": value for name, value in self.times.items()},
             "policy_version": version,
         }
-
-    def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch) -> None:
-        """Tell the user what matters about the step."""
-        if (cache := self.learner.next_policy) is not None and cache.missed:
-            self.observer.warning(
-                f"step {record['step']}: the engine gave no next_log_prob ({cache.missed}); tokens that lack it are "
-                "counted in next/missing_fraction, and algorithm.next_missing says what becomes of them"
-            )
-            cache.missed = ""
-        self.review.warn(record, collected, batch)
 
     @property
     def generator(self) -> GroupGenerator | None:

@@ -107,7 +107,7 @@ class OfflineLoop(TrainingLoop):
     async def update(self, items: list[Any]) -> UpdateResult:
         """One optimizer step on the items, beside the event loop."""
         self.step_complete = False
-        update = partial(self.trained.stack.update, self.method.objective(), [range(len(items))], items)
+        update = partial(self.trained.stack.update, self.method.objective(), [items])
         with self.timed("train"):
             return await self.computed("train", update)
 

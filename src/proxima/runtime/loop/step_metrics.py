@@ -8,7 +8,7 @@ from typing import Any
 from proxima.data import Group
 from proxima.rollout.collector import CollectedBatch
 from proxima.train import UpdateResult
-from proxima.train.batch_builder import StepBatch
+from proxima.train.batch_builder import TrainingBatch
 
 OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
 RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for name in OF_VALUES}
@@ -39,16 +39,16 @@ def idle_shares(record: Mapping[str, Any]) -> dict[str, float]:
 
 def step_record(
     collected: CollectedBatch,
-    batch: StepBatch,
+    batch: TrainingBatch,
     result: UpdateResult,
     times: Mapping[str, float],
-    next_policy: Mapping[str, float],
+    stages: Mapping[str, float],
 ) -> dict[str, Any]:
     """What a step of RL measured: its completions, its batch and its updates.
 
     Args:
         times: seconds of its stages, by name.
-        next_policy: figures of the next-policy cache.
+        stages: figures of the stages with a memory.
     """
     rollout = rollout_metrics(collected.generated, batch)
     generating, training = times.get("generate", 0.0), times.get("train", 0.0)
@@ -57,7 +57,7 @@ def step_record(
         **collected.metrics(),
         **batch.metrics,
         **mean_metrics(result.metrics),
-        **next_policy,
+        **stages,
         "skipped_zero_advantage": float(result.skipped),
         "updates": result.updates,
         "tokens/trained": result.tokens,
@@ -66,7 +66,7 @@ def step_record(
     }
 
 
-def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, Any]:
+def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:
     """Rewards, lengths and counts over all completions generated in the step; invalid scores are counted apart.
 
     Under dynamic sampling these are not the completions trained on: dropped groups count, groups carried over from the

@@ -1,6 +1,6 @@
 """What a finished step tells the user, and what ends the run after it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.core.correction import MismatchGuard, health
@@ -8,7 +8,7 @@ from proxima.rollout.collector import BatchNotFilled, CollectedBatch, score_erro
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.observer import Observer, Sample
-from proxima.train.batch_builder import StepBatch
+from proxima.train.batch_builder import TrainingBatch
 
 RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
 
@@ -27,10 +27,12 @@ class StepReview:
         self.store, self.observer, self.guard, self.limit = store, observer, guard, max_unscored_steps
         self._score_error = ""
 
-    def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch) -> None:
-        """Tell the user what matters about the step, and what to do."""
+    def warn(
+        self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch, notes: Sequence[str]
+    ) -> None:
+        """Tell the user what matters about the step, and what to do; `notes` are further sentences."""
         step, invalid = record["step"], record["reward/invalid"]
-        for note in collected.notes:
+        for note in (*collected.notes, *notes):
             self.observer.warning(f"step {step}: {note}")
         if invalid:
             self._score_error = score_errors(collected.generated)
@@ -89,7 +91,7 @@ def not_filled(shortfall: BatchNotFilled, step: int, file: str) -> RunEnded:
     return RunEnded(f"step {step}: {shortfall}; see rollouts/{file}. {remedy}")
 
 
-def sample_of(batch: StepBatch, step: int) -> Sample | None:
+def sample_of(batch: TrainingBatch, step: int) -> Sample | None:
     """One completion for people to look at: of another prompt each step."""
     if not batch.groups:
         return None

@@ -36,7 +36,9 @@ from proxima.train.completion_record import CompletionRecord
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")
 COMMON = ("step", "prompt_uid", "sample", "turn", "question", "answer", "text", "tokens", "finish_reason", *OF_SCORE)
 OF_ENGINE = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "temperature", "top_k", "top_k_log_prob")
-OF_RECORD = ("behavior_log_prob", "next_log_prob", "log_prob", "keep", "entropy")  # one value a token, or null
+OF_TRAJECTORY = ("behavior_log_prob", "next_log_prob")  # one value a token, or null, as of the next ones
+OF_FORWARD = ("log_prob", "keep", "entropy")  # of the trainer's first forward
+OF_RECORD = (*OF_TRAJECTORY, *OF_FORWARD)
 OF_ADVANTAGE = ("advantage", "token_advantage", "token_reward")
 TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, "outcome", "used", *OF_RECORD, *OF_ADVANTAGE)
 EVAL_SCHEMA = schema("evals 3", COMMON)
@@ -147,7 +149,8 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
     """What only the rollouts have of it."""
-    per_token = {name: getattr(record, name) for name in OF_RECORD}
+    per_token = {name: getattr(record, name) for name in OF_TRAJECTORY}
+    per_token |= {name: getattr(record.statistics, name, None) for name in OF_FORWARD}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {group.prompt.uid}, sample {completion.sample}"

@@ -1,6 +1,6 @@
 """Objectives: what the training stack minimises.
 
-    protocol           `Objective`, `Decision` and `TokenStatistics`
+    protocol           `Objective`, `BatchStatistics` and `TokenStatistics`
     policy_objective   `PolicyObjective`: surrogate, corrections, penalties and aggregation of RL
     reward_objective   `RewardObjective`: pairs of completions, by a scalar head
     sft_objective      `SftObjective`: the likelihood of given tokens
@@ -8,18 +8,19 @@
     value_objective    `ValueObjective`: the critic's clipped loss
     kto_objective      `KtoObjective`: KTO over completions with a label
 
-To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
+To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one. In RL its `items` says
+what it makes of the trajectories of a batch.
 """
 
 from proxima.train.objectives.kto_objective import KtoObjective
 from proxima.train.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.train.objectives.preference_objective import PreferenceObjective
-from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
+from proxima.train.objectives.protocol import BatchStatistics, Objective, TokenStatistics
 from proxima.train.objectives.reward_objective import RewardObjective
 from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.objectives.value_objective import ValueObjective
 
 __all__ = [
-    "Decision", "DistillationTerm", "KtoObjective", "Objective", "PolicyObjective",
+    "BatchStatistics", "DistillationTerm", "KtoObjective", "Objective", "PolicyObjective",
     "PreferenceObjective", "ProximalSource", "RewardObjective", "SftObjective", "TokenStatistics", "ValueObjective",
 ]  # fmt: skip

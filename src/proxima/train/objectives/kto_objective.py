@@ -23,7 +23,7 @@ class KlAnchor:
     value: Tensor
     metrics: Metrics
 
-    def take(self, items: Sequence[int]) -> "KlAnchor":
+    def take(self, rows: Sequence[int]) -> "KlAnchor":
         return self
 
 
@@ -38,30 +38,27 @@ class KtoObjective(Objective[LabeledCompletion]):
     spec: Kto
 
     @property
-    def whole_batch(self) -> bool:
+    def has_batch_statistics(self) -> bool:
         return self.spec.anchor == "kl"
 
     def sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
         """The label is passed on as the sign of the advantage."""
         return (replace(item.completion, advantage=np.asarray(1 if item.good else -1, np.float32)),)
 
-    def decision_sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
+    def statistics_sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
         if item.mismatched is None:
             raise ValueError(f"KTO needs a mismatched completion in every item; row {item.row} lacks it.")
         return (item.mismatched,)
 
-    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> KlAnchor:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> KlAnchor:
         gap = torch.cat([_log_ratio(batch, outputs.need("log_prob")) for batch, outputs in parts])
         return KlAnchor(gap.mean(), {"kl": SumCount.over(gap, torch.ones_like(gap, dtype=torch.bool))})
 
-    def denominators(self, items: Sequence[LabeledCompletion], decision: KlAnchor | None = None) -> list[Tensor]:
-        return [torch.tensor(float(len(items)), dtype=torch.float64)]
-
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: KlAnchor | None = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: KlAnchor | None = None) -> list[Loss]:
         good = batch.advantage[batch.cu_seqlens[:-1]] > 0
         ours = completion_log_prob(outputs.need("log_prob"), batch.loss_mask, batch.cu_seqlens)
         reference = completion_log_prob(reference_log_prob(batch), batch.loss_mask, batch.cu_seqlens)
-        loss = self.spec(ours, reference, good, 0.0 if decision is None else decision.value)
+        loss = self.spec(ours, reference, good, 0.0 if statistics is None else statistics.value)
         reward = self.spec.beta * (ours - reference)
         metrics: Metrics = {}
         for side, members in (("chosen", good), ("rejected", ~good)):

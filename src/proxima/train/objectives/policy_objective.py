@@ -3,7 +3,8 @@
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from itertools import repeat
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from proxima.core.segment import segment_count, segment_index
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.model import TokenOutputs
-from proxima.train.objectives.protocol import Objective, TokenStatistics, loss_masks
+from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_masks
 from proxima.train.objectives.value_objective import ValueObjective
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]
@@ -69,49 +70,49 @@ class PolicyObjective(Objective[Trajectory]):
     measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property
-    def needs(self) -> frozenset[str]:
-        entropy = {"entropy"} if "entropy" in self.measure or self.decision_needs else set()
+    def outputs(self) -> frozenset[str]:
+        entropy = {"entropy"} if "entropy" in self.measure or self.statistics_outputs else set()
         gradient = any("entropy" in penalty.needs for penalty in self.penalties)
         own = frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
-        return own if self.value is None else own | self.value.needs
+        return own if self.value is None else own | self.value.outputs
 
     @property
-    def decision_needs(self) -> frozenset[str]:
+    def statistics_outputs(self) -> frozenset[str]:
         read = self.surrogate.needs.union(*(spec.needs for spec in self.corrections))
         return read & {"entropy"}
 
     @cached_property
-    def whole_batch(self) -> bool:
+    def has_batch_statistics(self) -> bool:
         return needs_precompute(self.surrogate, self.corrections)
 
     @cached_property
     def skips_zero_advantage(self) -> bool:
-        inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.whole_batch
+        inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.has_batch_statistics
         alone = self.distillation is None and self.value is None
         return self.skip_zero_advantage and inert and alone
 
-    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
-        return (item,)
+    def at_version(self, version: int) -> "PolicyObjective":
+        return replace(self, current_version=version)
 
     def skippable(self, item: Trajectory) -> bool:
         return self.skips_zero_advantage and not item.advantage.any()
 
-    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Precomputed:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Precomputed:
         batch = PolicyBatch.cat([self._policy_batch(packed, outputs) for packed, outputs in parts])
         return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
 
-    def denominators(self, items: Sequence[Trajectory], decision: Precomputed | None = None) -> list[Tensor]:
-        masks = loss_masks(items) if decision is None else (decision.batch.loss_mask, decision.batch.cu_seqlens)
+    def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
+        masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
         own = [aggregate.denominator(*masks) for aggregate in aggregates]
         return own if self.value is None else own + self.value.denominators(items)
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Precomputed | None = None) -> list[Loss]:
-        if decision is None:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
+        if statistics is None:
             policy_batch = self._policy_batch(batch, outputs)
         else:
             policy_batch = replace(
-                decision.batch,
+                statistics.batch,
                 log_prob=outputs.need("log_prob"),
                 entropy=outputs.entropy,
                 top_k_log_prob=outputs.top_k_log_prob,
@@ -133,25 +134,23 @@ class PolicyObjective(Objective[Trajectory]):
             )
         return losses if self.value is None else losses + self.value.losses(batch, outputs)
 
-    def measure_first(
-        self, items: Sequence[Trajectory], statistics: Sequence[TokenStatistics], device: torch.device
-    ) -> Metrics:
-        sizes = mask_sizes(items)
-        if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in items):
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
+        trajectories = [trajectory for trajectory, _ in first]
+        sizes = mask_sizes(trajectories)
+        if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in trajectories):
             return sizes
-        return sizes | mismatch_metrics(first_forward(items, [one.log_prob for one in statistics], device))
+        log_probs = [statistics.log_prob for _, statistics in first]
+        return sizes | mismatch_metrics(first_forward(trajectories, log_probs, device))
 
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> list[TokenStatistics]:
-        loss = losses[0]
-        assert isinstance(loss, PolicyLoss)
-        ends = batch.cu_seqlens[1:-1].tolist()
-        log_prob, keep = (np.split(x.detach().cpu().numpy(), ends) for x in (outputs.need("log_prob"), loss.keep))
-        if outputs.entropy is None:
-            return [TokenStatistics(log_prob=x, keep=k) for x, k in zip(log_prob, keep, strict=True)]
-        entropy = np.split(outputs.entropy.detach().cpu().numpy(), ends)
-        return [TokenStatistics(log_prob=x, keep=k, entropy=h) for x, k, h in zip(log_prob, keep, entropy, strict=True)]
+        policy, ends = losses[0], batch.cu_seqlens[1:-1].tolist()
+        assert isinstance(policy, PolicyLoss)
+        log_prob, keep = _split(outputs.need("log_prob"), ends), _split(policy.keep, ends)
+        entropy = repeat(None) if outputs.entropy is None else _split(outputs.entropy, ends)
+        parts = zip(log_prob, keep, entropy, strict=False)
+        return [TokenStatistics(log_prob=x, keep=k, entropy=h) for x, k, h in parts]
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
         """The loss's view of a forward pass, with the proximal policy filled in."""
@@ -175,14 +174,14 @@ class PolicyObjective(Objective[Trajectory]):
             _required(batch, name)
             for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
         )
-        found = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version)
-        lacking = batch.loss_mask & found.isnan()
+        next_log_prob = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version)
+        lacking = batch.loss_mask & next_log_prob.isnan()
         if missing == "decoupled":
-            return torch.where(lacking, proximal, found)
+            return torch.where(lacking, proximal, next_log_prob)
         if missing == "drop_token":
-            return found
+            return next_log_prob
         dropped = segment_count(lacking, batch.cu_seqlens) > 0
-        return torch.where(dropped[segment_index(batch.cu_seqlens, len(found))], torch.nan, found)
+        return torch.where(dropped[segment_index(batch.cu_seqlens, len(next_log_prob))], torch.nan, next_log_prob)
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
@@ -198,6 +197,11 @@ def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
         "sampling_mask/size_max": Peak.over(size, given),
         "sampling_mask/one_fraction": SumCount.over(size == 1, given),
     }
+
+
+def _split(values: Tensor, ends: list[int]) -> list[Any]:
+    """The values [N] of each sequence, on the host."""
+    return np.split(values.detach().cpu().numpy(), ends)
 
 
 def _required(batch: PackedBatch, name: str) -> Tensor:

@@ -14,14 +14,15 @@ from proxima.core.metrics import Metrics, SumCount
 from proxima.core.preference import Pairwise, PreferencePairs, Sft, completion_log_prob, wpo_weight
 from proxima.core.segment import segment_count
 from proxima.data import PackedBatch, PreferencePair, Trajectory, require
+from proxima.data.flow import Key
 from proxima.model import TokenOutputs
 from proxima.train.objectives.policy_objective import first_forward
-from proxima.train.objectives.protocol import Objective, TokenStatistics
+from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_tokens
 
 
 @dataclass(frozen=True)
 class PairGradients:
-    """What `PreferenceObjective.decide` finds for the terms that depend on the whole update, by the term's position.
+    """The terms of a `PreferenceObjective` that depend on the whole update, by the term's position.
 
     Args:
         terms: loss, and the derivatives of their sum by the log-probs of both sides, [S] float each; S pairs.
@@ -30,8 +31,8 @@ class PairGradients:
     terms: dict[int, tuple[Tensor, ...]]
     metrics: Metrics
 
-    def take(self, items: Sequence[int]) -> "PairGradients":
-        index = torch.tensor(items, dtype=torch.long)
+    def take(self, rows: Sequence[int]) -> "PairGradients":
+        index = torch.tensor(rows, dtype=torch.long)
         parts = {i: tuple(x[index.to(x.device)] for x in term) for i, term in self.terms.items()}
         return PairGradients(parts, {})
 
@@ -91,17 +92,23 @@ class PreferenceObjective(Objective[PreferencePair]):
         require(not weighted, "on_policy_weights", self.on_policy_weights, bound)
 
     @property
-    def needs(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         return frozenset({"log_sum_square"} if self.on_policy_weights else ())
 
     @property
-    def whole_batch(self) -> bool:
+    def has_batch_statistics(self) -> bool:
         return any(term.whole_batch for term in self.terms)
+
+    def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[PreferencePair]]:
+        """Online DPO: the pairs of `best_against_worst`; an update has the pairs of the groups that it names."""
+        pairs = best_against_worst(trajectories)
+        group = {trajectory.key: trajectory.group for trajectory in trajectories}
+        return [[pairs[number] for number in dict.fromkeys(group[key] for key in keys)] for keys in updates]
 
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
         return (item.chosen, item.rejected)
 
-    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
         whole = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
         leaves = whole.chosen.detach().requires_grad_(), whole.rejected.detach().requires_grad_()
         whole = replace(whole, chosen=leaves[0], rejected=leaves[1])
@@ -114,11 +121,11 @@ class PreferenceObjective(Objective[PreferencePair]):
                 terms[i] = (loss.detach(), *slopes)
         return PairGradients(terms, {})
 
-    def denominators(self, items: Sequence[PreferencePair], decision: PairGradients | None = None) -> list[Tensor]:
-        lengths = torch.tensor([_loss_tokens(item.chosen) for item in items])
+    def denominators(self, items: Sequence[PreferencePair], statistics: PairGradients | None = None) -> list[Tensor]:
+        lengths = torch.tensor([loss_tokens(item.chosen) for item in items])
         return [term.denominator(lengths) for term in self.terms]
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: PairGradients | None = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: PairGradients | None = None) -> list[Loss]:
         pairs = self.pairs(batch, outputs.need("log_prob"))
         plain = self.reduce == "sum" and self.ld_alpha == 1
         whole = pairs if plain else _summed(batch, outputs.need("log_prob"))
@@ -127,8 +134,8 @@ class PreferenceObjective(Objective[PreferencePair]):
         losses = []
         for i, (term, weight) in enumerate(zip(self.terms, self.weights or [1.0] * len(self.terms), strict=True)):
             denominator = term.denominator(pairs.chosen_length)
-            if decision is not None and i in decision.terms:
-                numerator = _passed_on(pairs, *decision.terms[i])
+            if statistics is not None and i in statistics.terms:
+                numerator = _passed_on(pairs, *statistics.terms[i])
             else:
                 loss = term(whole if isinstance(term, Sft) else pairs) * on_policy
                 numerator = loss.mean(dtype=torch.float64) * denominator
@@ -139,19 +146,14 @@ class PreferenceObjective(Objective[PreferencePair]):
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> list[TokenStatistics]:
-        """Of each pair, the tokens of both sides one after the other."""
-        ends = batch.cu_seqlens[2:-1:2].tolist()
-        parts = np.split(outputs.need("log_prob").detach().cpu().numpy(), ends)
-        return [TokenStatistics(log_prob=x, keep=np.ones(len(x), np.bool_)) for x in parts]
+        ends = batch.cu_seqlens[1:-1].tolist()
+        sides = np.split(outputs.need("log_prob").detach().cpu().numpy(), ends)
+        return [TokenStatistics(log_prob=x, keep=np.ones(len(x), np.bool_)) for x in sides]
 
-    def measure_first(
-        self, items: Sequence[PreferencePair], statistics: Sequence[TokenStatistics], device: torch.device
-    ) -> Metrics:
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
         if not self.measure_mismatch:
             return {}
-        sides = [side for item in items for side in self.sequences(item)]
-        both = zip(items, statistics, strict=True)
-        log_probs = [x for item, one in both for x in np.split(one.log_prob, [len(item.chosen.tokens)])]
+        sides, log_probs = [side for side, _ in first], [statistics.log_prob for _, statistics in first]
         return mismatch_metrics(first_forward(sides, log_probs, device))
 
     def pairs(self, batch: PackedBatch, log_prob: Tensor) -> PreferencePairs:
@@ -174,6 +176,26 @@ class PreferenceObjective(Objective[PreferencePair]):
         columns = outputs.need("log_prob"), outputs.need("log_sum_square")
         weight = wpo_weight(*columns, batch.loss_mask, batch.cu_seqlens)
         return weight[0::2] * weight[1::2]
+
+
+def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, PreferencePair]:
+    """By group, its two trajectories as a pair, the one with the larger advantage chosen.
+
+    Raises:
+        ValueError: a group has not exactly two, or both have the same advantage.
+    """
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    pairs: dict[int, PreferencePair] = {}
+    for number, members in groups.items():
+        members.sort(key=lambda trajectory: -float(trajectory.advantage.mean()))
+        advantages = {float(trajectory.advantage.mean()) for trajectory in members}
+        if len(members) != 2 or len(advantages) != 2:
+            got = f"{len(members)} completions with advantages {sorted(advantages)}"
+            raise ValueError(f"group {number} has {got}; a pair is two that differ: select with best_and_worst")
+        pairs[number] = PreferencePair(row=number, chosen=members[0], rejected=members[1])
+    return pairs
 
 
 def reference_log_prob(batch: PackedBatch) -> Tensor:
@@ -215,7 +237,3 @@ def _log_probs(pairs: PreferencePairs) -> Metrics:
     """The log-prob of a completion, nats, summed over its tokens."""
     every = torch.ones_like(pairs.chosen, dtype=torch.bool)
     return {f"logps/{side}": SumCount.over(getattr(pairs, side), every) for side in ("chosen", "rejected")}
-
-
-def _loss_tokens(item: Trajectory) -> int:
-    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())

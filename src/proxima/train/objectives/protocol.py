@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics
 from proxima.data import PackedBatch, Trajectory
 from proxima.data.columns import Bools, Floats
+from proxima.data.flow import Key
 from proxima.model import TokenOutputs
 
 Item = TypeVar("Item", contravariant=True)
@@ -19,7 +20,7 @@ Item = TypeVar("Item", contravariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStatistics:
-    """Per-token values of one item at its first forward pass, for the rollouts' Parquet.
+    """Per-token values of one trajectory at its first forward pass, for the rollouts' Parquet.
 
     Args:
         log_prob: [T] float32, nats, of the current policy.
@@ -32,6 +33,14 @@ class TokenStatistics:
     entropy: Floats | None = None
 
 
+FirstForward = Sequence[tuple[Trajectory, TokenStatistics]]  # of an update's trajectories, under the weights before it
+
+
+def loss_tokens(item: Trajectory) -> int:
+    """The tokens of a trajectory that are in its loss."""
+    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
+
+
 def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
     """The loss masks of trajectories one after the other, [N] bool, and the edges between them, [S+1] int64."""
     masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]
@@ -39,14 +48,15 @@ def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks])), torch.from_numpy(ends)
 
 
-class Decision(Protocol):
-    """The outcome of `Objective.decide` for a whole update; its metrics are counted once."""
+class BatchStatistics(Protocol):
+    """The outcome of `Objective.batch_statistics` for a whole update; its metrics are counted once."""
 
     @property
     def metrics(self) -> Metrics: ...
 
-    def take(self, items: Sequence[int]) -> Any:
-        """The part for a micro-batch; `items` are positions among the items of the update that were not skipped."""
+    def take(self, rows: Sequence[int]) -> Any:
+        """The part for a micro-batch of some items: their rows in the packs that `batch_statistics` has read. The stack
+        knows the row of each item, so neither the order nor the split of the micro-batches matters."""
         ...
 
 
@@ -58,27 +68,39 @@ class Objective(Protocol[Item]):
     """
 
     @property
-    def needs(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         """What the forward pass returns beside what the model always gives: `entropy`, `entropy_gradient`, `value`,
         `log_sum_square`."""
         return frozenset()
 
     @property
-    def whole_batch(self) -> bool:
-        """True when something depends on all tokens of an update; `decide` then runs before the split."""
+    def has_batch_statistics(self) -> bool:
+        """True when something depends on all tokens of an update; `batch_statistics` then runs before the split."""
         return False
 
     @property
-    def decision_needs(self) -> frozenset[str]:
-        """As `needs`, for the forward pass without gradient that `decide` reads."""
+    def statistics_outputs(self) -> frozenset[str]:
+        """As `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
         return frozenset()
 
-    def sequences(self, item: Item) -> Sequence[Trajectory]:
-        """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch."""
-        ...
+    def at_version(self, version: int) -> Self:
+        """The objective of an update that starts from the weights of this version."""
+        return self
 
-    def decision_sequences(self, item: Item) -> Sequence[Trajectory]:
-        """The sequences of an item that `decide` reads."""
+    def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[Any]]:
+        """The items of each update of a batch, whose `updates` name its trajectories; by default the trajectories
+        themselves."""
+        by_key = {trajectory.key: trajectory for trajectory in trajectories}
+        return [[by_key[key] for key in keys] for keys in updates]
+
+    def sequences(self, item: Item) -> Sequence[Trajectory]:
+        """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch. By default
+        an item is a trajectory."""
+        assert isinstance(item, Trajectory), f"{type(self).__name__}.sequences"
+        return (item,)
+
+    def statistics_sequences(self, item: Item) -> Sequence[Trajectory]:
+        """The sequences of an item that `batch_statistics` reads."""
         return self.sequences(item)
 
     def skippable(self, item: Item) -> bool:
@@ -86,29 +108,29 @@ class Objective(Protocol[Item]):
         the denominators."""
         return False
 
-    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Decision:
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> BatchStatistics:
         """Decide what depends on the whole update, from a forward pass over all its items that are not skipped; called
-        where `whole_batch` is true."""
+        where `has_batch_statistics` is true."""
         name = type(self).__name__
-        raise NotImplementedError(f"{name}.decide")
+        raise NotImplementedError(f"{name}.batch_statistics")
 
-    def denominators(self, items: Sequence[Item], decision: Any = None) -> list[Tensor]:
-        """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one."""
-        ...
+    def denominators(self, items: Sequence[Item], statistics: Any = None) -> list[Tensor]:
+        """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one. By default one,
+        the number of items."""
+        return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
-        """The losses of a micro-batch. Only their numerators are differentiated; `decision` is its part of `decide`."""
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
+        """The losses of a micro-batch. Only their numerators are differentiated; `statistics` is its part of
+        `batch_statistics`."""
         ...
 
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> Sequence[TokenStatistics]:
-        """One per item of the micro-batch, or none."""
+        """One per sequence of the micro-batch, or none."""
         return ()
 
-    def measure_first(
-        self, items: Sequence[Item], statistics: Sequence[TokenStatistics], device: torch.device
-    ) -> Metrics:
-        """Metrics of the first update's items that were not skipped, all forward passes being under the weights of the
-        start. One call for the whole update: a micro-batch is too small for many statistics to be cheap."""
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
+        """Metrics of the first update's trajectories that were not skipped, all forward passes being under the weights
+        of the start. One call for the whole update: a micro-batch is too small for many statistics to be cheap."""
         return {}

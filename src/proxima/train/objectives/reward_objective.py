@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from proxima.core import RewardLoss
 from proxima.core.loss import Loss
@@ -35,7 +34,7 @@ class RewardObjective(Objective[PreferencePair]):
     pad: int | None = None
 
     @property
-    def needs(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         return frozenset({"value"})
 
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
@@ -45,10 +44,7 @@ class RewardObjective(Objective[PreferencePair]):
         rows = ((side.with_sentinel(), value) for side, value in sides)
         return [replace(row, reward=np.full(len(row.tokens), value, np.float32)) for row, value in rows]
 
-    def denominators(self, items: Sequence[PreferencePair], decision: Any = None) -> list[Tensor]:
-        return [torch.tensor(float(len(items)), dtype=torch.float64)]
-
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         assert batch.reward is not None
         chosen, rejected = last_values(batch, outputs.need("value"), self.pad).view(-1, 2).unbind(1)
         margin = batch.reward.index_select(0, batch.cu_seqlens[:-1]).view(-1, 2)[:, 0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.core.loss import Loss
 from proxima.data import PackedBatch, Trajectory
 from proxima.model import TokenOutputs
-from proxima.train.objectives.protocol import Objective
+from proxima.train.objectives.protocol import Objective, loss_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,9 @@ class SftObjective(Objective[Trajectory]):
         means of their micro-batches.
     """
 
-    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
-        return (item,)
-
-    def denominators(self, items: Sequence[Trajectory], decision: Any = None) -> list[Tensor]:
+    def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
         return [torch.tensor(sum(loss_tokens(item) for item in items), dtype=torch.float64)]
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         nll = -outputs.need("log_prob").double()[batch.loss_mask]
         return [Loss(nll.sum(), batch.loss_mask.sum().double(), {})]
-
-
-def loss_tokens(item: Trajectory) -> int:
-    """The tokens of a trajectory that are in its loss."""
-    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())

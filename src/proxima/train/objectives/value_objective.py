@@ -34,16 +34,13 @@ class ValueObjective(Objective[Trajectory]):
     coefficient: float = 1.0
 
     @property
-    def needs(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         return frozenset({"value"})
 
-    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
-        return (item,)
-
-    def denominators(self, items: Sequence[Trajectory], decision: Any = None) -> list[Tensor]:
+    def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
         return [self.aggregate.denominator(*loss_masks(items))]
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         if batch.value is None or batch.returns is None:
             raise ValueError("the loss of a critic needs `value` and `returns` in every trajectory.")
         value = outputs.need("value")

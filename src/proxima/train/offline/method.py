@@ -3,25 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import Prompt
 from proxima.model import LoadedModel, PackedModel
-from proxima.runtime.launch.models import load_model, make_policy
+from proxima.model.model_source import ModelSource
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives import Objective
 
 Item = TypeVar("Item")
-Config = TypeVar("Config", bound=OfflineConfig)
+Settings = TypeVar("Settings")
 Progress = Callable[[int, int], None]
 MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be stopped
 
 
-class OfflineMethod(Generic[Config, Item]):
+class OfflineMethod(Generic[Settings, Item]):
     """A way to train on a fixed data set. Subclass it. One object serves one run; what is called when:
 
-    1. Before weights are loaded, for each row of `task` and of `eval.task`:  `item(row, number)`; then `joined` with
-       all items of `task`, and `unmeasured`.
+    1. Before weights are loaded: `check`; for each row of `task` and of `eval.task` `item(row, number)`; then `joined`
+       with all items of `task`, and `unmeasured`.
     2. `load(None)`, or on a resume `load(folder of the checkpoint's model)`, then `model(loaded)`. Optimizer, schedule
        and micro-batches around that model are the loop's: a `TrainStack`.
     3. `prepare(items, progress)`, for the training items and for the held-out ones.
@@ -29,14 +28,16 @@ class OfflineMethod(Generic[Config, Item]):
     5. Each evaluation: `measure(stack, some items)` until all are measured, then `summarise(all that it returned)`; and
        a greedy completion of each of `prompts(rows)`, under the weights of that moment.
 
-    From 2 on everything is called in the compute thread. What it returns depends on config, data and weights alone:
+    From 2 on everything is called in the compute thread. What it returns depends on settings, data and weights alone:
     a resumed run calls 1 to 3 again, and its next step must be the same to the bit. A method keeps no state from step
     to step: what must survive is in the model, the optimizer, or the folder of the run.
 
     Args:
-        config: the config of its command.
-        tokenizer: of `config.model.path`.
+        settings: what the method reads, a protocol beside it; the config of its command fulfils it.
+        source: the model.
+        tokenizer: of that model.
         context: the most tokens that the model may be fed at once, `model.max_length` or the model's own limit.
+        tokens_per_micro_batch: token budget of one forward pass.
 
     headline: the metric of `summarise` that stands for an evaluation and says which checkpoint is best; it is listed in
         `evaluate.headline` if lower is better.
@@ -47,8 +48,18 @@ class OfflineMethod(Generic[Config, Item]):
     headline: str
     marks_model: bool = False
 
-    def __init__(self, config: Config, tokenizer: Any, context: int) -> None:
-        self.config, self.tokenizer, self.context = config, tokenizer, context
+    def __init__(
+        self, settings: Settings, source: ModelSource, tokenizer: Any, context: int, tokens_per_micro_batch: int = 4096
+    ) -> None:
+        self.settings, self.source, self.tokenizer, self.context = settings, source, tokenizer, context
+        self.tokens_per_micro_batch = tokens_per_micro_batch
+
+    def check(self) -> None:
+        """Refuse what can be refused before any row is read.
+
+        Raises:
+            FieldError: names the setting.
+        """
 
     def item(self, row: Row, number: int) -> Item:
         """What is trained of a row; `number` is its index in the data, and serves as the group of its trajectories.
@@ -75,13 +86,13 @@ class OfflineMethod(Generic[Config, Item]):
         return {}
 
     def load(self, path: str | None) -> LoadedModel:
-        """The model that is trained: that of the config, or the one that a checkpoint saved in `path`. A checkpoint and
+        """The model that is trained: that of the source, or the one that a checkpoint saved in `path`. A checkpoint and
         `proxima export` have its `loaded.model` and tokenizer as a Hugging Face folder."""
-        return load_model(self.config, path)
+        return self.source.load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
         """What packs and runs the items of the objective."""
-        return make_policy(self.config.model, loaded)
+        return self.source.policy(loaded)
 
     def notes(self, loaded: LoadedModel) -> list[str]:
         """Warnings about the data for this model, told once it is loaded."""

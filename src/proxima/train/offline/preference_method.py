@@ -1,23 +1,19 @@
 """DPO, its relatives and KTO on the offline loop."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from proxima.config.sections.preference_section import PreferenceConfig
-from proxima.core.preference import Sft
+from proxima.core.preference import Kto, Sft
 from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
-from proxima.evaluate.intervals import Interval, Z
-from proxima.evaluate.pair_metrics import over_questions
+from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
 from proxima.model import LoadedModel, PackedModel, Policy
-from proxima.model.files import model_files
-from proxima.model.load import resolve_device
-from proxima.runtime.launch.models import load_model, make_policy
 from proxima.task.protocol import Row
 from proxima.train import LogProbStage, TrainStack, stage_columns
 from proxima.train.objectives import KtoObjective, PreferenceObjective
@@ -27,27 +23,45 @@ from proxima.train.offline.reference_cache import ReferenceCache
 Item = PreferencePair | LabeledCompletion
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredItem:
-    """Figures of a held-out item: of a pair those of both sides, of a labeled completion those of its own alone."""
+class PreferenceTerms(Protocol):
+    """The loss and its reference.
 
-    question: bytes  # the tokens of the prompt, which pairs of one question share
-    reward: dict[str, float]  # implicit, reward units
-    log_prob: dict[str, float]  # nats, summed
-    loss: float | None = None  # of the pair alone; None where losses depend on other pairs
+    kto: the loss of single completions; None: those of pairs. reference: what log-ratios are against, `start` is the
+    model that the run starts from. cache: folder of the reference's log-probs; None: they are not kept.
+    """
+
+    @property
+    def kto(self) -> Kto | None: ...
+    @property
+    def reference(self) -> Literal["start", "none"]: ...
+    @property
+    def cache(self) -> str | None: ...
+    def pair_objective(self) -> PreferenceObjective: ...
 
 
-class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
+class PreferenceSettings(Protocol):
+    @property
+    def preference(self) -> PreferenceTerms: ...
+
+    def item(self, number: int, row: Row, tokenizer: Any, context: int) -> Item:
+        """What a row holds."""
+        ...
+
+
+class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
     """Completions that are preferred become more probable than the others, relative to a frozen reference; see
     `PreferenceObjective` and `KtoObjective`."""
 
     headline = "accuracy"
 
-    def __init__(self, config: PreferenceConfig, tokenizer: Any, context: int) -> None:
-        super().__init__(config, tokenizer, context)
-        self.section = config.preference
-        self.begins = True  # the weights are those that the run begins with
-        self.policy: Policy | None = None
+    begins = True  # the weights are those that the run begins with
+    policy: Policy | None = None
+
+    @property
+    def section(self) -> PreferenceTerms:
+        return self.settings.preference
+
+    def check(self) -> None:
         if (cache := self.cache) is not None:  # refused before anything is written; made when the run begins
             missing = [place for place in (cache, *cache.parents) if not place.exists()]
             try:
@@ -65,7 +79,7 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         return None if cache is None else Path(cache).expanduser()
 
     def item(self, row: Row, number: int) -> Item:
-        return self.config.item(number, row, self.tokenizer, self.context)
+        return self.settings.item(number, row, self.tokenizer, self.context)
 
     def joined(self, items: list[Item]) -> list[Item]:
         """The mismatched completions of KTO, which only its loss reads."""
@@ -79,7 +93,7 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         return super().load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
-        self.policy = make_policy(self.config.model, loaded)
+        self.policy = self.source.policy(loaded)
         return self.policy
 
     def objective(self) -> Any:
@@ -98,18 +112,12 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         """The log-probs of the reference."""
         if self.section.reference == "none" or not items:
             return items
-        sides = [side for item in items for side in _sides(item)]
-        model = self.config.model
-        known = model_files(model.path, model.revision)
-        of_model = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")
-        settings = {name: str(getattr(model, name)) for name in of_model}
-        settings["device"] = resolve_device(model.device).type
-        settings["tokens_per_micro_batch"] = str(self.config.train.tokens_per_micro_batch)
-        lora = {} if model.lora is None else {"base of an adapter": "off"}
-        cache = ReferenceCache(self.section.cache if known else None, known | settings | lora)
-        found = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress)))
+        sides = [side for item in items for side in item.sides]
+        identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(self.tokens_per_micro_batch)}
+        cache = ReferenceCache(self.section.cache if identity else None, identity | budget)
+        log_probs = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress)))
         return [
-            _with_sides(item, [replace(side, reference_log_prob=next(found)) for side in _sides(item)])
+            item.with_sides([replace(side, reference_log_prob=next(log_probs)) for side in item.sides])
             for item in items
         ]
 
@@ -118,73 +126,32 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         any time, with the adapter off; otherwise it is loaded once more. As many are run at once as `measure` runs: the
         start's own log-probs are these to the bit, whatever rounding does, and no pair of it has a margin."""
         assert self.policy is not None
-        lora = self.config.model.lora is not None
+        lora = self.source.lora is not None
         policy = self.policy
         if not self.begins and not lora:
-            policy = make_policy(self.config.model, load_model(self.config))
+            policy = self.source.policy(self.source.load())
         stage, done = LogProbStage("reference_log_prob", policy, adapter=not lora), 0
         total = sum(map(len, trajectories))
         out: list[Floats] = []
-        budget = self.config.train.tokens_per_micro_batch
         at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
         for part in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
-            out += stage_columns(stage, part, budget, share_prompt=policy.share_prompt)[stage.column]
+            columns = stage_columns(stage, part, self.tokens_per_micro_batch, share_prompt=policy.share_prompt)
+            out += columns[stage.column]
             done += sum(map(len, part))
             progress(done, total)
         return out
 
-    def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[MeasuredItem]:
-        trajectories = [side for item in items for side in _sides(item)]
-        log_probs = stack.log_prob(trajectories)
-        if self.section.kto is not None:
-            return [_measured_alone(item, x, self.section.kto.beta) for item, x in zip(items, log_probs, strict=True)]  # type: ignore[arg-type]
-        objective: PreferenceObjective = self.section.pair_objective()
-        batch = stack.model.pack(trajectories)
-        pairs = objective.pairs(batch, torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device))
-        beta = objective.terms[0].beta
-        rewards = [
-            beta * (ours - theirs)
-            for ours, theirs in ((pairs.chosen, pairs.reference_chosen), (pairs.rejected, pairs.reference_rejected))
-        ]
-        alone = not objective.whole_batch and not any(isinstance(term, Sft) for term in objective.terms)
-        losses = [None] * len(items)
-        if alone:
-            weights = objective.weights or [1.0] * len(objective.terms)
-            losses = sum(w * term(pairs) for w, term in zip(weights, objective.terms, strict=True)).tolist()  # type: ignore[union-attr]
-        sums = [float(x.sum(dtype=np.float64)) for x in log_probs]
-        return [
-            MeasuredItem(
-                question=item.chosen.prompt_tokens.tobytes(),  # type: ignore[union-attr]
-                reward={"chosen": float(rewards[0][i]), "rejected": float(rewards[1][i])},
-                log_prob={"chosen": sums[2 * i], "rejected": sums[2 * i + 1]},
-                loss=losses[i],
-            )
-            for i, item in enumerate(items)
-        ]
+    def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[ComparedItem]:
+        log_probs = stack.log_prob([side for item in items for side in item.sides])
+        pairs = [item for item in items if isinstance(item, PreferencePair)]
+        if pairs:
+            return _compared(pairs, log_probs, stack, self.section.pair_objective())
+        kto, labeled = self.section.kto, [item for item in items if isinstance(item, LabeledCompletion)]
+        assert kto is not None
+        return [_compared_alone(item, x, kto.beta) for item, x in zip(labeled, log_probs, strict=True)]
 
-    def summarise(self, measured: Sequence[MeasuredItem]) -> dict[str, float]:
-        out: dict[str, float] = {}
-        if self.section.kto is None:
-            out |= _share(measured, "reward").figures("accuracy")
-            out |= _share(measured, "log_prob").figures("log_prob_accuracy")
-            margins = [one.reward["chosen"] - one.reward["rejected"] for one in measured]
-            out |= {"rewards/margins": float(np.mean(margins)), "answers": len(measured)}
-            out["correct"] = sum(margin > 0 for margin in margins)
-            out["questions"] = len({one.question for one in measured})
-        else:
-            good, bad = ([one.reward[side] for one in measured if side in one.reward] for side in SIDES)
-            if good and bad:
-                out |= _in_order(good, bad).figures("accuracy")
-        for side in SIDES:
-            for name in ("reward", "log_prob"):
-                values = [getattr(one, name)[side] for one in measured if side in getattr(one, name)]
-                if values:
-                    out[f"{'rewards' if name == 'reward' else 'logps'}/{side}"] = float(np.mean(values))
-        losses = [one.loss for one in measured if one.loss is not None]
-        return out | ({"loss": float(np.mean(losses))} if losses else {})
-
-
-SIDES = ("chosen", "rejected")
+    def summarise(self, measured: Sequence[ComparedItem]) -> dict[str, float]:
+        return preference_metrics(measured)
 
 
 def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
@@ -194,64 +161,58 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
         UserError: there is none.
     """
     out: list[Item] = []
-    for i, item in enumerate(items):
-        assert isinstance(item, LabeledCompletion)
+    labeled = [item for item in items if isinstance(item, LabeledCompletion)]
+    for i, item in enumerate(labeled):
         own = item.completion
-        others = (items[(i + step) % len(items)] for step in range(1, len(items)))
+        others = (labeled[(i + step) % len(labeled)].completion for step in range(1, len(labeled)))
         fits = (
-            one.completion  # type: ignore[union-attr]
-            for one in others
-            if not np.array_equal(one.completion.prompt_tokens, own.prompt_tokens)  # type: ignore[union-attr]
-            and len(own.prompt_tokens) + len(one.completion.tokens) <= context  # type: ignore[union-attr]
+            other
+            for other in others
+            if not np.array_equal(other.prompt_tokens, own.prompt_tokens)
+            and len(own.prompt_tokens) + len(other.tokens) <= context
         )
-        found = next(fits, None)
-        if found is None:
+        other = next(fits, None)
+        if other is None:
             reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
             remedy = "add rows, or set preference.loss.0.anchor=zero"
             raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
-        out.append(replace(item, mismatched=replace(found, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
+        out.append(replace(item, mismatched=replace(other, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
     return out
 
 
-def _sides(item: Item) -> list[Trajectory]:
-    """The sequences of an item that the reference scores."""
-    if isinstance(item, PreferencePair):
-        return [item.chosen, item.rejected]
-    return [item.completion] if item.mismatched is None else [item.completion, item.mismatched]
+def _compared(
+    pairs: Sequence[PreferencePair], log_probs: Sequence[Floats], stack: TrainStack, objective: PreferenceObjective
+) -> list[ComparedItem]:
+    """Pairs, from the log-probs [T] of both sides in turn."""
+    batch = stack.model.pack([side for pair in pairs for side in pair.sides])
+    values = objective.pairs(batch, torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device))
+    beta = objective.terms[0].beta
+    chosen, rejected = (
+        beta * (ours - theirs)
+        for ours, theirs in ((values.chosen, values.reference_chosen), (values.rejected, values.reference_rejected))
+    )
+    losses: list[float | None] = [None] * len(pairs)
+    if not objective.has_batch_statistics and not any(isinstance(term, Sft) for term in objective.terms):
+        weights = objective.weights or [1.0] * len(objective.terms)
+        terms = [weight * term(values) for weight, term in zip(weights, objective.terms, strict=True)]
+        losses = reduce(torch.add, terms).tolist()
+    sums = [float(x.sum(dtype=np.float64)) for x in log_probs]
+    return [
+        ComparedItem(
+            question=pair.chosen.prompt_tokens.tobytes(),
+            reward={"chosen": float(chosen[i]), "rejected": float(rejected[i])},
+            log_prob={"chosen": sums[2 * i], "rejected": sums[2 * i + 1]},
+            loss=losses[i],
+        )
+        for i, pair in enumerate(pairs)
+    ]
 
 
-def _with_sides(item: Item, sides: Sequence[Trajectory]) -> Item:
-    if isinstance(item, PreferencePair):
-        return replace(item, chosen=sides[0], rejected=sides[1])
-    return replace(item, completion=sides[0], mismatched=sides[1] if len(sides) > 1 else None)
-
-
-def _measured_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> MeasuredItem:
+def _compared_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> ComparedItem:
     reference = item.completion.reference_log_prob
     ours = float(log_prob.sum(dtype=np.float64))
     theirs = 0.0 if reference is None else float(reference.sum(dtype=np.float64))
     side = "chosen" if item.good else "rejected"
-    return MeasuredItem(
+    return ComparedItem(
         question=item.completion.prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}
     )
-
-
-def _share(measured: Sequence[MeasuredItem], name: str) -> Interval:
-    """The share of pairs in which the chosen side has more, a tie counting half, with its interval over the questions:
-    pairs of one question are not independent."""
-    leads = [getattr(one, name)["chosen"] - getattr(one, name)["rejected"] for one in measured]
-    names = {question: number for number, question in enumerate(dict.fromkeys(one.question for one in measured))}
-    question = np.array([names[one.question] for one in measured])
-    return over_questions((np.sign(leads) + 1) / 2, question)
-
-
-def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
-    """The share of (good, bad) couples in which the good one has more, a tie counting half: the area under the ROC
-    curve, with the interval of DeLong et al., Biometrics 44 (1988)."""
-    wins = (np.sign(np.subtract.outer(good, bad)) + 1) / 2
-    value, spread = float(wins.mean()), 0.0
-    for shares in (wins.mean(axis=1), wins.mean(axis=0)):
-        spread += float(shares.var(ddof=1)) / len(shares) if len(shares) > 1 else 0.0
-    half = Z * spread**0.5
-    low, high = max(0.0, value - half), min(1.0, value + half)
-    return Interval(value=value, low=low, high=high, method="delong", questions=len(good) + len(bad))

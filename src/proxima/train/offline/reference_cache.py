@@ -33,14 +33,14 @@ class ReferenceCache:
             return compute(trajectories)
         key = self.key(trajectories)
         file = self.folder / f"{key}.safetensors"
-        found = _read(file, key, trajectories)
-        if found is None:
-            found = compute(trajectories)
-            joined = np.concatenate(found)
+        log_probs = _read(file, key, trajectories)
+        if log_probs is None:
+            log_probs = compute(trajectories)
+            joined = np.concatenate(log_probs)
             facts = {"format": FORMAT, "key": key, "sha256": sha256(joined.tobytes()).hexdigest()}
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(file, save({"log_prob": joined}, metadata=facts))
-        return found
+        return log_probs
 
     def key(self, trajectories: Sequence[Trajectory]) -> str:
         """SHA-256 of the model and of all tokens, with the temperatures."""
@@ -59,7 +59,7 @@ def _read(file: Path, key: str, trajectories: Sequence[Trajectory]) -> list[Floa
             facts = opened.metadata() or {}
             joined = opened.get_tensor("log_prob")
         ends = np.cumsum([len(item.tokens) for item in trajectories])
-        whole = facts.get("key") == key and facts.get("sha256") == sha256(joined.tobytes()).hexdigest()
-        if whole and joined.dtype == np.float32 and joined.shape == (ends[-1],):
+        intact = facts.get("key") == key and facts.get("sha256") == sha256(joined.tobytes()).hexdigest()
+        if intact and joined.dtype == np.float32 and joined.shape == (ends[-1],):
             return np.split(joined, ends[:-1])
     return None

@@ -1,27 +1,43 @@
 """Reward models on the offline loop."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from proxima.config.sections.reward_model_section import RewardModelConfig
 from proxima.core import RewardLoss
 from proxima.data import PreferencePair
 from proxima.evaluate.pair_metrics import ScoredPair, pair_metrics
-from proxima.model import LoadedModel, PackedModel, ScalarModel, load_scalar_model
-from proxima.model.load import DTYPES
+from proxima.model import LoadedModel, PackedModel, ScalarModel
 from proxima.model.scalar_model import pad_token, scalar_config, set_score_normalization
-from proxima.runtime.launch.models import packed_settings
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives import RewardObjective
 from proxima.train.offline.method import OfflineMethod
 
 
-class RewardMethod(OfflineMethod[RewardModelConfig, PreferencePair]):
+class RewardSection(Protocol):
+    """See `RewardObjective`; `head_std` is the standard deviation of a new head's weights."""
+
+    @property
+    def margin(self) -> float: ...
+    @property
+    def center(self) -> float: ...
+    @property
+    def head_std(self) -> float: ...
+
+
+class RewardSettings(Protocol):
+    @property
+    def reward_model(self) -> RewardSection: ...
+
+    def pair(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair:
+        """The pair of a row."""
+        ...
+
+
+class RewardMethod(OfflineMethod[RewardSettings, PreferencePair]):
     """The better completion of a pair should score higher; see `RewardObjective`.
 
     An evaluation leaves mean and standard deviation of the held-out scores in the model's config, where the reward
@@ -31,28 +47,23 @@ class RewardMethod(OfflineMethod[RewardModelConfig, PreferencePair]):
     headline = "accuracy"
     marks_model = True
 
-    def __init__(self, config: RewardModelConfig, tokenizer: Any, context: int) -> None:
-        super().__init__(config, tokenizer, context)
-        scalar_config(config.model.path, config.model.revision, new_head=True)  # before rows are read
-        self.pad: int | None = None
+    pad: int | None = None
+
+    def check(self) -> None:
+        scalar_config(self.source.path, self.source.revision, new_head=True)
 
     def item(self, row: Row, number: int) -> PreferencePair:
-        return self.config.pair(number, row, self.tokenizer, self.context)
+        return self.settings.pair(number, row, self.tokenizer, self.context)
 
     def load(self, path: str | None) -> LoadedModel:
-        model, seed, spread = self.config.model, self.config.seed, self.config.reward_model.head_std
-        place: dict[str, Any] = {"dtype": DTYPES[model.dtype], "device": model.device, "seed": seed}
-        if path is not None and model.lora is None:
-            return load_scalar_model(path, **place)
-        lora = model.lora if model.lora is None or path is None else replace(model.lora, path=path)
-        return load_scalar_model(model.path, revision=model.revision, new_head=spread, lora=lora, **place)
+        return self.source.load_scalar(path, head_std=self.settings.reward_model.head_std)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
         self.pad = pad_token(loaded.model.config)
-        return ScalarModel(loaded, **packed_settings(self.config.model))
+        return self.source.scalar(loaded)
 
     def objective(self) -> RewardObjective:
-        section = self.config.reward_model
+        section = self.settings.reward_model
         return RewardObjective(loss=RewardLoss(center=section.center), margin=section.margin, pad=self.pad)
 
     def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:
@@ -72,10 +83,10 @@ class RewardMethod(OfflineMethod[RewardModelConfig, PreferencePair]):
         ]
 
     def summarise(self, measured: Sequence[ScoredPair]) -> dict[str, float]:
-        found = pair_metrics(measured, seed=self.config.seed)
-        if found["score/std"] > 0:
-            set_score_normalization(self.scored.model.config, found["score/mean"], found["score/std"])
-        return found
+        metrics = pair_metrics(measured, seed=self.source.seed)
+        if metrics["score/std"] > 0:
+            set_score_normalization(self.scored.model.config, metrics["score/mean"], metrics["score/std"])
+        return metrics
 
 
 def _question(pair: PreferencePair) -> int:

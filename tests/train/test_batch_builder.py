@@ -1,12 +1,17 @@
-"""From scored groups to updates: order, invalid scores, what is dropped and why, and the deal."""
+"""From scored groups to updates: order, invalid scores, what is dropped and why, and the split."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
+from proxima.core.advantage import Gae
+from proxima.core.selection import Prune
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
+from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
-from proxima.train.batch_builder import Algorithm
+from proxima.train.batch_builder import BatchBuilder
 
 
 def group(uid, rewards, tokens=3, correct=None):
@@ -30,9 +35,20 @@ def group(uid, rewards, tokens=3, correct=None):
 
 
 def algorithm(*selection, advantage="grpo", **settings):
-    return Algorithm(
+    return BatchBuilder(
         advantage=ADVANTAGES[advantage](), selection=[SELECTIONS[name]() for name in selection], **settings
     )
+
+
+def advantage_of(batch):
+    """Of the completions with a score."""
+    return {key: record.advantage for key, record in batch.records({}).items() if record.advantage is not None}
+
+
+def groups_of(batch, update):
+    """The group of each completion of an update."""
+    group = {item.key: item.group for item in batch.trajectories}
+    return [group[key] for key in update]
 
 
 def test_the_order_of_arrival_is_forgotten():
@@ -41,10 +57,9 @@ def test_the_order_of_arrival_is_forgotten():
     assert chosen[0] == chosen[1] == chosen[2]
     assert [g.prompt.uid for g in chosen[0].groups] == [2, 5, 9]
     advantages = {(2, 0): -0.5, (2, 1): 0.5, (5, 0): 0.5, (5, 1): -0.5, (9, 0): 1.0, (9, 1): -1.0}
-    assert chosen[0].advantage == {(*key, 0): value for key, value in advantages.items()}
-    assert [t.group for t in chosen[0].trajectories] == [0, 0, 1, 1, 2, 2] and chosen[0].updates == (
-        (0, 1, 2, 3, 4, 5),
-    )
+    assert advantage_of(chosen[0]) == {(*key, 0): value for key, value in advantages.items()}
+    assert [t.group for t in chosen[0].trajectories] == [0, 0, 1, 1, 2, 2]
+    assert chosen[0].updates == (tuple(t.key for t in chosen[0].trajectories),)
 
 
 def test_an_invalid_score_enters_nothing():
@@ -52,7 +67,7 @@ def test_an_invalid_score_enters_nothing():
         [group(0, [1.0, None, 0.0]), group(1, [None, None, None]), group(2, [1.0, 1.0, None])], 1
     )
     kept = [(0, 0, 0), (0, 2, 0), (2, 0, 0), (2, 1, 0)]
-    assert chosen.advantage == dict(zip(kept, (0.5, -0.5, 0.0, 0.0), strict=True))
+    assert advantage_of(chosen) == dict(zip(kept, (0.5, -0.5, 0.0, 0.0), strict=True))
     assert chosen.reasons == {(uid, i, 0): "invalid" for uid in range(3) for i in range(3) if (uid, i, 0) not in kept}
     assert [t.key for t in chosen.trajectories] == kept and [t.advantage.tolist() for t in chosen.trajectories] == [
         [a] * 3 for a in (0.5, -0.5, 0.0, 0.0)
@@ -84,22 +99,22 @@ def test_nothing_left():
 def test_whole_groups_are_dealt_to_updates():
     groups = [group(uid, [uid, 0]) for uid in range(1, 7)]
     chosen = algorithm(updates=3).step_batch(groups, 1)
-    assert chosen.updates == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
-    assert sorted(i for update in chosen.updates for i in update) == list(range(12))
+    uids = [[1, 1, 2, 2], [3, 3, 4, 4], [5, 5, 6, 6]]
+    assert chosen.updates == tuple(tuple((uid, i % 2, 0) for i, uid in enumerate(update)) for update in uids)
 
 
 def test_the_deal_is_of_the_original_groups():
     """A dropped group shortens its own update, not the others; an update with nothing left is not made."""
     groups = [group(uid, [1, 1] if uid in (0, 1, 2) else [uid, 0]) for uid in range(6)]
     chosen = algorithm("drop_uniform_groups", updates=3).step_batch(groups, 1)
-    assert [[chosen.trajectories[i].group for i in update] for update in chosen.updates] == [[3, 3], [4, 4, 5, 5]]
+    assert [groups_of(chosen, update) for update in chosen.updates] == [[3, 3], [4, 4, 5, 5]]
 
 
 def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():
     groups = [group(uid, [uid, 0, 1]) for uid in range(8)]
     chosen = algorithm(updates=2, epochs=3, seed=1).step_batch(groups, step=4)
     assert len(chosen.updates) == 6
-    owners = [[chosen.trajectories[i].group for i in update] for update in chosen.updates]
+    owners = [groups_of(chosen, update) for update in chosen.updates]
     assert owners[0] == [g for g in range(4) for _ in range(3)]
     for epoch in range(3):
         together = owners[2 * epoch] + owners[2 * epoch + 1]
@@ -119,8 +134,8 @@ def test_records_of_all_completions():
     )
     assert [t.key for t in chosen.trajectories] == [(0, 0, 0), (0, 1, 0), (0, 2, 0), (2, 1, 0), (2, 2, 0)]
     facts = {
-        0: TokenStatistics(log_prob=[-1.0] * 3, keep=[True] * 3),
-        4: TokenStatistics(log_prob=[-2.0] * 3, keep=[False] * 3, entropy=[0.1] * 3),
+        (0, 0, 0): TokenStatistics(log_prob=[-1.0] * 3, keep=[True] * 3),
+        (2, 2, 0): TokenStatistics(log_prob=[-2.0] * 3, keep=[False] * 3, entropy=[0.1] * 3),
     }
     records = list(chosen.records(facts).values())
     assert list(chosen.records(facts)) == [(uid, sample, 0) for uid in range(3) for sample in range(3)]
@@ -136,7 +151,7 @@ def test_records_of_all_completions():
         skipped,
         "trained",
     ]
-    assert records[8].log_prob == [-2.0] * 3 and records[8].entropy == [0.1] * 3 and records[7].log_prob is None
+    assert records[8].statistics is facts[2, 2, 0] and records[7].statistics is None
     assert [f.advantage for f in records] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0, None, -1.0, 1.0]
 
 
@@ -146,14 +161,63 @@ def test_the_behavior_asked_for():
     assert algorithm(behavior="sampled").step_batch(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-0.5] * 3
 
 
-def test_parts_and_accuracy():
-    chosen = algorithm().step_batch([group(0, [1, 0, None], correct=True), group(1, [3, 4, 4], correct=False)], 1)
-    metrics = rollout_metrics(chosen.groups, chosen)
-    assert metrics["accuracy"] == pytest.approx(2 / 5) and metrics["reward/part/p"] == pytest.approx(12 / 5)
-
-
-def test_metrics_that_are_no_numbers_are_left_out():
-    assert mean_metrics({"entropy": 0.5, "approx_kl": float("nan"), "ratio_max": float("inf"), "loss": 0.0}) == {
-        "entropy/mean": 0.5,
-        "loss": 0.0,
+def test_what_is_rejected_after_its_first_forward_leaves_the_updates():
+    groups = [group(uid, [uid, 0]) for uid in range(1, 4)]
+    whole = algorithm(updates=3).step_batch(groups, 1)
+    measured = {
+        key: TokenStatistics(log_prob=[-1.0] * 3, keep=[False] * 3) for key in ((1, 0, 0), (2, 0, 0), (2, 1, 0))
     }
+    batch = whole.reject(measured, "mismatch")
+    assert batch.updates == (((1, 1, 0),), ((3, 0, 0), (3, 1, 0)))
+    assert [item.key for item in batch.trajectories] == [(1, 1, 0), (3, 0, 0), (3, 1, 0)]
+    records = batch.records({})
+    assert {key: record.statistics for key, record in records.items() if record.statistics} == measured
+    assert {records[key].outcome for key in measured} == {"dropped_mismatch"} and batch.dropped == {2: "mismatch"}
+    assert all(records[key].trajectory is not None and records[key].advantage for key in measured)
+
+
+def test_columns_are_filled_by_key_and_the_others_stay():
+    batch = algorithm("drop_uniform_groups").step_batch([group(0, [1, 1]), group(1, [1, 0])], 1)
+    filled = batch.filled(replace(item, next_log_prob=-item.sample - 1.0) for item in batch.trajectories[::-1])
+    assert [item.next_log_prob.tolist() for item in filled.trajectories] == [[-1.0] * 3, [-2.0] * 3]
+    assert filled.updates == batch.updates and filled.completions[:2] == batch.completions[:2]
+
+
+def test_gae_with_bootstrap_at_truncation_and_holes_by_hand():
+    """γ = .9, λ = .5. The first completion ended by itself; the second was cut off, and has a hole."""
+    value = {0: [0.2, 0.5, 0.8], 1: [0.1, 7.0, 0.4]}
+    mask = {0: [True] * 3, 1: [True, False, True]}
+
+    def fill(items, columns):
+        assert columns == {"value"} and [item.truncated for item in items] == [False, True]
+        facts = [{"value": value[i.sample], "loss_mask": mask[i.sample]} for i in items]
+        return [replace(i, **fact, bootstrap=0.6 if i.truncated else 0.0) for i, fact in zip(items, facts, strict=True)]
+
+    advantage = Gae(gamma=0.9, lam=0.5, whiten=False)
+    batch = BatchBuilder(advantage=advantage, selection=[], fill=fill).step_batch([group(0, [1.0, 2.0])], 1)
+    ended, cut = batch.trajectories
+    d2, d1, d0 = 1.0 - 0.8, 0.9 * 0.8 - 0.5, 0.9 * 0.5 - 0.2
+    a1 = d1 + 0.45 * d2
+    assert ended.advantage == pytest.approx([d0 + 0.45 * a1, a1, d2])
+    assert ended.returns == pytest.approx([d0 + 0.45 * a1 + 0.2, a1 + 0.5, d2 + 0.8])
+    last = 2.0 + 0.9 * 0.6 - 0.4
+    first = 0.9 * 0.4 - 0.1 + 0.45 * last
+    assert cut.advantage == pytest.approx([first, 0.0, last]) and cut.returns == pytest.approx(
+        [first + 0.1, 0, last + 0.4]
+    )
+    assert batch.valued == batch.trajectories
+    assert batch.records({})[0, 1, 0].advantage == pytest.approx((first + last) / 2)
+    assert batch.metrics["returns/mean"] == pytest.approx(
+        np.mean([*ended.returns, cut.returns[0], cut.returns[2]]), rel=1e-6
+    )
+
+
+def test_a_critic_learns_from_what_a_selection_drops_too():
+    def fill(items, columns):
+        return [replace(item, value=0.0) for item in items]
+
+    spec = BatchBuilder(advantage=Gae(whiten=False), selection=[Prune(rate=0.5)], fill=fill, value_warmup=2)
+    batch = spec.step_batch([group(0, [1.0, 0.0, None, 3.0]), group(1, [2.0, 0.5, 1.0, 0.0])], 2)
+    assert len(batch.trajectories) == 3 and len(batch.valued) == 7
+    assert batch.critic_only and not spec.step_batch([group(0, [1.0, 0.0])], 3).critic_only
+    assert {r.outcome for r in batch.records({}).values()} == {"critic_only", "dropped_pruned", "invalid"}

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import Completion, FieldError, Group, Trajectory, UserError
+from proxima.data import Completion, Group, Trajectory, UserError
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Capabilities, Health, InFlight, WeightUpdate
 from proxima.model import Policy
 from proxima.rollout.collector import Pending
-from proxima.runtime.launch.generation import make_next_policy
-from proxima.runtime.state.pending_files import read_next_policy, write_next_policy
+from proxima.runtime.state.next_policy_file import read_next_policy, write_next_policy
 from proxima.train import TokenStatistics, TrainStack
-from proxima.train.batch_builder import StepBatch
 from proxima.train.next_policy import NextLogProbs, NextPolicy, missing_metrics
 from tests.engine.helpers import engine, prompt, requests
 from tests.model.rows import loaded
@@ -32,12 +30,6 @@ def replayed(version, items):
 
 def as_trajectory(asked, completion, group=0):
     return Trajectory.of(asked.prompt, completion, group=group, advantage=1.0)
-
-
-def step_batch(*trajectories):
-    return StepBatch(
-        groups=(), advantage={}, reasons={}, trajectories=trajectories, updates=(tuple(range(len(trajectories))),)
-    )
 
 
 async def some_steps(found, count=2):
@@ -80,12 +72,12 @@ def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
         for version in range(1, VERSIONS):
             await some_steps(found)
             in_flight.append({one.key for one in await executor.in_flight()} - made.keys())  # while `newest` is
-            await cache.prepare(step_batch(), newest[0])  # the step before
+            await cache.fill([], newest[0])  # the step before
             await executor.pause()
             await executor.publish(WeightUpdate(version=version, module=loaded("llama", version).model))
             await executor.resume()
             newest[0] = version
-        await cache.prepare(step_batch(), newest[0])
+        await cache.fill([], newest[0])
         await executor.pause()
         await executor.resume()
         await asyncio.gather(*tasks)
@@ -95,7 +87,7 @@ def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
     items = [replace(as_trajectory(by_key[key], one), group=i) for i, (key, one) in enumerate(made.items())]
     replays = [replayed(version, items) for version in range(VERSIONS)]
     reader = NextPolicy(executor, held, entries=cache.entries.values())
-    filled = asyncio.run(reader.prepare(step_batch(*items), 9)).trajectories
+    filled = asyncio.run(reader.fill(items, 9))
     checked = flying = 0
     for i, item in enumerate(filled):
         newest_ones = item.policy_version == VERSIONS - 1
@@ -151,7 +143,7 @@ def run(cache, *versions):
 
 def column_of(cache, one, version=9):
     item = Trajectory.of(prompt(one.prompt_uid), one, group=0, advantage=0.0)
-    (filled,) = asyncio.run(cache.prepare(step_batch(item), version)).trajectories
+    (filled,) = asyncio.run(cache.fill([item], version))
     return filled.next_log_prob.tolist()
 
 
@@ -221,11 +213,14 @@ def test_the_first_publish_of_a_resumed_run_writes_nothing():
 
 def test_what_is_consumed_is_forgotten_and_a_file_keeps_the_rest_to_the_bit(tmp_path):
     held = [(prompt(uid), completion([1, 1, 2], uid=uid, sample=s)) for uid in (3, 1, 2) for s in (1, 0)]
-    cache = NextPolicy(Recording(), lambda: held)
+    cache = NextPolicy(Recording(), lambda: held, file=("kept.parquet", write_next_policy))
     run(cache, 3)
     groups = [Group(prompt=prompt(1), completions=(), scores=())]
-    kept = cache.after_step(Pending(groups=tuple(groups), prompts=(prompt(3),)))
-    assert {key[0] for key in cache.entries} == {1, 3}
+    pending = Pending(groups=tuple(groups), prompts=(prompt(3),))
+    cache.files(pending)["kept.parquet"](tmp_path / "kept.parquet")
+    kept = cache.forget(pending)
+    assert read_next_policy(tmp_path / "kept.parquet") == kept
+    assert {key[0] for key in cache.entries} == {1, 3} and cache.files(Pending()) == {}
     assert [one.key for one in kept] == [(1, 0, 0), (1, 1, 0)]
     cache.entries.clear()
     path = tmp_path / "next_policy.parquet"
@@ -246,14 +241,11 @@ def test_engine_and_trainer_are_compared_on_tokens_of_the_version_before():
     one, other = completion([3, 4, 4, 5]), completion([5, 5], sample=1)
     items = [Trajectory.of(prompt(0), c, group=0, advantage=1.0) for c in (one, other)]
     cache = NextPolicy(Recording(version=5), list)
-    statistics = {
-        i: TokenStatistics(log_prob=np.float32([-9, -0.5, -1.5, -9][: len(item.tokens)]), keep=np.ones(4, bool))
-        for i, item in enumerate(items)
-    }
+    log_probs = [np.float32([-9, -0.5, -1.5, -9][: len(item.tokens)]) for item in items]
+    statistics = [TokenStatistics(log_prob=log_prob, keep=np.ones(4, bool)) for log_prob in log_probs]
 
     async def go():
-        batch = await cache.prepare(step_batch(*items), 5)
-        cache.trained(batch, statistics, 5)
+        cache.observe(list(zip(await cache.fill(items, 5), statistics, strict=True)), 5)
         await cache.before_pause()
 
     asyncio.run(go())
@@ -275,24 +267,3 @@ def test_missing_counts_loss_tokens_alone():
     masked = replace(item, loss_mask=(True, True, False, False))
     assert missing_metrics([masked], 5) == {"next/missing_fraction": 0.5, "next/cached_fraction": 0.5}
     assert missing_metrics([], 5) == {"next/missing_fraction": 0.0, "next/cached_fraction": 0.0}
-
-
-class Settings:
-    next_from = "engine"
-
-
-def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
-    found = Recording()
-    cache = make_next_policy(Settings, executor := Executor(found), list, None, ())
-    assert cache.trainer is None
-    found.flying = 1
-    asyncio.run(executor.pause())
-    assert cache.missed.startswith("TypeError: ")
-    found.capabilities = replace(Recording.capabilities, score=False)
-    with pytest.raises(
-        FieldError, match="engine='Recording' can't score given tokens; set algorithm.next_from=trainer"
-    ):
-        make_next_policy(Settings, executor, list, None, ())
-    found.capabilities = replace(Recording.capabilities, in_flight=False)
-    with pytest.raises(FieldError, match="engine='Recording' can't say what is in flight; use local"):
-        make_next_policy(Settings, executor, list, None, ())

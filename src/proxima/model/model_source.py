@@ -1,0 +1,84 @@
+"""A model by its name: where its weights are, and how they are loaded and run."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from proxima.model.files import model_files
+from proxima.model.load import DTYPES, LoadedModel, load, resolve_device
+from proxima.model.lora import Lora
+from proxima.model.policy import Policy
+from proxima.model.scalar_model import ScalarModel, load_scalar_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A model that can be loaded and run, as often as it is needed.
+
+    Args:
+        path, revision, device: see `load`; `dtype` is a name of `DTYPES`.
+        lora: adapters to train in place of the weights; None: none.
+        seed: of the draws of new adapters and heads.
+        attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
+        log_prob_chunk: see `Policy`.
+    """
+
+    path: str
+    revision: str | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    lora: Lora | None = None
+    seed: int = 0
+    attention: str = "auto"
+    share_prompt: bool = True
+    compute_dtype: str = "bfloat16"
+    gradient_checkpointing: bool = False
+    log_prob_chunk: int = 512
+
+    def load(self, saved: str | None = None) -> LoadedModel:
+        """The model, or the one of the same architecture that a checkpoint has in the folder `saved`."""
+        if self.lora is not None:
+            lora = self.lora if saved is None else replace(self.lora, path=saved)
+            return load(self.path, revision=self.revision, lora=lora, seed=self.seed, **self._place)
+        return load(saved or self.path, revision=None if saved else self.revision, **self._place)
+
+    def load_scalar(self, saved: str | None = None, *, head_std: float) -> LoadedModel:
+        """The model with a scalar head, see `load_scalar_model`, or the one that a checkpoint has in `saved`."""
+        if saved is not None and self.lora is None:
+            return load_scalar_model(saved, seed=self.seed, **self._place)
+        lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)
+        return load_scalar_model(
+            self.path, revision=self.revision, new_head=head_std, seed=self.seed, lora=lora, **self._place
+        )
+
+    def policy(self, loaded: LoadedModel, value_head: nn.Linear | None = None) -> Policy:
+        """Runs loaded weights, with log-probs."""
+        return Policy(loaded, log_prob_chunk=self.log_prob_chunk, value_head=value_head, **self._packed)
+
+    def scalar(self, loaded: LoadedModel) -> ScalarModel:
+        """Runs loaded weights with a scalar head."""
+        return ScalarModel(loaded, **self._packed)
+
+    def identity(self) -> dict[str, str]:
+        """What decides the log-probs of its weights, without an adapter: hashes of its files, and settings, by name.
+        Empty where the files are not known."""
+        if not (files := model_files(self.path, self.revision)):
+            return {}
+        names = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")
+        settings = {name: str(getattr(self, name)) for name in names}
+        adapter = {} if self.lora is None else {"base of an adapter": "off"}
+        return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"dtype": DTYPES[self.dtype], "device": self.device}
+
+    @property
+    def _packed(self) -> dict[str, Any]:
+        return {
+            "attention": self.attention,
+            "share_prompt": self.share_prompt,
+            "compute_dtype": DTYPES[self.compute_dtype],
+            "gradient_checkpointing": self.gradient_checkpointing,
+        }

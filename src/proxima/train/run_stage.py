@@ -1,0 +1,41 @@
+"""The interface of a stage that remembers something from step to step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from proxima.data import Trajectory
+from proxima.rollout.collector import Pending
+from proxima.train.objectives.protocol import FirstForward
+
+
+class RunStage(Protocol):
+    """A stage with a memory that lasts as long as the run. It fills its column on the event loop, before the update,
+    from what it has gathered in hooks of the engine's `Executor`, between two updates.
+
+    column: the field of `Trajectory`, [T] float32, that it fills.
+    """
+
+    @property
+    def column(self) -> str: ...
+
+    async def fill(self, trajectories: Sequence[Trajectory], version: int) -> list[Trajectory]:
+        """The trajectories of a step with the column, before their update from the weights of `version`."""
+        ...
+
+    def observe(self, first: FirstForward, version: int) -> None:
+        """Called in the compute thread before the first optimizer step of an update from the weights of `version`, with
+        what its forward passes gave."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of the step that ends."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """What the user should know, each once."""
+        ...
+
+    def files(self, pending: Pending) -> Mapping[str, Callable[[Path], None]]:
+        """What a checkpoint keeps at this instant, by file name, each with what writes it; `pending` is what the
+        collector holds for later steps. What none of these will read is forgotten."""
+        ...

@@ -1,0 +1,33 @@
+"""`proximal: next` needs an engine that says what is in flight, and scores."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from proxima.data import FieldError
+from proxima.engine.executor import Executor
+from proxima.runtime.launch.build import make_next_policy
+from tests.train.test_next_policy import Recording
+
+
+class Settings:
+    next_from = "engine"
+
+
+def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
+    found = Recording()
+    cache = make_next_policy(Settings, executor := Executor(found), list, None, ())
+    assert cache.trainer is None
+    found.flying = 1
+    asyncio.run(executor.pause())
+    (warning,) = cache.warnings()
+    assert warning.startswith("the engine gave no next_log_prob (TypeError: ") and cache.warnings() == []
+    found.capabilities = replace(Recording.capabilities, score=False)
+    with pytest.raises(
+        FieldError, match="engine='Recording' can't score given tokens; set algorithm.next_from=trainer"
+    ):
+        make_next_policy(Settings, executor, list, None, ())
+    found.capabilities = replace(Recording.capabilities, in_flight=False)
+    with pytest.raises(FieldError, match="engine='Recording' can't say what is in flight; use local"):
+        make_next_policy(Settings, executor, list, None, ())

@@ -1,0 +1,19 @@
+"""Numbers of a step for metrics.jsonl."""
+
+import pytest
+
+from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
+from tests.train.test_batch_builder import algorithm, group
+
+
+def test_parts_and_accuracy():
+    chosen = algorithm().step_batch([group(0, [1, 0, None], correct=True), group(1, [3, 4, 4], correct=False)], 1)
+    metrics = rollout_metrics(chosen.groups, chosen)
+    assert metrics["accuracy"] == pytest.approx(2 / 5) and metrics["reward/part/p"] == pytest.approx(12 / 5)
+
+
+def test_metrics_that_are_no_numbers_are_left_out():
+    assert mean_metrics({"entropy": 0.5, "approx_kl": float("nan"), "ratio_max": float("inf"), "loss": 0.0}) == {
+        "entropy/mean": 0.5,
+        "loss": 0.0,
+    }

@@ -1,0 +1,106 @@
+"""No order of micro-batches changes a result: what is decided of a whole update belongs to items, not to places."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.core import TokenMean
+from proxima.core.correction import Importance, TopEntropy
+from proxima.core.preference import PREFERENCES, Kto
+from proxima.core.surrogate import SURROGATES, ClipCov
+from proxima.data import LabeledCompletion, PreferencePair
+from proxima.model import Policy
+from proxima.model.micro_batch import micro_batches
+from proxima.train import PolicyObjective, PreferenceObjective, TrainStack
+from proxima.train.objectives import KtoObjective
+from tests.model.rows import loaded, rows
+from tests.train.helpers import assert_close
+
+
+def shuffled(items, budget, *, share_prompt=True):
+    """The cuts and what they hold in an order of their own, another one at each call."""
+    order = shuffled.draw.permutation(len(items)).tolist()
+    cuts = micro_batches([items[i] for i in order], budget, share_prompt=share_prompt)
+    return [[order[i] for i in cut] for cut in cuts]
+
+
+def completions(lengths):
+    """Ten trajectories of five prompts with advantages, and log-probs of an engine and a reference."""
+    plain = rows(*((4 + i, pair) for i, pair in enumerate(lengths)))
+    draw = np.random.default_rng(3)
+    out = []
+    for i, row in enumerate(plain):
+        own = -1.5 - draw.random(len(row.tokens)).astype(np.float32)
+        near = own + draw.normal(0, 0.4, len(own)).astype(np.float32).clip(-1, 1)
+        out.append(
+            replace(
+                row, uid=row.group, sample=i, advantage=draw.normal(), behavior_log_prob=own, reference_log_prob=near
+            )
+        )
+    return out
+
+
+def pairs(items):
+    return [PreferencePair(row=i, chosen=items[2 * i], rejected=items[2 * i + 1]) for i in range(5)]
+
+
+def labeled(items):
+    others = [
+        replace(other, prompt_tokens=item.prompt_tokens, group=item.group)
+        for item, other in zip(items, items[3:] + items[:3], strict=True)
+    ]
+    return [
+        LabeledCompletion(row=i, completion=item, good=i % 3 == 0, mismatched=other)
+        for i, (item, other) in enumerate(zip(items, others, strict=True))
+    ]
+
+
+def policy(surrogate=None, *corrections):
+    return PolicyObjective(surrogate=surrogate or ClipCov(share=0.3, low=-9, high=9), aggregate=TokenMean(),
+                           corrections=corrections)  # fmt: skip
+
+
+CASES = {
+    "clip_cov": (policy(), list),
+    "kl_cov": (policy(SURROGATES["kl_cov"](share=0.3)), list),
+    "top_entropy": (policy(SURROGATES["reinforce"](), TopEntropy(0.4)), list),
+    "normalised weights": (policy(SURROGATES["reinforce"](), Importance(normalise=True)), list),
+    "aot": (PreferenceObjective(terms=[PREFERENCES["aot"]()]), pairs),
+    "kto": (KtoObjective(spec=Kto()), labeled),
+}
+
+
+def trained(objective, items):
+    """Gradient, metrics and statistics of an update in which the fourth item stands twice, if that is no trajectory."""
+    stack = TrainStack(Policy(loaded("llama")), max_grad_norm=0.0, tokens_per_micro_batch=25)
+    gradient = {}
+    names = dict(stack.model.model.named_parameters())
+    stack.optimizer.step = lambda: gradient.update({name: p.grad.clone() for name, p in names.items()})
+    result = stack.update(objective, [items])
+    return gradient, result
+
+
+@pytest.mark.parametrize(
+    "lengths", [((6, 6),) * 5, ((5, 1), (3, 7), (4, 12), (2, 8), (6, 6))], ids=["equal", "unequal"]
+)
+@pytest.mark.parametrize("case", CASES)
+def test_an_order_of_the_cuts_changes_nothing(case, lengths, monkeypatch):
+    objective, items_of = CASES[case]
+    assert objective.has_batch_statistics
+    items = items_of(completions(lengths))
+    items = items if case in ("clip_cov", "kl_cov", "top_entropy", "normalised weights") else [*items, items[3]]
+    expected, plain = trained(objective, items)
+    for seed in range(3):
+        shuffled.draw = np.random.default_rng(seed)
+        with monkeypatch.context() as patch:
+            patch.setattr("proxima.train.stack.micro_batches", shuffled)
+            gradient, result = trained(objective, items)
+        assert_close(gradient, expected, 5e-5)
+        for name, value in plain.metrics.items():
+            assert result.metrics[name] == pytest.approx(value, rel=2e-4, abs=1e-6, nan_ok=True), name
+        assert result.token_statistics.keys() == plain.token_statistics.keys()
+        for key, statistics in plain.token_statistics.items():
+            torch.testing.assert_close(result.token_statistics[key].log_prob, statistics.log_prob, rtol=0, atol=1e-5)
+            assert (result.token_statistics[key].keep == statistics.keep).all()
