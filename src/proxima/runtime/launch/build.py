@@ -20,6 +20,7 @@ from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.replay import ReplayCollector, StoredRollouts
 from proxima.runtime.state.store import RolloutRecorder
+from proxima.train.batch_builder import BatchBuilder
 from proxima.train.learner import Learner
 from proxima.train.next_policy import NextLogProbs
 
