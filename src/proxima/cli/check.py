@@ -27,11 +27,11 @@ class CheckConfig:
 
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
     correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
-    penalty: Annotated[Any, Slot("proxima.core.penalty:PENALTIES")] = None
-    aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
-    distillation: Annotated[Any, Slot("proxima.core.distillation:DISTILLATIONS")] = None
+    penalty: Annotated[Any, Slot("proxima.core:PENALTIES")] = None
+    aggregate: Annotated[Any, Slot("proxima.core:AGGREGATES")] = None
+    distillation: Annotated[Any, Slot("proxima.core:DISTILLATIONS")] = None
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
-    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS")] = None
+    selection: Annotated[Any, Slot("proxima.core:SELECTIONS")] = None
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
     engine: Annotated[Any, Slot("proxima.engine:ENGINES")] = None
 

@@ -17,10 +17,17 @@ it; else it belongs in the spec that uses it. To add a preset: a key in `presets
 aliases; a name that it had goes into `other_names.py`.
 """
 
+from typing import TYPE_CHECKING
+
 from proxima.config.dump import dump
-from proxima.config.problems import ConfigError
 from proxima.config.resolve import Resolved, resolve
-from proxima.config.schema import EvaluateConfig, RunConfig
-from proxima.config.validate import check, load_recipe
+from proxima.data.kinds import lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.config.problems import ConfigError
+    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.validate import check, load_recipe
+
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = ["ConfigError", "EvaluateConfig", "Resolved", "RunConfig", "check", "dump", "load_recipe", "resolve"]

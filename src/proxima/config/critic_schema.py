@@ -7,10 +7,9 @@ from proxima.config.schema import TrainConfig
 from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
 from proxima.data import require
+from proxima.data.kinds import Kinds
 
-_AGGREGATE = Slot(
-    "proxima.core.aggregate:AGGREGATES", default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES"
-)
+_AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
 _OF_TRAIN = (
     *("optimizer", "schedule", "warmup_steps", "final_lr_ratio", "max_grad_norm", "tokens_per_micro_batch"),
     *("updates_per_step", "epochs_per_step"),
@@ -41,7 +40,7 @@ class ModelCritic(CriticConfig):
     path: Annotated[str | None, "a reward model, or a language model that gets a new head; null: model.path"] = None
     revision: Annotated[str | None, "hub revision of path"] = None
     value_warmup_steps: Annotated[int, "first steps of the run, in which the critic learns and the policy waits"] = 0
-    optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS"), "of the critic"] = None
+    optimizer: Annotated[Any, Slot("proxima.train:OPTIMIZERS"), "of the critic"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"] | None, "learning rate after the warm-up"] = None
     warmup_steps: Annotated[int | None, "updates of linear warm-up; the first of w has 1 / w of the rate"] = None
     final_lr_ratio: Annotated[float | None, "share of the learning rate that linear and cosine fall towards"] = None
@@ -82,4 +81,6 @@ class HeadCritic(CriticConfig):
         require(0 < self.coefficient < float("inf"), "coefficient", self.coefficient, "must be > 0 and finite")
 
 
-CRITICS: dict[str, type] = {"head": HeadCritic, "model": ModelCritic}
+CRITICS = Kinds(
+    {"head": "proxima.config.critic_schema:HeadCritic", "model": "proxima.config.critic_schema:ModelCritic"}
+)

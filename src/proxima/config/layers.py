@@ -100,7 +100,7 @@ def _with_learning_rate(tree: Node, family: type) -> Node:
     if rate is None or train.mapping is None:
         return tree
     optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
-    known = (None, *table_of("proxima.train.optimizer:OPTIMIZERS"))
+    known = (None, *table_of("proxima.train:OPTIMIZERS"))
     if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in known:
         return tree
     lr = Node(rate, Source(f"default of proxima {command_of(family)}", "default"), f"{rate:g}")

@@ -21,6 +21,7 @@ from proxima.config.slots import (
     require_stall_seconds,
 )
 from proxima.data import require, require_threads
+from proxima.data.kinds import Kinds
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.plateau import Plateau
 from proxima.model.lora import Lora
@@ -74,7 +75,7 @@ class EvalSetConfig:
 
 
 RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
-EVAL_SETS = {"set": EvalSetConfig}
+EVAL_SETS = Kinds({"set": "proxima.config.schema:EvalSetConfig"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ class OptimizationConfig:
 
     steps: Annotated[int, "steps of the run"] = 100
     tokens_per_micro_batch: Annotated[int, "tokens forwarded at once"] = 4096
-    optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS", default="adamw"), "optimizer"] = None
+    optimizer: Annotated[Any, Slot("proxima.train:OPTIMIZERS", default="adamw"), "optimizer"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"], "learning rate after the warm-up"] = "constant"
     warmup_steps: Annotated[int, "updates of linear warm-up; the first of w has 1 / w of the rate"] = 0
     warmup_ratio: Annotated[float, "the same as a share of the run's updates, rounded up; in place of warmup_steps"] = (

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from proxima.core import PENALTIES
 from proxima.core.advantage.token import place_scores, with_kl
-from proxima.core.penalty import K3, PENALTIES, AdaptiveCoefficient
+from proxima.core.penalty import K3, AdaptiveCoefficient
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.data import check_choices, require
 

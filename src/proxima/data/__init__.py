@@ -12,6 +12,7 @@
     full_disk      recognises one                         recipe_files   recipes by name
     bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
     user_code      imports what a recipe names                     text_files     reads what a user names
+    kinds          tables of kinds, and packages that import at first use
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
 construction. Nothing is padded. Tensor classes are imported on first use: commands without torch do not load it.
@@ -20,8 +21,7 @@ To add a field: give it a default of None, an annotation (`Floats`, or "dtype ax
 class docstring; conversion and checks follow from those, and `pack` passes on columns that trajectory and batch share.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxima.data.errors import (
     FieldError,
@@ -36,6 +36,7 @@ from proxima.data.errors import (
     within,
 )
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
+from proxima.data.kinds import lazy_imports
 from proxima.data.sampling_mask import SamplingMask
 
 if TYPE_CHECKING:
@@ -46,15 +47,7 @@ if TYPE_CHECKING:
     from proxima.data.policy_batch import PolicyBatch
     from proxima.data.trajectory import Trajectory
 
-_TENSOR_MODULES = ("outcomes", "packed_batch", "policy_batch", "trajectory", "pairs", "field_checks")
-
-
-def __getattr__(name: str) -> Any:
-    for module in _TENSOR_MODULES if name in __all__ else ():
-        if hasattr(found := importlib.import_module(f"{__name__}.{module}"), name):
-            return getattr(found, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "Completion",
