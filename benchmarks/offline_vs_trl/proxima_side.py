@@ -39,7 +39,7 @@ def main() -> None:
     channel, settings = Channel(), argument()
     from proxima.config import load_recipe
     from proxima.config.families import FAMILIES
-    from proxima.runtime.launch.offline_run import train_offline
+    from proxima.runtime.launch.run import train
 
     with tempfile.TemporaryDirectory() as folder:
         task: dict[str, Any] = {"kind": "jsonl", "path": settings["data"], "question": "prompt", "answer": None}
@@ -57,7 +57,7 @@ def main() -> None:
             "runtime": {"threads": settings["threads"]},
         }
         resolved = load_recipe(recipe, root=FAMILIES[settings["method"]])
-        train_offline(resolved.config, resolved=resolved, observer=Turn(channel))
+        train(resolved.config, resolved=resolved, observer=Turn(channel))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = ["transformers", "proxima.runtime.launch.run", "proxima.runtime.launch.offline_run", "proxima.cli.main"]
+PRELOADED = [
+    "transformers",
+    "proxima.runtime.launch.run",
+    "proxima.runtime.launch.offline_workload",
+    "proxima.cli.main",
+]
 
 
 def child(command: list[str], environment: dict[str, str], ends: tuple[Connection, Connection], log: str) -> None:

@@ -17,7 +17,6 @@ from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
 from proxima.reward import ModelReward, Overlong
-from proxima.runtime.launch.offline_run import train_offline
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
@@ -187,7 +186,7 @@ def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
     if published.command == "dpo":
         values["preference.cache"] = "null"
     resolved = resolve(OFFLINE[name], [f"{key}={value}" for key, value in values.items()], root=None)
-    assert train_offline(resolved.config, resolved=resolved).status == "done"
+    assert train(resolved.config, resolved=resolved).status == "done"
     records = RunFolder(tmp_path / "run").read_metrics()
     assert [r["step"] for r in records if r["kind"] == "eval"] == [0, 1, 2]
     assert all(math.isfinite(r["loss"]) and r["examples"] > 0 for r in records)

@@ -9,7 +9,7 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.admission import Admission
 from proxima.rollout.async_collector import AsyncCollector
-from proxima.rollout.collector import CollectedBatch, Pending, group_age
+from proxima.rollout.collector import CollectedBatch, Pending, Refill, group_age
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.state.journal import Journal
@@ -210,8 +210,7 @@ class Run:
                 over_age=schedule.over_age,
                 retries=schedule.retries,
             ),
-            reject=self._reject,
-            refill=limit if schedule.rejected else None,
+            refill=Refill(sampling=limit, reject=self._reject) if schedule.rejected else None,
             listener=Recorder(self.journal, source),
             pending=pending,
             finished=saved.step,

@@ -17,7 +17,7 @@ from proxima.engine.protocol import Health, Sampling
 from proxima.evaluate.held_out import Evaluation
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
-from proxima.rollout.collector import BatchCollector
+from proxima.rollout.collector import BatchCollector, Refill
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
@@ -25,8 +25,10 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.store import RolloutRecorder, RunStore
+from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import evaluation_progress
+from proxima.runtime.watch.timeline import Timeline
 from proxima.train import PolicyObjective, TrainStack
 from proxima.train.batch_builder import Algorithm
 from proxima.train.checkpoint import checkpoints
@@ -158,7 +160,12 @@ class World:
         self.engine = FakeEngine(self.clock, self.journal, **(engine or {}))
         self.rewards = FakeRewards(self.journal, **(rewards or {}))
         self.observer = observer or Watcher()
-        self.store = RunStore(self.journal, self.folder, Disk(self.folder.path, self.observer.warning))
+        self.store = RunStore(
+            self.journal,
+            self.folder,
+            Disk(self.folder.path, self.observer.warning),
+            Activity(self.clock, 0.0, Timeline(self.folder.timeline, self.observer.warning)),
+        )
         policy = Policy(loaded("llama"))
         self.stack = TrainStack(policy)
         objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
@@ -173,8 +180,7 @@ class World:
             GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
             self.source,
             prompts=prompts * prompts_factor(algorithm.selection, 4),
-            reject=partial(ComputeThread().run, algorithm.reject),
-            refill=refill,
+            refill=refill and Refill(sampling=refill, reject=partial(ComputeThread().run, algorithm.reject)),
             max_lag=max_lag,
             listener=RolloutRecorder(self.store, self.source, self.observer),
         )
@@ -211,9 +217,9 @@ def test_the_state_of_prompts_at_each_stage(tmp_path):
     at_update = []
     inner = world.controller.update
 
-    async def update(batch, version):
+    async def update(batch, collected):
         at_update.append(world.journal.counts())
-        return await inner(batch, version)
+        return await inner(batch, collected)
 
     world.controller.update = update
     assert world.run() is True

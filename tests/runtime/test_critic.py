@@ -15,7 +15,7 @@ from proxima.config import resolve
 from proxima.core.advantage import Gae
 from proxima.data import FieldError, NotFiniteError, UserError
 from proxima.model import load, load_scalar_model, save
-from proxima.runtime.launch.build_critic import make_critic
+from proxima.runtime.launch.critic_weights import make_critic
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows

@@ -15,7 +15,8 @@ from proxima.config import resolve
 from proxima.data import UserError
 from proxima.model import load
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.launch.build import make_policy, make_stages
+from proxima.runtime.launch.learning import make_stages
+from proxima.runtime.launch.models import make_policy
 from proxima.runtime.state.export import best_checkpoint, export, find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows

@@ -14,10 +14,11 @@ from proxima.config import resolve
 from proxima.data import Completion, Prompt, Score
 from proxima.reward import WeightedReward
 from proxima.reward.base import Where
-from proxima.runtime.launch.run import Summary, train
+from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
+from proxima.runtime.state.summary import Summary
 from proxima.runtime.watch.observer import Observer
 from proxima.train.checkpoint import checkpoints
 

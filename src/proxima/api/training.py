@@ -5,23 +5,19 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.api.python_values import Overrides, at_home, override_texts, overrides_named, plain
 from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.families import command_of
-from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
+from proxima.config.offline_schema import RewardModelConfig, SftConfig
 from proxima.config.preference_schema import PreferenceConfig
 from proxima.config.resolve import Recipe
 from proxima.config.scalars import in_one_line
 from proxima.config.validate import warnings
 from proxima.data import UserError
-
-if TYPE_CHECKING:
-    from proxima.runtime.state.summary import Summary
-    from proxima.runtime.watch.observer import Observer
 
 
 def train(
@@ -94,36 +90,25 @@ def dpo(
     return _run(recipe, overrides, PreferenceConfig, how=_how(resume, overwrite, accept_changes), quiet=quiet)
 
 
-def _how(resume: bool, overwrite: bool, accept_changes: bool) -> dict[str, bool]:
+def _how(resume: bool, overwrite: bool, accept_changes: bool) -> dict[str, Any]:
     return {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
 
 
-def _run(recipe: Recipe, overrides: Overrides, root: type, *, how: Mapping[str, bool], quiet: bool) -> SavedRun:
+def _run(recipe: Recipe, overrides: Overrides, root: type, *, how: Mapping[str, Any], quiet: bool) -> SavedRun:
+    from proxima.runtime.launch.run import train as train_run
     from proxima.view import RunViews
 
     with overrides_named():
         resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), root=root, **how)
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
-            summary = begin(resolved, views, **how)
+            summary = train_run(resolved.config, resolved=resolved, observer=views, **how)
     if summary.status == "stopped":
         command = command_of(resolved.config)
         function = {"reward": "reward_model"}.get(command, command)
         how_to = f"proxima.{function}({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
         raise KeyboardInterrupt(f"stopped after step {summary.steps} with a checkpoint; {how_to}")
     return load_run(summary.folder)
-
-
-def begin(
-    resolved: Resolved[Any], observer: "Observer", *, resume: bool, overwrite: bool, accept_changes: bool = False
-) -> "Summary":
-    """Run a resolved config by what its command trains."""
-    from proxima.runtime.launch.offline_run import train_offline
-    from proxima.runtime.launch.run import train as train_policy
-
-    run = train_offline if isinstance(resolved.config, OfflineConfig) else train_policy
-    how: Any = _how(resume, overwrite, accept_changes)
-    return run(resolved.config, resolved=resolved, observer=observer, **how)
 
 
 def resolve_run(

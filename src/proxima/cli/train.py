@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Train the recipe that the arguments name, whose config must be of the class of the command."""
-    from proxima.api.training import begin, config_notes, resolve_run
+    from proxima.api.training import config_notes, resolve_run
     from proxima.config.families import FAMILIES
 
     how = {name: getattr(arguments, name) for name in ("resume", "overwrite", "accept_changes")}
@@ -47,11 +47,12 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
     views.progress("load", 0, 1, "models")  # before the libraries are imported, which takes seconds
+    from proxima.runtime.launch.run import train
     from proxima.runtime.loop.training_loop import RunEnded
 
     try:
         with resolved.locating():
-            summary = begin(resolved, views, **how)
+            summary = train(resolved.config, resolved=resolved, observer=views, **how)
     except RunEnded as end:  # the run failed as designed, which is no bug
         print(f"error: {end}", file=sys.stderr)
         return exit_code("failed")

@@ -14,13 +14,16 @@ from proxima.rollout.generator import GroupGenerator, RolloutListener
 class Evaluation(RolloutListener):
     """Held-out questions, and the engine, rewards and sampling by which they are answered and scored. Their uids are
     never those of training, so that the draws differ. `progress` is called with (answers generated,
-    answers in all). `others` are further sets by name."""
+    answers in all); `others` are further sets by name."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], generator: GroupGenerator, progress: Callable[[int, int], None]
+        self,
+        prompts: Sequence[Prompt],
+        generator: GroupGenerator,
+        progress: Callable[[int, int], None],
+        others: Mapping[str, "Evaluation"] | None = None,
     ) -> None:
-        self.prompts, self.generator, self.progress = prompts, generator, progress
-        self.others: Mapping[str, Evaluation] = {}
+        self.prompts, self.generator, self.progress, self.others = prompts, generator, progress, others or {}
 
     async def groups(self) -> list[Group]:
         """A scored group for each question, in the order of the questions."""

@@ -22,11 +22,10 @@ from proxima.rollout.collector import (
     Collector,
     History,
     Pending,
-    Reject,
+    Refill,
     group_age,
     without_score,
 )
-from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.task.prompts import PromptSource
 
@@ -52,7 +51,6 @@ class AsyncCollector(Collector):
         generator: turns prompts into scored groups.
         source: gives prompts in order.
         admission: the bounds; its `prompts` are the groups of a full batch.
-        reject: uid → reason, for the groups that the selection would drop as a whole; called under dynamic sampling.
         refill: None takes all groups.
         listener: told what happens to each prompt.
         pending: what a checkpoint kept. Its prompts are generated first; the listener knows them already.
@@ -65,15 +63,14 @@ class AsyncCollector(Collector):
         source: PromptSource,
         admission: Admission,
         *,
-        reject: Reject,
-        refill: DynamicSampling | None = None,
+        refill: Refill | None = None,
         listener: RolloutListener,
         pending: Pending | None = None,
         finished: int = 0,
     ) -> None:
         self.generator: GroupGenerator = generator
         self.source, self.admission = source, admission
-        self.reject, self.refill, self.listener = reject, refill, listener
+        self.refill, self.listener = refill, listener
         self._finished = self._taken = finished  # steps; while a step is trained on, it is taken and not finished
         pending = pending or Pending()
         entries = [Admitted.restored(group, pending) for group in pending.groups] + [
@@ -182,10 +179,10 @@ class AsyncCollector(Collector):
             return None
         batches = (len(accepted) + len(rejected)) // self.admission.prompts
         groups = [one.scored for one in (*accepted, *rejected)] if batches else []
-        given_up = 0 < self.max_unscored <= batches and without_score(groups) == len(groups)
-        if not given_up and not 0 < self.refill.max_num_gen_batches <= batches:
+        given_up = self.refill.gives_up(batches, groups)
+        if not given_up and not 0 < self.refill.sampling.max_num_gen_batches <= batches:
             return None
-        if given_up or self.refill.exhausted == "stop":
+        if given_up or self.refill.sampling.exhausted == "stop":
             raise BatchNotFilled(
                 batches=batches,
                 wanted=self.admission.prompts,
@@ -355,7 +352,7 @@ class AsyncCollector(Collector):
         groups = [one.scored for one in block]
         if self.generator.rewards.has_batch:
             groups = await self.generator.rewards.score_batch(groups)
-        reasons = await self.reject(groups) if self.refill else {}
+        reasons = await self.refill.reject(groups) if self.refill else {}
         for one, group in zip(block, groups, strict=True):
             self._settle(one, group, reasons.get(one.uid))
         self._judging = False

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from proxima.data import Completion, Group, Prompt
 from proxima.rollout.dynamic_sampling import MAX_OVERSAMPLE, DynamicSampling, running_acceptance
@@ -20,6 +20,25 @@ STALE, SURPLUS = "stale", "surplus"
 Dropped = tuple[tuple[Group, str], ...]  # groups with the reason of each
 Reject = Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]]  # uid → reason, of groups that can't be used
 History = Callable[[], Iterable[Mapping[str, Any] | None]]  # metrics of the finished steps, newest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refill:
+    """How generation continues until a batch is full.
+
+    Args:
+        sampling: how many prompts, and for how long.
+        reject: uid → reason, for the groups that the selection would drop as a whole.
+        max_unscored: generation batches without one valid score after which a step is given up; 0: never.
+    """
+
+    sampling: DynamicSampling
+    reject: Reject
+    max_unscored: int = 0
+
+    def gives_up(self, batches: int, groups: Sequence[Group]) -> bool:
+        """True when none of the groups of so many generation batches has a score."""
+        return 0 < self.max_unscored <= batches and without_score(groups) == len(groups)
 
 
 class BatchNotFilled(Exception):
@@ -142,7 +161,7 @@ class Collector:
     """
 
     generator: GroupGenerator | None
-    max_unscored = 0  # generation batches without one valid score after which a step is given up; 0: never
+    stage: ClassVar[Literal["generate", "read"]] = "generate"  # of a step, while its groups are collected
 
     def state(self) -> dict[str, Any]:
         """The data cursor, as JSON values that its source can load."""
@@ -184,7 +203,6 @@ class BatchCollector(Collector):
         generator: turns prompts into scored groups.
         source: gives prompts in order.
         prompts: groups of a full batch.
-        reject: uid → reason, for the groups that the selection would drop as a whole; called under dynamic sampling.
         refill: None makes one generation batch of `prompts` groups and takes all of them.
         max_lag: policy versions that a group may be behind when it is used; 0 discards surplus groups.
         listener: told what happens to each prompt.
@@ -197,15 +215,14 @@ class BatchCollector(Collector):
         source: PromptSource,
         *,
         prompts: int,
-        reject: Reject,
-        refill: DynamicSampling | None = None,
+        refill: Refill | None = None,
         max_lag: int = 1,
         listener: RolloutListener,
         carried: Sequence[Group] = (),
     ) -> None:
         self.generator: GroupGenerator = generator
         self.source, self.prompts = source, prompts
-        self.reject, self.refill, self.max_lag = reject, refill, max_lag
+        self.refill, self.max_lag = refill, max_lag
         self.listener, self.carried = listener, tuple(carried)
 
     def state(self) -> dict[str, Any]:
@@ -233,11 +250,11 @@ class BatchCollector(Collector):
             batches += 1
             scoring_seconds += self.generator.scoring_seconds
             generated += fresh
-            reasons = await self.reject(fresh) if self.refill else {}
+            reasons = await self.refill.reject(fresh) if self.refill else {}
             usable += [group for group in fresh if group.prompt.uid not in reasons]
             dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
             accepted += len(fresh) - len(reasons)
-            if self.refill and 0 < self.max_unscored <= batches and without_score(generated) == len(generated):
+            if self.refill and self.refill.gives_up(batches, generated):
                 raise BatchNotFilled(
                     batches=batches,
                     wanted=self.prompts,
@@ -245,7 +262,7 @@ class BatchCollector(Collector):
                     generated=generated,
                     dropped=tuple(dropped),
                 )
-        if len(usable) < self.prompts and self.refill and self.refill.exhausted == "stop":
+        if len(usable) < self.prompts and self.refill and self.refill.sampling.exhausted == "stop":
             raise BatchNotFilled(
                 batches=batches, wanted=self.prompts, usable=len(usable), generated=generated, dropped=tuple(dropped)
             )
@@ -284,14 +301,14 @@ class BatchCollector(Collector):
         return usable, stale
 
     def _exhausted(self, batches: int) -> bool:
-        limit = self.refill.max_num_gen_batches if self.refill else 1
+        limit = self.refill.sampling.max_num_gen_batches if self.refill else 1
         return 0 < limit <= batches
 
     def _generation_batch(self, missing: int, generated: Sequence[Group], accepted: int, history: History) -> int:
         """Prompts of the next generation batch."""
         if self.refill is None:
             return missing
-        if (fixed := self.refill.generation_batch(self.prompts)) is not None:
+        if (fixed := self.refill.sampling.generation_batch(self.prompts)) is not None:
             return fixed
         rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
         return min(math.ceil(missing / rate), MAX_OVERSAMPLE * self.prompts)

@@ -1,5 +1,6 @@
 """The trained policy and what changes it. Everything here is called in the compute thread."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,28 +91,30 @@ class Learner:
                 found.append(np.abs(log_prob - item.behavior_log_prob)[counted])
         self.guard.check_fresh(torch.from_numpy(np.concatenate(found)))
 
-    def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
-        """With `on_mismatch: reject`, the batch without what the guard rejects, and the `mismatch/` metrics.
+    def reject_mismatched(self, batch: StepBatch) -> StepBatch:
+        """With `on_mismatch: reject`, the batch without what the guard rejects, with the `mismatch/` metrics.
 
         Completions that the update skips, because their advantage is 0, are in no figure and are never rejected: the
         same ones as under `warn` and `stop`, which measure in the update's own forward.
         """
         if self.guard.on_mismatch != "reject" or isinstance(self.objective, PreferenceObjective):
-            return batch, {}
+            return batch
         seen = [i for i, item in enumerate(batch.trajectories) if not self.objective.skippable(item)]
         if not seen:
-            return batch, {}
+            return batch
         log_probs = self.stack.log_prob(batch.trajectories)
         measured = first_forward([batch.trajectories[i] for i in seen], [log_probs[i] for i in seen])
         rejected = [seen[i] for i in self.guard.rejects(measured).nonzero().squeeze(1).tolist()]
         metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
-        metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        rejected_fraction = {"mismatch/rejected_seq_fraction": len(rejected) / len(seen)}
+        batch = replace(batch, metrics={**batch.metrics, **finite, **rejected_fraction})
         if any(stage.column == "proximal_log_prob" for stage in self.stages):
             known = zip(batch.trajectories, log_probs, strict=True)
             batch = replace(batch, trajectories=tuple(replace(item, proximal_log_prob=x) for item, x in known))
         nothing = {i: np.zeros(len(log_probs[i]), np.bool_) for i in rejected}
         statistics = {i: TokenStatistics(log_prob=log_probs[i], keep=keep) for i, keep in nothing.items()}
-        return batch.reject(statistics, "mismatch"), metrics
+        return batch.reject(statistics, "mismatch")
 
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
         """The trajectories with those of `columns` that a stage or the critic supplies."""

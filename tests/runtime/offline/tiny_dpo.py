@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.config import resolve
 from proxima.config.preference_schema import PreferenceConfig
-from proxima.runtime.launch.offline_run import train_offline
+from proxima.runtime.launch.run import train
 from proxima.runtime.state.summary import Summary
 from tests.runtime.offline import tiny_sft
 from tests.runtime.tiny_run import changed
@@ -45,4 +45,4 @@ def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
 
 def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False) -> Summary:
     resolved = resolve({**tree, "folder": str(folder)}, root=PreferenceConfig)
-    return train_offline(resolved.config, resolved=resolved, observer=observer, resume=resume)
+    return train(resolved.config, resolved=resolved, observer=observer, resume=resume)

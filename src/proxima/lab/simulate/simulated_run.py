@@ -28,13 +28,16 @@ from proxima.lab.simulate.times import Times
 from proxima.reward.base import as_reward
 from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.launch.build import make_collector, make_plan, training_groups
+from proxima.runtime.launch.build import make_plan
+from proxima.runtime.launch.generation import make_collector, training_groups
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
+from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer, Record
+from proxima.runtime.watch.timeline import Timeline
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 
 
@@ -105,13 +108,13 @@ class SimulatedController(Controller):
 
     def __init__(self, times: Times, thread: TimedThread, *parts: Any) -> None:
         super().__init__(*parts)
-        self.times, self.thread = times, thread
+        self.durations, self.thread = times, thread
 
     async def evaluate(self, label: str) -> None:
-        await self.compute.run(self.thread.spend, self.times.evaluate)
+        await self.compute.run(self.thread.spend, self.durations.evaluate)
 
     async def checkpoint(self, step: int) -> None:
-        await self.compute.run(self.thread.spend, self.times.checkpoint)
+        await self.compute.run(self.thread.spend, self.durations.checkpoint)
 
 
 def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
@@ -128,7 +131,9 @@ def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
         raise UserError(f"rollouts={config.rollouts} trains on stored rollouts", remedy="set rollouts=null")
     clock = VirtualClock()
     with TemporaryDirectory() as place, Journal(":memory:", clock) as journal:
-        store = NoRollouts(journal, RecordsInMemory(place), Disk(Path(place), lambda text: None))
+        folder = RecordsInMemory(place)
+        activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
+        store = NoRollouts(journal, folder, Disk(Path(place), lambda text: None), activity)
 
         async def run() -> SimulatedRun:
             timed = TimedEngine(

@@ -161,8 +161,8 @@ class TimedLearner(Learner):
         self.thread.spend(self.times.update + self.times.update_token * batch.tokens)
         return UpdateResult(tokens=batch.tokens, updates=1)
 
-    def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
-        return batch, {}
+    def reject_mismatched(self, batch: StepBatch) -> StepBatch:
+        return batch
 
     def fill(self, trajectories: Sequence[Any], columns: Set[str]) -> list[Any]:
         return list(trajectories)

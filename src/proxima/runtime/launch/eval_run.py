@@ -28,9 +28,10 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.launch.build import load_model, make_rewards
 from proxima.runtime.launch.engine_needs import build_engine, evaluation_needs
 from proxima.runtime.launch.eval_suites import LoadedSuite
+from proxima.runtime.launch.generation import make_rewards
+from proxima.runtime.launch.models import load_model
 from proxima.runtime.launch.run_data import EVAL_UID
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.environment import describe_environment, package_version

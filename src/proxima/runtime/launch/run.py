@@ -1,116 +1,242 @@
-"""A run of RL from its config: what `proxima train` calls."""
+"""A run, of whatever kind: folder, journal, resume, loop, Ctrl-C, summary. What every training command calls."""
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from proxima.config.estimate import at_once, pruned
+from proxima.config.dump import dump
+from proxima.config.families import command_of
+from proxima.config.offline_schema import OfflineConfig
+from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.rollout.collector import Pending
-from proxima.runtime.launch.build import StageFactory, describe_model, load_model, make_controller
-from proxima.runtime.launch.build_critic import check_critic_tokens, make_critic
-from proxima.runtime.launch.execution import RunOptions, execute
-from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
-from proxima.runtime.launch.run_data import load_run_data
-from proxima.runtime.loop.controller import Controller
-from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups
+from proxima.runtime.launch.context import RunContext
+from proxima.runtime.launch.inputs import check_inputs, numerics_note
+from proxima.runtime.loop.training_loop import TrainingLoop
+from proxima.runtime.state.carried_groups import DELETE
+from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.next_policy_file import NEXT_POLICY, read_next_policy
-from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
+from proxima.runtime.state.resume import (
+    Change,
+    change_notes,
+    check_journal,
+    check_resume,
+    record_changes,
+    rewind_run,
+    schedule_note,
+)
 from proxima.runtime.state.store import RunStore
-from proxima.runtime.state.summary import Summary, algorithm_name
-from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.observer import Observer, RunInfo
-from proxima.train.checkpoint import Checkpoint
-from proxima.train.next_policy import NextLogProbs
+from proxima.runtime.state.summary import Summary, summarise_run
+from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.clock import Clock, SystemClock
+from proxima.runtime.watch.disk import Disk, StoppedWaiting
+from proxima.runtime.watch.environment import describe_environment
+from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
+from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
+from proxima.runtime.watch.timeline import Timeline
+from proxima.train.checkpoint import Checkpoint, restore
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
+    from proxima.config import Resolved, RunConfig
+    from proxima.runtime.launch.learning import StageFactory
 
 
-def train(config: "RunConfig", *, stages: StageFactory | None = None, **how: Unpack[RunOptions]) -> Summary:
-    """Train as the config says; all results are in the run folder.
+Mode = Literal["new", "resume", "change"]
 
-    Args:
-        stages: from the trained policy to forward stages beside those of the loss, such as a critic for `gae`. They
-            must be the same at each resume.
-        how: the rest, and what is raised: see `execute`.
+
+class Workload(Protocol):
+    """What a run does between its beginning and its end. It knows its data when it is made, and has no weights yet.
+
+    config: the config of a training command.
+    steps: of the whole run.
+    notes: warnings about the data.
     """
-    return execute(lambda: Reinforcement(config, stages), config, **how)
 
-
-class Reinforcement:
-    """The `Workload` of `proxima train`."""
-
-    def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
-        self.config, self.stages = config, stages
-        check_critic_tokens(config)
-        self.data = load_run_data(config)
-        check_replayed_rewards(config)
-        self.notes = self.data.notes
-        self.pending = Pending()
-        self.next_log_probs: list[NextLogProbs] = []
-        self.kl_coefficient: float | None = None
-        self.restored: Path | None = None
+    config: Any
+    notes: list[str]
 
     @property
-    def steps(self) -> int:
-        return self.config.train.steps
+    def steps(self) -> int: ...
 
     def hashes(self) -> dict[str, str]:
-        return input_hashes(self.config, self.data.source, self.data.held_out_rows)
+        """SHA-256 of everything that the run reads, by what it is called in a message."""
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
-        self.restored = checkpoint.path
-        source, facts = self.data.source, checkpoint.facts
-        source.load(facts["cursor"])
-        groups = read_groups(checkpoint.path / CARRIED_GROUPS, facts.get("pending", []))
-        in_flight = [] if isinstance(source, StoredRollouts) else source.again(facts.get("in_flight", []))
-        self.pending = pending = Pending.of(facts, groups, in_flight)
-        prompts = [*(group.prompt for group in groups), *in_flight]
-        journal.admit([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
-        journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
-        journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
-        self.kl_coefficient = facts.get("kl_coefficient")
-        self.next_log_probs = read_next_policy(checkpoint.path / NEXT_POLICY)
+        """Restore the data cursor, and what the checkpoint kept beside weights and optimizer."""
 
     def load(self, path: str | None) -> LoadedModel:
-        return load_model(self.config, path)
+        """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
 
-    def make_loop(
-        self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
-    ) -> Controller:
-        views: dict[str, Any] = {"observer": observer, "clock": clock}
-        critic = compute.call(make_critic, self.config, loaded, self.restored)
-        more: dict[str, Any] = {"stages": self.stages, "critic": critic}
-        kept: dict[str, Any] = {"pending": self.pending, "kl_coefficient": self.kl_coefficient}
-        kept["next_log_probs"] = self.next_log_probs
-        return make_controller(self.config, loaded, self.data, store, compute, **more, **views, **kept)
+    def make_loop(self, loaded: LoadedModel, context: RunContext) -> TrainingLoop:
+        """Everything that the loop touches, and the loop."""
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
-        config, train = self.config, self.config.train
-        prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
-        return RunInfo(
-            **describe_model(config, loaded),
-            algorithm=algorithm_name(config),
-            folder=folder,
-            steps=train.steps,
-            resumed_at=step,
-            prompts=prompts,
-            completions=train.completions_per_prompt,
-            kept=kept,
-            at_once=at_once(prompts, config.algorithm.dynamic_sampling),
-            updates=train.updates_per_step * train.epochs_per_step,
-            replay_of=config.replayed,
-        )
+        """What is known at the start, or where the run resumes after `step`."""
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
-        replayed = self.config.replayed
-        sha = rollouts_sha(journal.get("inputs") or {})
-        replay = None if replayed is None else {"run": str(replayed), "sha256": sha}
-        return {"algorithm": algorithm_name(self.config), "replay": replay}
+        """`algorithm` and, where there is one, `replay`, for summary.json."""
 
     def close(self) -> None:
-        if isinstance(self.data.source, StoredRollouts):
-            self.data.source.close()
+        """Release what was opened, whether the run began or not."""
+
+
+def train(
+    config: "RunConfig | OfflineConfig",
+    *,
+    stages: "StageFactory | None" = None,
+    resolved: "Resolved[Any] | None" = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
+    observer: Observer | None = None,
+    clock: Clock | None = None,
+) -> Summary:
+    """Train as the config says, by the method of its class; all results are in the run folder.
+
+    Args:
+        config, resolved: the config, and with provenance for config.yaml; None writes no config.yaml.
+        stages: from the trained policy to forward stages beside those of the loss, such as a critic for `gae`. They
+            must be the same at each resume. For RL alone.
+        resume: continue the run in the folder from its last complete checkpoint; starts one if there is none.
+        overwrite: delete the run in the folder first.
+        accept_changes: resume it with another algorithm, other rewards and the like; the run keeps a record of that.
+
+    Raises:
+        UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
+        RunEnded: the run can't continue.
+    """
+    observer, clock = observer or Observer(), clock or SystemClock()
+    folder = RunFolder(_run_folder(config, resolved, clock))
+    folder.check(resume=resume, overwrite=overwrite)
+    with quiet_transformers():
+        workload = _workload(config, stages, observer)  # reads the data; its errors leave the folder untouched
+        resuming = folder.begin(resume=resume, overwrite=overwrite)
+        mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
+        try:
+            compute = ComputeThread()
+            with signals_restored():
+                return compute.serve(_run(workload, resolved, folder, mode, compute, observer, clock))
+        except Exception as error:
+            if not folder.is_gone:
+                raise
+            message = f"{folder.path} was moved or deleted during the run"
+            remedy = f"resume it where it is now (proxima {command_of(config)} FOLDER --resume), or start it again"
+            raise UserError(message, remedy=remedy) from error
+        finally:
+            folder.release()
+            workload.close()
+
+
+def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> Workload:
+    if isinstance(config, OfflineConfig):
+        from proxima.runtime.launch.offline_workload import OfflineWorkload
+
+        return OfflineWorkload(config, observer)
+    from proxima.runtime.launch.rl_workload import RlWorkload
+
+    return RlWorkload(config, stages)
+
+
+async def _run(
+    work: Workload,
+    resolved: "Resolved[Any] | None",
+    folder: RunFolder,
+    mode: Mode,
+    compute: ComputeThread,
+    observer: Observer,
+    clock: Clock,
+) -> Summary:
+    config, disk = work.config, Disk(folder.path, observer.warning)
+    resuming, checkpoint = mode != "new", None
+    if resuming:
+        checkpoint = await disk.write(_rewind, work, folder, clock, observer, mode == "change")
+    observer.progress("load", 0, 1, "models")
+    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(work.hashes))  # beside the loading
+    loaded = await compute.run(_load_weights, work, checkpoint)
+    with await disk.write(Journal, folder.journal, clock) as journal:  # from here on the folder contains a run
+        await disk.write(check_resume, journal, config)
+        if hashing is not None:
+            await disk.write(check_inputs, journal, await hashing)
+        schedule = await disk.write(schedule_note, journal, config.train.schedule, work.steps)
+        numerics = await disk.write(numerics_note, journal, config)
+        for note in filter(None, (*change_notes(journal), schedule, numerics)):
+            observer.warning(note)
+        activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
+        store = RunStore(journal, folder, disk, activity)
+        if resolved is not None:
+            await store.replace_file(folder.config, folder.write_config, dump(resolved))
+        loop = work.make_loop(loaded, RunContext(store=store, compute=compute, observer=observer, clock=clock))
+        if checkpoint:
+            await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
+        model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
+        await store.replace_file(folder.environment, folder.write_environment, describe_environment(config.seed, model))
+        observer.started(work.info(loaded, folder.path, journal.step))
+        for note in work.notes:
+            observer.warning(note)
+        status, error, recorded = "failed", None, len(folder.read_metrics())
+        try:
+            stop_on_interrupt(loop, compute)
+            status = "done" if await loop.run() else "stopped"
+        except (asyncio.CancelledError, KeyboardInterrupt):  # a second Ctrl-C
+            status, error = "stopped", "interrupted"
+            disk.stop.set()
+            raise
+        except BaseException as problem:
+            error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+            raise
+        finally:
+            loop.close()
+            finished_before = resuming and status == "done" and len(folder.read_metrics()) == recorded
+            seconds = folder.elapsed() if finished_before else loop.now()
+            summary = summarise_run(config, folder, journal, status, seconds, error)
+            summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
+            try:
+                await store.replace_file(folder.summary, folder.write_summary, asdict(summary))
+            except StoppedWaiting as full:
+                observer.warning(f"{full}: the run has no summary.json until it is resumed")
+            observer.finished(asdict(summary))
+    return summary
+
+
+def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer, accept: bool) -> Checkpoint | None:
+    """Everything but weights and optimizer as it was at the last checkpoint, which is returned."""
+    with Journal(folder.journal, clock) as journal:
+        check_journal(journal)
+        changes, hashes = check_resume(journal, work.config, accept=accept), work.hashes()
+        files = check_inputs(journal, hashes, accept=accept)
+        changes += [Change(field=name, before="another content", now="changed") for name in files]
+        checkpoint = rewind_run(folder, journal, observer)
+        record_changes(journal, work.config, changes)
+        if files:
+            journal.set("inputs", hashes)
+        if checkpoint is not None:
+            work.rewind(checkpoint, journal)
+    return checkpoint
+
+
+def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:
+    """With what the views know: links, and warnings after those of the run before its resume."""
+    links = observer.ending()  # first: it may warn
+    told = WarningList()
+    for warning in (*folder.earlier_warnings, *observer.warned()):
+        told.add(**warning)
+    return replace(summary, links=links, warnings=told.records())
+
+
+def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:
+    if checkpoint is None:
+        return work.load(None)
+    try:
+        return work.load(str(checkpoint.model))
+    except ValueError as error:
+        raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
+
+
+def _run_folder(config: Any, resolved: "Resolved[Any] | None", clock: Clock) -> Path:
+    if config.folder:
+        return Path(config.folder).expanduser()
+    name = Path(resolved.recipe).stem if resolved is not None and resolved.recipe else "run"
+    stamp = clock.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    return Path("runs") / f"{name}-{stamp}"

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.data import Prompt
+from proxima.engine.protocol import EngineNeeds
 from proxima.model.load import context_limit, load_config, load_tokenizer
-from proxima.runtime.launch.engine_needs import check_engines
+from proxima.rollout.generator import GroupSpec
+from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.launch.teacher import check_teacher
@@ -30,6 +32,7 @@ class RunData:
 
     source: PromptSource | StoredRollouts
     held_out: list["HeldOutSet"]
+    needs: EngineNeeds  # of the engine that generates
     max_length: int
     notes: list[str]
 
@@ -41,11 +44,12 @@ class RunData:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutSet:
-    """A held-out set: its config, all its rows, and the prompts that are asked."""
+    """A held-out set: its config, all its rows, the prompts that are asked, and how they are answered."""
 
     spec: "EvalSetConfig"
     rows: Rows
     prompts: list[Prompt]
+    groups: GroupSpec
 
 
 def load_run_data(config: "RunConfig") -> RunData:
@@ -79,14 +83,17 @@ def load_run_data(config: "RunConfig") -> RunData:
         rows = rows_of[f"{path}.task"]
         questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
         prompts, count = held_out_prompts(questions, spec.limit)
-        held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts))
+        sampling = evaluation_sampling(config.sampling, spec)
+        groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
+        held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts, groups=groups))
         trials.setdefault(id(spec.reward or config.reward), (spec.reward or config.reward, prompts[:PROMPTS]))
         checks.append((spec.reward or config.reward, ReferenceAnswers(name=f"{path}.task", rows=rows, count=count)))
     for reward in {id(reward): reward for reward, _ in checks}.values():
         notes += validate_answers(replace(config, reward=reward), [answers for by, answers in checks if by is reward])
     for reward, tried in trials.values():
         notes += try_rewards(config, reward, tried, tokenizer)
-    return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
+    needs = rollout_needs(config, tokenizer, context)
+    return RunData(source=source, held_out=held_out, needs=needs, max_length=context, notes=notes)
 
 
 def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:

@@ -13,29 +13,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.core.correction import MismatchError, health
-from proxima.data import UserError
-from proxima.engine.executor import HookError
-from proxima.engine.protocol import Health, WeightUpdate, close_engine
+from proxima.core.correction import MismatchError
+from proxima.engine.protocol import Health, close_engine
 from proxima.evaluate.held_out import Evaluation, named_metric, summarise
-from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector, score_errors
+from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
+from proxima.runtime.loop.publisher import Publisher
+from proxima.runtime.loop.step_metrics import step_record
+from proxima.runtime.loop.step_review import StepReview, not_filled, sample_of
 from proxima.runtime.loop.training_loop import Plan, RunEnded, Trained, TrainingLoop
 from proxima.runtime.state.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.state.next_policy_file import NEXT_POLICY, write_next_policy
-from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
-from proxima.runtime.watch.observer import Observer, Sample
+from proxima.runtime.watch.engine_watch import engine_errors
+from proxima.runtime.watch.observer import Observer
 from proxima.train import UpdateResult
 from proxima.train.batch_builder import Algorithm, StepBatch
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
 from proxima.train.learner import Learner
 from proxima.train.next_policy import NextLogProbs
-
-RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
 
 
 class Controller(TrainingLoop):
@@ -65,184 +62,123 @@ class Controller(TrainingLoop):
         trained = Trained(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
         super().__init__(plan, trained, store, observer, clock)
         self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
-        self._score_error = self._unjudged = ""
-        self.watch = EngineWatch(store.folder.engine_log.name)
-        self._unpublished: RunEnded | None = None
+        self.publisher = Publisher(
+            collector.generator, learner.policy, self.activity, observer, store.folder.engine_log.name
+        )
+        self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps)
+        self._accuracy_warned = False
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._next_log_probs: list[NextLogProbs] = []
-        if learner.next_policy is not None:
-            self._next_log_probs = learner.next_policy.after_step(self._pending)
-        for group in self._pending.groups:
-            self.activity.scored(group.prompt.uid)
-        self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     async def train(self) -> None:
-        """All steps and evaluations that the run still lacks."""
-        with self.activity.stage("publish"):
-            await self.publish(self.journal.version)
-        self.end_if_not_published()
-        if self.journal.step == 0 and self.plan.evaluate_before:
-            await self.evaluate("before")
-        await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
+        await self.start()
+        await self.evaluate_first()
         while self.steps_left:
-            step = self.journal.step + 1
-            self._times, cpu = {}, self.clock.cpu()
-            self.watch.begin_step()
-            with self.timed("step", step=step):
-                collected = await self.collect(step)  # queued → generating → scored
-                batch = await self.learner.compute.run(
-                    self.algorithm.step_batch, collected.groups, step, collected.dropped
-                )
-                with self.timed("train"):
-                    batch, mismatch = await self.learner.compute.run(self.learner.reject_mismatched, batch)
-                    if (next_policy := self.learner.next_policy) is not None:
-                        batch = await next_policy.prepare(batch, collected.version)
-                await self.disk.write(
-                    self.journal.select, step, batch.kept, batch.dropped
-                )  # scored → selected | dropped
-                self.whole = False
-                result = await self.update(batch, collected.version)
-                result.metrics.update(mismatch)
-                if next_policy is not None:
-                    next_policy.trained(batch, result.token_statistics, collected.version)
-                version = self.journal.version
-                if result.updates:  # without one, there are no new weights
-                    version += 1
-                    with self.timed("publish"):
-                        await self.publish(version)
-            self._times["cpu"] = self.clock.cpu() - cpu
-            if self.generator is not None and self._unpublished is None:
-                self.on_health(await self.generator.engine.health())
-            record = self.record(step, version, collected, batch, result)
-            with self.activity.stage("write", step=step):
-                await self.finish_step(
-                    record, collected, batch, result
-                )  # selected | dropped → consumed: the step is done
-            self.whole = True
-            self.end_if_not_published()
+            with self.next_step() as step:
+                collected = await self.collect(step)  # prompts: queued → generating → scored
+                batch = await self.build_batch(step, collected)  # scored → selected | dropped
+                result = await self.update(batch, collected)
+                version = await self.publish(result)
+            record = await self.finish_step(step, version, collected, batch, result)  # selected | dropped → consumed
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
-            self.end_if_unscored(step)
-            self.end_if_mismatched(record)
-        if self.plan.evaluate_after:
-            await self.evaluate("after")
+            self.review.end_if_hopeless(record)
+        await self.evaluate_last()
 
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
     async def collect(self, step: int) -> CollectedBatch:
         """Scored groups until they make a batch."""
-        stage = "read" if isinstance(self.collector, StoredRollouts) else "generate"
+        self.publisher.watch.begin_step()
+        stage = self.collector.stage
         with self.timed(stage):
             try:
                 with engine_errors():
-                    collected: CollectedBatch = await self.unless_stopped(
+                    collected: CollectedBatch = await self.cancel_on_stop(
                         self.collector.collect(self.journal.version, self.store.history)
                     )
             except BatchNotFilled as shortfall:
                 file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
                 await self.disk.write(self.store.write_rollouts, step, nothing.groups, nothing.records({}))
-                remedy = (
-                    f"Fix the reward and {RESUME_CHANGED}"
-                    if shortfall.unscored
-                    else "Start another run with easier or harder questions or more completions per prompt, or resume "
-                    "this one (--resume) with a higher algorithm.dynamic_sampling.max_num_gen_batches or "
-                    "algorithm.dynamic_sampling.exhausted=partial"
-                )
-                raise RunEnded(f"step {step}: {shortfall}; see rollouts/{file.name}. {remedy}") from shortfall
-        if not self._unjudged and (notice := self.algorithm.unjudged(collected.generated)):
-            self._unjudged = notice
+                raise not_filled(shortfall, step, file.name) from shortfall
+        if not self._accuracy_warned and (notice := self.algorithm.unjudged(collected.generated)):
+            self._accuracy_warned = True
             self.observer.warning(notice)
         self.activity.taken(group.prompt.uid for group in collected.groups)
         self.activity.taken(group.prompt.uid for group, _ in collected.dropped)
-        self._times[stage] -= collected.scoring_seconds
-        self._times["score"] = collected.scoring_seconds
+        self.times[stage] -= collected.scoring_seconds
+        self.times["score"] = collected.scoring_seconds
         return collected
 
-    async def update(self, batch: StepBatch, version: int) -> UpdateResult:
+    async def build_batch(self, step: int, collected: CollectedBatch) -> StepBatch:
+        """Advantages, selection and the order of the updates; then what must be known before the update."""
+        batch = await self.compute.run(self.algorithm.step_batch, collected.groups, step, collected.dropped)
+        with self.timed("train"):
+            batch = await self.compute.run(self.learner.reject_mismatched, batch)
+            if (next_policy := self.learner.next_policy) is not None:
+                batch = await next_policy.prepare(batch, collected.version)
+        await self.disk.write(self.journal.select, step, batch.kept, batch.dropped)
+        return batch
+
+    async def update(self, batch: StepBatch, collected: CollectedBatch) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
-        own = not isinstance(self.collector, StoredRollouts)
+        self.step_complete = False
+        update = partial(self.learner.update, batch, collected.version, own=not collected.replayed)
         with self.timed("train"):
             try:
-                return await self.computed("train", partial(self.learner.update, batch, version, own=own))
+                result = await self.computed("train", update)
             except MismatchError as error:  # the weights are those of the step before, but for a critic of its own
-                self.whole = self.learner.critic is None
+                self.step_complete = self.learner.critic is None
                 raise RunEnded(f"step {self.journal.step + 1}, before its update: {error}") from error
+        if self.learner.next_policy is not None:
+            self.learner.next_policy.trained(batch, result.token_statistics, collected.version)
+        return result
 
-    async def publish(self, version: int) -> None:
-        """The engine, if there is one, gets the weights. Where it can't take them, or a hook raises, the run ends when
-        the step is whole."""
-        if (generator := self.collector.generator) is None:
-            return
-        engine, where = generator.engine, f"after step {self.journal.step + (not self.whole)}"
-        try:
-            with engine_errors():
-                await engine.pause()
-                generator.newest = version
-                await engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
-                await engine.resume()
-        except HookError as error:
-            for _, problem in error.failures:
-                if isinstance(problem, UserError):
-                    raise problem from error
-            self._unpublished = RunEnded(f"{where}: {error}; repair or remove the hook and resume (--resume)")
-            self._unpublished.__cause__ = error
-        except UserError as error:
-            if self.whole:  # before the first step of this process: nothing is lost
-                raise
-            resume = "" if "--resume" in error.remedy else f"; {RESUME}"
-            self._unpublished = RunEnded(f"{where}: {error}{resume}")
-            self._unpublished.__cause__ = error
-        else:
-            self.activity.published(version)
-            if found := await self.watch.published(engine, version):
-                self.observer.synced(found)
-
-    @property
-    def generator(self) -> GroupGenerator | None:
-        return self.collector.generator
-
-    def close(self) -> None:
-        """End what is being generated, the workers of the rewards, and the engine's process if it has one."""
-        self.collector.abandon()
-        self.learner.close()
-        generators = [self.collector.generator] if self.collector.generator is not None else []
-        generators += [one.generator for one in self.evaluation.others.values()] if self.evaluation else []
-        for generator in generators:
-            generator.rewards.close()
-            close_engine(generator.engine)
+    async def publish(self, result: UpdateResult) -> int:
+        """The engine gets the new weights, if there are any. Returns the version after the step."""
+        version = self.journal.version + bool(result.updates)
+        if result.updates:
+            with self.timed("publish"):
+                await self.publisher.publish(version, self.journal.step + 1, deferring=True)
+        return version
 
     async def finish_step(
-        self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch, result: UpdateResult
-    ) -> None:
-        """Files first, then the journal's one transaction: a step in the journal has left all its traces."""
-        step, outcomes = record["step"], batch.records(result.token_statistics)
-        await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
-        await self.disk.write(self.folder.append_metrics, record)
-        self.algorithm = self.algorithm.after(batch)
-        uids = [group.prompt.uid for group in batch.groups]
-        # of one instant: what is admitted after it is admitted after the step, and a resume draws it again
-        self._cursor, self._pending = self.collector.state(), self.collector.pending()
-        if self.learner.next_policy is not None:
-            self._next_log_probs = self.learner.next_policy.after_step(self._pending)
-        consume = partial(self.journal.consume, version=record["policy_version"])
-        await self.disk.write(consume, step, uids, self._cursor, record)
-        self.observer.step(record, _sample(batch, step))
-        self.warn(record, collected, batch)
+        self, step: int, version: int, collected: CollectedBatch, batch: StepBatch, result: UpdateResult
+    ) -> Mapping[str, Any]:
+        """Files first, then the journal's one transaction: a step in the journal has left all its traces. Returns the
+        step's line of metrics.jsonl."""
+        await self.publisher.check_health(step)
+        record = self.record(step, version, collected, batch, result)
+        with self.activity.stage("write", step=step):
+            outcomes = batch.records(result.token_statistics)
+            await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
+            await self.disk.write(self.folder.append_metrics, record)
+            self.algorithm = self.algorithm.after(batch)
+            uids = [group.prompt.uid for group in batch.groups]
+            # Snapshot atomically; prompts admitted later are redrawn on resume.
+            self._cursor, self._pending = self.collector.state(), self.collector.pending()
+            if self.learner.next_policy is not None:
+                self._next_log_probs = self.learner.next_policy.after_step(self._pending)
+            await self.disk.write(partial(self.journal.consume, version=version), step, uids, self._cursor, record)
+            self.observer.step(record, sample_of(batch, step))
+            self.warn(record, collected, batch)
+        self.step_complete = True
+        self.publisher.end_if_failed()
+        return record
 
     async def evaluate(self, label: str) -> None:
-        """Held-out questions under the present weights, once per step."""
         step, start = self.journal.step, self.now()
         if self.evaluation is None or self.store.evaluated(step):
             return
         others: dict[str, Any] = {}
         with engine_errors(), self.activity.stage("evaluate", step=step):
-            groups = await self.unless_stopped(self.evaluation.groups())
+            groups = await self.cancel_on_stop(self.evaluation.groups())
             await self.write_aside(self.store.write_evals, step, label, groups)
             for name, held_out in self.evaluation.others.items():
-                answered = await self.unless_stopped(held_out.groups())
+                answered = await self.cancel_on_stop(held_out.groups())
                 await self.write_aside(self.store.write_evals, step, f"{label}-{name}", answered)
                 others |= {f"{name}/{key}": value for key, value in summarise(answered).items()}
         record = {
@@ -263,6 +199,20 @@ class Controller(TrainingLoop):
                 self.observer.warning(problem)
         await self.keep_evaluation(record)
 
+    # ---- what the stages need ----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """What a checkpoint kept is known to all, and the engine gets the weights that the process begins with: nothing
+        is lost if it can't take them."""
+        if self.learner.next_policy is not None:
+            self._next_log_probs = self.learner.next_policy.after_step(self._pending)
+        for group in self._pending.groups:
+            self.activity.scored(group.prompt.uid)
+        self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
+        with self.activity.stage("publish"):
+            await self.publisher.publish(self.journal.version, self.journal.step, deferring=False)
+        self.publisher.end_if_failed()
+
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
         facts = {"cursor": self._cursor, **self._pending.facts(), **self.algorithm.state()}
         files: dict[str, Callable[[Path], None]] = {}
@@ -274,114 +224,45 @@ class Controller(TrainingLoop):
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
 
-    def on_health(self, health: Health) -> None:
-        """Warn about engine processes and servers that died or returned."""
-        step = min(self.journal.step + 1, self.plan.steps)
-        for text in self.watch.news(health):
-            self.observer.warning(f"step {step}: {text}")
-
-    def end_if_unscored(self, step: int) -> None:
-        """A reward that always fails would let the run use up all its questions and learn nothing."""
-        limit = self.plan.max_unscored_steps
-        records = (
-            [self.journal.metrics(s) or {} for s in range(step - limit + 1, step + 1)] if 0 < limit <= step else []
-        )
-        if records and all(r.get("completions") and r["reward/invalid"] == r["completions"] for r in records):
-            raise RunEnded(
-                f"no completion of the last {limit} steps has a score ({self._score_error}); fix the reward and "
-                f"{RESUME_CHANGED}, or set runtime.max_unscored_steps=0 to train without scores"
-            )
-
-    def _unscored_note(self, record: Mapping[str, Any]) -> str:
-        """When a run without scores ends."""
-        limit = self.plan.max_unscored_steps
-        if not limit or record["reward/invalid"] < record["completions"]:
-            return ""
-        return f". The run ends after {limit} such steps in a row (runtime.max_unscored_steps)"
-
-    def end_if_not_published(self) -> None:
-        """The step is in the journal, so that its checkpoint fits its weights."""
-        if self._unpublished is not None:
-            raise self._unpublished
-
-    def end_if_mismatched(self, record: Mapping[str, Any]) -> None:
-        """`algorithm.mismatch.on_mismatch: stop`."""
-        guard = self.learner.guard
-        if guard.on_mismatch == "stop" and (excess := guard.exceeded(record)):
-            raise RunEnded(
-                f"step {record['step']}: {excess}: engine and trainer differ too much; the documentation of the "
-                "mismatch lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
-            )
-
-    # ---- small things ------------------------------------------------------------------------------------------------
-
     def record(
         self, step: int, version: int, collected: CollectedBatch, batch: StepBatch, result: UpdateResult
     ) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
-        rollout = rollout_metrics(collected.generated, batch)
-        seconds = {f"time/{name}": value for name, value in self._times.items()}
-        generating, training = self._times.get("generate", 0.0), self._times.get("train", 0.0)
+        next_policy = {} if self.learner.next_policy is None else self.learner.next_policy.metrics()
         return {
             "kind": "train",
             "step": step,
             "time": self.now(),
-            **rollout,
-            **collected.metrics(),
-            **batch.metrics,
-            **mean_metrics(result.metrics),
-            **({} if self.learner.next_policy is None else self.learner.next_policy.metrics()),
-            "skipped_zero_advantage": float(result.skipped),
-            "updates": result.updates,
-            "tokens/trained": result.tokens,
-            "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
-            "tokens_per_second/train": result.tokens / training if training else 0.0,
-            **self.collector.step_metrics(self._times),
-            **self.watch.metrics,
-            **seconds,
+            **step_record(collected, batch, result, self.times, next_policy),
+            **self.collector.step_metrics(self.times),
+            **self.publisher.watch.metrics,
+            **{f"time/{name}": value for name, value in self.times.items()},
             "policy_version": version,
         }
 
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch) -> None:
-        """Tell the user what matters about the step, and what to do."""
-        step, invalid = record["step"], record["reward/invalid"]
-        for note in collected.notes:
-            self.observer.warning(f"step {step}: {note}")
+        """Tell the user what matters about the step."""
         if (cache := self.learner.next_policy) is not None and cache.missed:
             self.observer.warning(
-                f"step {step}: the engine gave no next_log_prob ({cache.missed}); tokens that lack it are counted in "
-                "next/missing_fraction, and algorithm.next_missing says what becomes of them"
+                f"step {record['step']}: the engine gave no next_log_prob ({cache.missed}); tokens that lack it are "
+                "counted in next/missing_fraction, and algorithm.next_missing says what becomes of them"
             )
             cache.missed = ""
-        if invalid:
-            self._score_error = score_errors(collected.generated)
-            few = f"{invalid} of {record['completions']} completions have no score"
-            lead = f"step {step}: no completion has a score" if invalid == record["completions"] else few
-            self.observer.warning(
-                f"{lead} ({self._score_error}); they count in no mean; see `error` in "
-                f"rollouts/{self.folder.rollout_file(step).name}{self._unscored_note(record)}"
-            )
-        for verdict in health(record, self.learner.guard):
-            if verdict.level == "act":
-                self.observer.lasting(f"step {step}: {verdict.sentence}")
-        if not batch.updates:
-            dropped = ", ".join(f"{count} {reason}" for reason, count in batch.drop_counts.items())
-            self.observer.warning(
-                f"step {step}: nothing was left to train on ({dropped or 'no groups'}); the weights did not change"
-            )
+        self.review.warn(record, collected, batch)
 
+    @property
+    def generator(self) -> GroupGenerator | None:
+        return self.collector.generator
 
-def _sample(batch: StepBatch, step: int) -> Sample | None:
-    """One completion for people to look at: of another prompt each step."""
-    if not batch.groups:
-        return None
-    group = batch.groups[step % len(batch.groups)]
-    completion, score = group.completions[0], group.scores[0]
-    return Sample(
-        question=group.prompt.question,
-        text=completion.text,
-        answer=group.prompt.answer,
-        reward=score.value if score.valid else None,
-        correct=score.correct,
-        parts=score.parts,
-    )
+    def on_health(self, health: Health) -> None:
+        self.publisher.hear(health, min(self.journal.step + 1, self.plan.steps))
+
+    def close(self) -> None:
+        """End what is being generated, the workers of the rewards, and the engine's process if it has one."""
+        self.collector.abandon()
+        self.learner.close()
+        generators = [self.collector.generator] if self.collector.generator is not None else []
+        generators += [held_out.generator for held_out in self.evaluation.others.values()] if self.evaluation else []
+        for generator in generators:
+            generator.rewards.close()
+            close_engine(generator.engine)

@@ -79,26 +79,17 @@ class OfflineLoop(TrainingLoop):
         self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
 
     async def train(self) -> None:
-        """All steps and evaluations that the run still lacks."""
         if self.steps_left or not self.store.evaluated(self.journal.step):
             await self.prepare()
-        if self.journal.step == 0 and self.plan.evaluate_before:
-            await self.evaluate("before")
-        await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
+        await self.evaluate_first()
         while self.steps_left:
-            step = self.journal.step + 1
-            self._times, cpu = {}, self.clock.cpu()
-            with self.timed("step", step=step):
+            with self.next_step() as step:
                 items = self.data.next()
-                self.whole = False
                 result = await self.update(items)
-            self._times["cpu"] = self.clock.cpu() - cpu
             await self.finish_step(self.record(step, len(items), result))
-            self.whole = True
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
-        if self.plan.evaluate_after:
-            await self.evaluate("after")
+        await self.evaluate_last()
 
     async def prepare(self) -> None:
         """What the method adds once to the items, to those alone that the run comes to."""
@@ -115,6 +106,7 @@ class OfflineLoop(TrainingLoop):
 
     async def update(self, items: list[Any]) -> UpdateResult:
         """One optimizer step on the items, beside the event loop."""
+        self.step_complete = False
         update = partial(self.trained.stack.update, self.method.objective(), [range(len(items))], items)
         with self.timed("train"):
             return await self.computed("train", update)
@@ -126,6 +118,7 @@ class OfflineLoop(TrainingLoop):
         consume = partial(self.journal.consume, version=record["policy_version"])
         await self.disk.write(consume, record["step"], (), self._cursor, record)
         self.observer.step(record, None)
+        self.step_complete = True
 
     async def evaluate(self, label: str) -> None:
         step, start = self.journal.step, self.now()
@@ -145,7 +138,7 @@ class OfflineLoop(TrainingLoop):
         }
         groups = []
         if self.samples is not None:
-            groups = await self.unless_stopped(self.samples.groups(self.journal.version))
+            groups = await self.cancel_on_stop(self.samples.groups(self.journal.version))
             await self.write_aside(self.store.write_evals, step, label, groups)
         if self.method.marks_model and read_checkpoint(self.folder.checkpoint(step)) is not None:
             await self.write_checkpoint(step)
@@ -158,7 +151,7 @@ class OfflineLoop(TrainingLoop):
         while len(measured) < len(self.data.held_out):
             some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]
             stack = self.trained.stack
-            measured += await self.unless_stopped(self.compute.run(self.method.measure, stack, some))
+            measured += await self.cancel_on_stop(self.compute.run(self.method.measure, stack, some))
             self.progress("evaluate", len(measured), len(self.data.held_out), "examples")
         return measured
 
@@ -167,7 +160,7 @@ class OfflineLoop(TrainingLoop):
 
     def record(self, step: int, examples: int, result: UpdateResult) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
-        training = self._times["train"]
+        training = self.times["train"]
         return {
             "kind": "train",
             "step": step,
@@ -178,6 +171,6 @@ class OfflineLoop(TrainingLoop):
             "updates": result.updates,
             "tokens/trained": result.tokens,
             "tokens_per_second/train": result.tokens / training if training else 0.0,
-            **{f"time/{name}": value for name, value in self._times.items()},
+            **{f"time/{name}": value for name, value in self.times.items()},
             "policy_version": self.journal.version + 1,
         }

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import Group
+from proxima.rollout.collector import CollectedBatch
+from proxima.train import UpdateResult
 from proxima.train.batch_builder import StepBatch
 
 OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
@@ -32,6 +34,35 @@ def idle_shares(record: Mapping[str, Any]) -> dict[str, float]:
     return {
         "idle/trainer": min(1.0, (generate + (record.get("time/score") or 0.0)) / step),
         "idle/engine": max(0.0, 1 - generate / step),
+    }
+
+
+def step_record(
+    collected: CollectedBatch,
+    batch: StepBatch,
+    result: UpdateResult,
+    times: Mapping[str, float],
+    next_policy: Mapping[str, float],
+) -> dict[str, Any]:
+    """What a step of RL measured: its completions, its batch and its updates.
+
+    Args:
+        times: seconds of its stages, by name.
+        next_policy: figures of the next-policy cache.
+    """
+    rollout = rollout_metrics(collected.generated, batch)
+    generating, training = times.get("generate", 0.0), times.get("train", 0.0)
+    return {
+        **rollout,
+        **collected.metrics(),
+        **batch.metrics,
+        **mean_metrics(result.metrics),
+        **next_policy,
+        "skipped_zero_advantage": float(result.skipped),
+        "updates": result.updates,
+        "tokens/trained": result.tokens,
+        "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
+        "tokens_per_second/train": result.tokens / training if training else 0.0,
     }
 
 

@@ -17,12 +17,10 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.store import RunStore
-from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
-from proxima.runtime.watch.timeline import Timeline
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 
@@ -82,12 +80,10 @@ class TrainingLoop:
         self.plan, self.trained, self.compute = plan, trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.clock = observer, clock
-        timeline = Timeline(self.folder.timeline, observer.warning)
-        self.activity = store.activity = Activity(clock, self.folder.elapsed(), timeline)
-        self.disk = store.disk
+        self.activity, self.disk = store.activity, store.disk
         self._stop = store.disk.stop
-        self._times: dict[str, float] = {}
-        self.whole = True  # the weights are those after the last step of the journal
+        self.times: dict[str, float] = {}  # seconds of the stages of the step
+        self.step_complete = True  # the weights are those after the last step of the journal
         self._plateau = self._reached()
 
     async def train(self) -> None:
@@ -126,8 +122,21 @@ class TrainingLoop:
             self.plan.stall_seconds, self.activity, self.observer.warning, self.generator, self.on_health
         )
         watching = asyncio.create_task(watch.run())
+        done = True
         try:
-            return await self._run()
+            try:
+                await self.train()
+            except Stopped:
+                done = False
+            except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
+                raise RunEnded(self.diverged(error)) from error
+            except (RunEnded, UserError):
+                if self.step_complete:
+                    with suppress(StoppedWaiting):
+                        await self.checkpoint(self.journal.step)
+                raise
+            await self.checkpoint(self.journal.step)
+            return done
         except StoppedWaiting as error:  # perhaps in the middle of a step
             saved = checkpoints(self.folder.checkpoints)
             place = f"from the checkpoint of step {saved[-1].step}" if saved else "from the start, without a checkpoint"
@@ -136,22 +145,6 @@ class TrainingLoop:
         finally:
             watching.cancel()
             self.activity.timeline.close()
-
-    async def _run(self) -> bool:
-        try:
-            await self.train()
-            done = True
-        except Stopped:
-            done = False
-        except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
-            raise RunEnded(self.diverged(error)) from error
-        except (RunEnded, UserError):
-            if self.whole:
-                with suppress(StoppedWaiting):
-                    await self.checkpoint(self.journal.step)
-            raise
-        await self.checkpoint(self.journal.step)
-        return done
 
     def stop(self) -> None:
         """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop."""
@@ -173,6 +166,26 @@ class TrainingLoop:
     def _reached(self) -> bool:
         rule = self.plan.stop_after
         return rule is not None and bool(rule.reached(self.journal.get("evaluations") or ()))
+
+    @contextmanager
+    def next_step(self) -> Iterator[int]:
+        """The number of the next step; `times` has the seconds of its stages."""
+        step = self.journal.step + 1
+        self.times, cpu = {}, self.clock.cpu()
+        with self.timed("step", step=step):
+            yield step
+        self.times["cpu"] = self.clock.cpu() - cpu
+
+    async def evaluate_first(self) -> None:
+        """Before the first step, and where an interrupted run missed an evaluation."""
+        if self.journal.step == 0 and self.plan.evaluate_before:
+            await self.evaluate("before")
+        await self.evaluate_if_due(self.journal.step)
+
+    async def evaluate_last(self) -> None:
+        """After the last step."""
+        if self.plan.evaluate_after:
+            await self.evaluate("after")
 
     async def evaluate_if_due(self, step: int) -> None:
         if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
@@ -225,7 +238,7 @@ class TrainingLoop:
             with self.activity.stage(stage, **facts):
                 yield
         finally:
-            self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
+            self.times[stage] = self.times.get(stage, 0.0) + self.clock.now() - start
 
     async def computed(self, stage: Stage, call: Callable[[Progress], T]) -> T:
         """What the call returns, made in the compute thread; it tells of its progress in tokens."""
@@ -236,7 +249,7 @@ class TrainingLoop:
         self.activity.advanced(done, total, unit)
         self.observer.progress(stage, done, total, unit)
 
-    async def unless_stopped(self, work: Awaitable[Any]) -> Any:
+    async def cancel_on_stop(self, work: Awaitable[Any]) -> Any:
         """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is known."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:

@@ -30,8 +30,8 @@ PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_versi
 CHECKED = 32  # completions of the first step that are decoded again
 
 
-class StoredRollouts(Collector):
-    """The groups of a run's steps, in its order: to the loop, what `BatchCollector` is to a run that generates.
+class StoredRollouts:
+    """The groups of a run's steps, in its order.
 
     A group that the run used is judged again by the replay's own selection; one that it dropped before its advantages
     (dynamic sampling, too old) stays dropped.
@@ -47,8 +47,7 @@ class StoredRollouts(Collector):
     rows: Sequence[Row] = ()  # prompts come with the groups
 
     def __init__(self, path: Path, steps: int) -> None:
-        self.folder, self.steps, self.listener = RunFolder(path), steps, RolloutListener()
-        self.generator: GroupGenerator | None = None  # only held-out questions are generated
+        self.folder, self.steps = RunFolder(path), steps
         if not self.folder.metrics.is_file():
             raise self._refused("has no metrics.jsonl, so no finished step", "give the folder of a run")
         self.folder.lock_for_reading()
@@ -125,16 +124,11 @@ class StoredRollouts(Collector):
                 shown = f"{text!r:.40}, which the tokenizer of model.path reads as {read!r:.40}"
                 raise self._refused(f"has a completion {shown}", remedy)
 
-    async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
-        """The groups of the next step. Ages are those of the run that generated them, whose version the batch names;
-        `version` and `history`, of the replay, are unused."""
+    def next(self) -> CollectedBatch:
+        """The groups of the next step. Ages are those of the run that generated them, whose version the batch names."""
         self._step += 1
         used, dropped = stored_groups(self.folder.rollout_file(self._step))
         groups = (*used, *(group for group, _ in dropped))
-        self.listener.admitted([group.prompt for group in groups])
-        for number, group in enumerate(groups, 1):
-            self.listener.scored(group)
-            self.listener.rewarded(number, len(groups))
         return CollectedBatch(
             groups=used,
             dropped=dropped,
@@ -153,6 +147,33 @@ class StoredRollouts(Collector):
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`."""
         self._step = int(state["replayed"])
+
+
+class ReplayCollector(Collector):
+    """To the loop, what `BatchCollector` is to a run that generates.
+
+    Args:
+        stored: the groups.
+        generator: of the held-out questions alone; None where there are none.
+        listener: told what happens to each prompt.
+    """
+
+    stage = "read"
+
+    def __init__(self, stored: StoredRollouts, generator: GroupGenerator | None, listener: RolloutListener) -> None:
+        self.stored, self.generator, self.listener = stored, generator, listener
+
+    def state(self) -> dict[str, Any]:
+        return self.stored.state()
+
+    async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
+        """The groups of the next step; `version` and `history`, of the replay, are unused."""
+        batch = self.stored.next()
+        self.listener.admitted([group.prompt for group in batch.generated])
+        for number, group in enumerate(batch.generated, 1):
+            self.listener.scored(group)
+            self.listener.rewarded(number, len(batch.generated))
+        return batch
 
 
 def rollouts_sha(hashes: Mapping[str, str]) -> str | None:

@@ -25,12 +25,10 @@ from proxima.train.completion_record import CompletionRecord
 
 class RunStore:
     """The journal and the folder of one run, open, and locked by this process; what is written to either waits while
-    the `disk` is full. `activity` is set by the loop, whose time it has."""
+    the `disk` is full. `activity` is what the run does at this moment."""
 
-    activity: Activity
-
-    def __init__(self, journal: Journal, folder: RunFolder, disk: Disk) -> None:
-        self.journal, self.folder, self.disk = journal, folder, disk
+    def __init__(self, journal: Journal, folder: RunFolder, disk: Disk, activity: Activity) -> None:
+        self.journal, self.folder, self.disk, self.activity = journal, folder, disk, activity
 
     def history(self) -> Iterator[dict[str, Any] | None]:
         """Metrics of the finished steps, newest first."""

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from proxima.config.offline_schema import OfflineConfig
 from proxima.data import Prompt
 from proxima.model import LoadedModel, PackedModel
-from proxima.runtime.launch.build import load_model, make_policy
+from proxima.runtime.launch.models import load_model, make_policy
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives import Objective

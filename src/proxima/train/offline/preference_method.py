@@ -17,7 +17,7 @@ from proxima.evaluate.pair_metrics import over_questions
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.files import model_files
 from proxima.model.load import resolve_device
-from proxima.runtime.launch.build import load_model, make_policy
+from proxima.runtime.launch.models import load_model, make_policy
 from proxima.task.protocol import Row
 from proxima.train import LogProbStage, TrainStack, stage_columns
 from proxima.train.objectives import KtoObjective, PreferenceObjective

@@ -14,7 +14,7 @@ from proxima.evaluate.pair_metrics import ScoredPair, pair_metrics
 from proxima.model import LoadedModel, PackedModel, ScalarModel, load_scalar_model
 from proxima.model.load import DTYPES
 from proxima.model.scalar_model import pad_token, scalar_config, set_score_normalization
-from proxima.runtime.launch.build import packed_settings
+from proxima.runtime.launch.models import packed_settings
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives import RewardObjective

@@ -11,7 +11,7 @@ from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, ScalarModel, load_scalar_model
 from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
-from proxima.runtime.launch.build import make_stack, packed_settings
+from proxima.runtime.launch.models import make_stack, packed_settings
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead

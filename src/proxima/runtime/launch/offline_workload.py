@@ -1,8 +1,8 @@
-"""A run on a fixed data set from its config: what `proxima sft` and its siblings call."""
+"""The workload of `proxima sft` and its siblings: training on a fixed data set, from its config."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
@@ -10,18 +10,15 @@ from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftC
 from proxima.config.preference_schema import PreferenceConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
-from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.launch.build import describe_model, make_plan, make_stack
-from proxima.runtime.launch.execution import RunOptions, execute
+from proxima.runtime.launch.build import make_plan
+from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
+from proxima.runtime.launch.models import describe_model, make_stack
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.run_data import load_tokenizer_and_context
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.loop.training_loop import Trained
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.store import RunStore
-from proxima.runtime.state.summary import Summary
-from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import template_note
 from proxima.train.checkpoint import Checkpoint
@@ -38,13 +35,7 @@ METHODS: dict[type[OfflineConfig], type[OfflineMethod[Any, Any]]] = {
 OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
 
-def train_offline(config: OfflineConfig, **how: Unpack[RunOptions]) -> Summary:
-    """Train on a fixed data set as the config says, by the method of its class; see `execute`."""
-    observer = how.get("observer") or Observer()
-    return execute(lambda: OfflineTraining(config, observer), config, **how)
-
-
-class OfflineTraining:
+class OfflineWorkload:
     """The `Workload` of the commands that train on a fixed data set."""
 
     def __init__(self, config: OfflineConfig, observer: Observer) -> None:
@@ -76,10 +67,8 @@ class OfflineTraining:
     def load(self, path: str | None) -> LoadedModel:
         return self.method.load(path)
 
-    def make_loop(
-        self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
-    ) -> OfflineLoop:
-        config = self.config
+    def make_loop(self, loaded: LoadedModel, context: RunContext) -> OfflineLoop:
+        config, compute = self.config, context.compute
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps)
         trained, samples = Trained(loaded=loaded, stack=stack, compute=compute), None
@@ -87,7 +76,9 @@ class OfflineTraining:
             most = getattr(config.eval, "sample_tokens", 0)
             samples = HeldOutSamples(prompts, loaded, compute, max_tokens=most, max_length=self.context)
         plan = make_plan(config, self.steps)
-        return OfflineLoop(plan, trained, self.method, self.data, samples, store, observer, clock)
+        return OfflineLoop(
+            plan, trained, self.method, self.data, samples, context.store, context.observer, context.clock
+        )
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config = self.config

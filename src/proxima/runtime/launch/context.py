@@ -1,0 +1,18 @@
+"""What every object of a run may need: where it writes, who looks on, the time, and the thread of the tensor work."""
+
+from dataclasses import dataclass
+
+from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.state.store import RunStore
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.observer import Observer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Journal and folder of a run, its compute thread, its observer and its clock."""
+
+    store: RunStore
+    compute: ComputeThread
+    observer: Observer
+    clock: Clock

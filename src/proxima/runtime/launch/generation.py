@@ -1,0 +1,167 @@
+"""From a config to generation: the engine, the rewards, what collects the groups of a step, and the held-out sets."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from proxima.config.algorithm_checks import trains_on_rewards
+from proxima.core.advantage import needs_baseline
+from proxima.core.selection import prompts_factor
+from proxima.data import FieldError, Prompt
+from proxima.engine.executor import Executor
+from proxima.engine.protocol import Engine, EngineSetup
+from proxima.evaluate.held_out import Evaluation
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.reward.runner import RewardRunner
+from proxima.rollout.admission import Admission
+from proxima.rollout.async_collector import AsyncCollector
+from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
+from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.runtime.launch.context import RunContext
+from proxima.runtime.launch.engine_needs import build_engine
+from proxima.runtime.launch.run_data import RunData
+from proxima.runtime.state.replay import StoredRollouts
+from proxima.runtime.watch.observer import evaluation_progress
+from proxima.task.prompts import PromptSource
+from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Unconsumed
+
+if TYPE_CHECKING:
+    from proxima.config.algorithm_schema import AlgorithmConfig
+    from proxima.config.schema import EvaluateConfig, RunConfig
+
+
+def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
+    """The rewards, whose workers start in the background and whose models are loaded; the caller closes them."""
+    runtime = config.runtime
+    rewards = RewardRunner(
+        specs,
+        timeout=runtime.reward_timeout,
+        workers=runtime.reward_workers,
+        memory_mb=runtime.reward_memory_mb,
+        compute=compute,
+    )
+    rewards.start()
+    return rewards
+
+
+def make_generator(
+    config: "RunConfig", policy: LoadedModel, data: RunData, context: RunContext
+) -> GroupGenerator | None:
+    """The engine with its hooks, and the rewards; None for a replay that asks no held-out question."""
+    if not data.held_out and isinstance(data.source, StoredRollouts):
+        return None
+    # A server loads the recipe's model, and gets the newest weights from here: the checkpoint that a resumed run
+    # has them from is deleted some steps later, and a server that is restarted would look for it.
+    log = context.store.folder.engine_log
+    setup = EngineSetup.of(policy, max_length=data.max_length, compute=context.compute, log=log)
+    setup = replace(setup, model_path=config.model.path)
+    engine, notes = build_engine(config.engine, setup, data.needs)
+    for note in notes:
+        context.observer.warning(note)
+    executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
+    rewards = make_rewards(config, config.reward, context.compute)
+    return GroupGenerator(executor, rewards, training_groups(config), context.clock.now)
+
+
+def make_collector(
+    config: "RunConfig",
+    generator: GroupGenerator,
+    source: PromptSource,
+    listener: RolloutListener,
+    reject: Reject,
+    pending: Pending,
+    finished: int,
+) -> BatchCollector | AsyncCollector:
+    """What fills the batches of a run that generates: asynchronously or, by default, between the updates; after
+    `finished` steps, with what a checkpoint kept."""
+    runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
+    refill = None
+    if dynamic is not None:
+        refill = Refill(sampling=dynamic, reject=reject, max_unscored=max_unscored_steps(config))
+    prompts = config.train.prompts_per_step * prompts_factor(config.algorithm.selection, generator.spec.completions)
+    if not runtime.overlaps:
+        return BatchCollector(
+            generator,
+            source,
+            prompts=prompts,
+            refill=refill,
+            max_lag=runtime.max_lag,
+            listener=listener,
+            carried=pending.groups,
+        )
+    admission = Admission(
+        prompts=prompts,
+        concurrent=runtime.max_concurrent_rollouts or 1,
+        max_lag=runtime.max_lag,
+        steps=config.train.steps,
+        over_age=runtime.over_age,
+        retries=runtime.rollout_retries,
+    )
+    collector = AsyncCollector(
+        generator, source, admission, refill=refill, listener=listener, pending=pending, finished=finished
+    )
+    if isinstance(generator.engine, Executor):
+        generator.engine.register_post_pause_hook(collector.engine_paused)
+        generator.engine.register_post_resume_hook(collector.engine_resumed)
+    return collector
+
+
+def make_evaluation(
+    config: "RunConfig", data: RunData, training: GroupGenerator | None, context: RunContext
+) -> Evaluation | None:
+    """The held-out sets with any prompt, on the engine of the training; None without `eval.task`."""
+    if training is None:
+        return None
+    progress = evaluation_progress(context.observer)
+    sets: dict[str, tuple[Sequence[Prompt], GroupGenerator]] = {}
+    for held_out in data.held_out:
+        spec, groups = held_out.spec, held_out.groups
+        rewards = make_rewards(config, spec.reward, context.compute) if spec.reward else training.rewards
+        if held_out.prompts:
+            sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now)
+    if "" not in sets:
+        return None
+    others = {name: Evaluation(*parts, progress) for name, parts in sets.items() if name}
+    return Evaluation(*sets[""], progress, others)
+
+
+def training_groups(config: "RunConfig") -> GroupSpec:
+    """How the training groups are generated."""
+    return GroupSpec(
+        sampling=config.sampling,
+        completions=config.train.completions_per_prompt,
+        seed=config.seed,
+        greedy_baseline=needs_baseline(config.algorithm.advantage),
+    )
+
+
+def max_unscored_steps(config: "RunConfig") -> int:
+    """Steps without a score after which the run ends; 0 where it does not train on scores."""
+    return config.runtime.max_unscored_steps if trains_on_rewards(config) else 0
+
+
+def make_next_policy(
+    algorithm: "AlgorithmConfig",
+    engine: Engine,
+    unconsumed: Unconsumed,
+    trainer: LogProbs,
+    entries: Iterable[NextLogProbs],
+) -> NextPolicy:
+    """The cache of a run, its hook registered.
+
+    Raises:
+        FieldError: the engine can't say what is in flight, or can't score.
+    """
+    assert isinstance(engine, Executor)
+    by_engine = algorithm.next_from == "engine"
+    if not engine.capabilities.in_flight:
+        remedy = "use local or local_process, or algorithm.proximal=recompute"
+        raise FieldError("engine", type(engine.engine).__name__, "can't say what is in flight", remedy=remedy)
+    if by_engine and not engine.capabilities.score:
+        remedy = "set algorithm.next_from=trainer"
+        raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
+    found = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries)
+    if by_engine:
+        engine.register_pre_pause_hook(found.before_pause)
+    return found

@@ -1,0 +1,165 @@
+"""From a config to the learner: the loss, the forward passes before it, and the batches that it is computed over."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
+from proxima.config.critic_schema import ModelCritic
+from proxima.config.describe import kind_of
+from proxima.config.sampling_checks import replays_sampling_masks
+from proxima.core.distillation import NoPolicyGradient
+from proxima.core.penalty import EntropyBonus
+from proxima.data import FieldError
+from proxima.model import LoadedModel, Policy
+from proxima.model.compute_thread import ComputeThread
+from proxima.reward.base import as_reward
+from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
+from proxima.runtime.launch.models import load_model, make_policy, make_stack
+from proxima.runtime.launch.teacher import make_distillation, make_engine_stage, make_teacher_stage
+from proxima.train import (
+    ForwardStage,
+    LogProbStage,
+    PolicyObjective,
+    PreferenceObjective,
+    ScoreVarianceStage,
+    ValueStage,
+)
+from proxima.train.batch_builder import Algorithm
+from proxima.train.critic import Critic, ValueHead
+from proxima.train.learner import Learner
+from proxima.train.objectives import ProximalSource
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+RECOMPUTED = ("recompute", "next")  # the centre is the policy that the update starts from
+StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
+
+
+def make_learner(
+    config: "RunConfig",
+    loaded: LoadedModel,
+    compute: ComputeThread,
+    *,
+    critic: Critic | ValueHead | None = None,
+    stages: StageFactory | None = None,
+    log: Path | None = None,
+) -> Learner:
+    """The weights, their optimizer and loss, and the forward stages; `stages` adds some. `log` is for engines that run
+    some of them."""
+    head = critic if isinstance(critic, ValueHead) else None
+    policy = make_policy(config.model, loaded, head.layer if head else None)
+    train, objective, waits = config.train, make_objective(config), value_warmup(config)
+    if head is not None and isinstance(objective, PolicyObjective):
+        objective = replace(objective, value=head.objective)
+    planned = train.updates_per_step * train.epochs_per_step
+    return Learner(
+        policy=policy,
+        stack=make_stack(train, policy, train.updates - waits * planned),
+        objective=objective,
+        stages=[
+            *make_stages(config, policy, compute, log),
+            *([] if head is None else [ValueStage(policy, head.bootstrap)]),
+            *(compute.call(stages, policy) if stages else ()),
+        ],
+        critic=critic if isinstance(critic, Critic) else None,
+        updates=planned,
+        epochs=train.epochs_per_step,
+        max_epoch_kl=None if train.target_kl is None else train.target_kl * train.target_kl_factor,
+        guard=config.algorithm.mismatch,
+        compute=compute,
+    )
+
+
+def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective:
+    """The loss."""
+    algorithm, mismatch = config.algorithm, config.algorithm.mismatch
+    if algorithm.preference is not None:
+        return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
+    proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
+    if algorithm.proximal in RECOMPUTED and not recomputes_proximal(config):
+        proximal = "first_forward"
+    in_loss = algorithm.reference_kl is not None and algorithm.reference_kl.coefficient > 0
+    penalties = [algorithm.reference_kl] if in_loss else []
+    if algorithm.entropy_bonus > 0:
+        penalties.append(EntropyBonus(algorithm.entropy_bonus))
+    return PolicyObjective(
+        surrogate=NoPolicyGradient() if algorithm.surrogate is None else algorithm.surrogate,
+        aggregate=algorithm.aggregate,
+        corrections=algorithm.correction,
+        penalties=penalties,
+        proximal=proximal,
+        next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
+        skip_zero_advantage=algorithm.skip_zero_advantage,
+        distillation=make_distillation(config),
+        # A guard that rejects has measured before the update.
+        measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
+    )
+
+
+def recomputes_proximal(config: "RunConfig") -> bool:
+    """True when the proximal log-probs have a forward pass of their own. The first forward of the update gives them
+    where there is one update a step and no reward that reads them before."""
+    several = config.train.updates_per_step * config.train.epochs_per_step > 1
+    return config.algorithm.proximal in RECOMPUTED and (several or config.algorithm.reward_kl is not None)
+
+
+def make_stages(
+    config: "RunConfig", policy: Policy, compute: ComputeThread, log: Path | None = None
+) -> list[ForwardStage]:
+    """The forward passes that loss and reward need before the update; `log` is for engines that run some of them."""
+    stages: list[ForwardStage] = []
+    if recomputes_proximal(config):
+        stages.append(LogProbStage("proximal_log_prob", policy))
+    if "score_variance" in config.algorithm.advantage.needs:
+        stages.append(ScoreVarianceStage(policy))
+    algorithm, loaded = config.algorithm, policy.loaded
+    if algorithm.needs_reference and algorithm.reference_engine is not None:
+        stages.append(make_engine_stage(config, REFERENCE, loaded, compute, log))
+    elif algorithm.needs_reference and config.model.lora is not None:
+        stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
+    elif algorithm.needs_reference:
+        frozen = compute.call(load_model, config)
+        frozen.model.requires_grad_(False)
+        stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
+    if (distillation := algorithm.distillation) is not None and distillation.engine is not None:
+        stages.append(make_engine_stage(config, TEACHER, loaded, compute, log))
+    elif distillation is not None:
+        stages.append(make_teacher_stage(config, distillation, compute))
+    return stages
+
+
+def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> Algorithm:
+    """The slots that act before the update; `kl_coefficient` is that of a checkpoint.
+
+    Raises:
+        FieldError: nothing supplies what the advantage needs.
+    """
+    algorithm, train = config.algorithm, config.train
+    supplied = {stage.column for stage in learner.stages} | ({"value"} if learner.critic is not None else set())
+    if missing := unsupported_by_loop(algorithm.advantage, supplied):
+        remedy = "set critic, give train() a forward stage that fills it, or use another advantage"
+        raise FieldError("algorithm.advantage", kind_of(algorithm.advantage), missing, remedy=remedy)
+    return Algorithm(
+        advantage=algorithm.advantage,
+        selection=algorithm.selection,
+        behavior=algorithm.behavior,
+        reads_behavior=algorithm.reads_behavior,
+        masked=replays_sampling_masks(config),
+        updates=train.updates_per_step,
+        epochs=train.epochs_per_step,
+        seed=config.seed,
+        rewards=[as_reward(reward).label for reward in config.reward],
+        fill=learner.fill,
+        reward_kl=algorithm.reward_kl,
+        kl_coefficient=kl_coefficient,
+        value_warmup=value_warmup(config),
+        unscored=not trains_on_rewards(config) and config.critic is None,  # a critic learns from scores
+    )
+
+
+def value_warmup(config: "RunConfig") -> int:
+    """The first steps, in which the policy waits for the critic."""
+    return config.critic.value_warmup_steps if isinstance(config.critic, ModelCritic) else 0

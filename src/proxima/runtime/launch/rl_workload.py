@@ -1,0 +1,100 @@
+"""The workload of `proxima train`: RL, from its config."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.config.estimate import at_once, pruned
+from proxima.model import LoadedModel
+from proxima.rollout.collector import Pending
+from proxima.runtime.launch.build import Restored, make_controller
+from proxima.runtime.launch.context import RunContext
+from proxima.runtime.launch.critic_weights import check_critic_tokens, make_critic
+from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
+from proxima.runtime.launch.learning import StageFactory, make_algorithm, make_learner
+from proxima.runtime.launch.models import describe_model, load_model
+from proxima.runtime.launch.run_data import load_run_data
+from proxima.runtime.loop.controller import Controller
+from proxima.runtime.state.carried_groups import CARRIED_GROUPS, read_groups
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.next_policy_file import NEXT_POLICY, read_next_policy
+from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
+from proxima.runtime.state.summary import algorithm_name
+from proxima.runtime.watch.observer import RunInfo
+from proxima.train.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+
+class RlWorkload:
+    """The `Workload` of `proxima train`."""
+
+    def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
+        self.config, self.stages = config, stages
+        check_critic_tokens(config)
+        self.data = load_run_data(config)
+        check_replayed_rewards(config)
+        self.notes = self.data.notes
+        self.restored = Restored()
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
+
+    def hashes(self) -> dict[str, str]:
+        return input_hashes(self.config, self.data.source, self.data.held_out_rows)
+
+    def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        source, facts = self.data.source, checkpoint.facts
+        source.load(facts["cursor"])
+        groups = read_groups(checkpoint.path / CARRIED_GROUPS, facts.get("pending", []))
+        in_flight = [] if isinstance(source, StoredRollouts) else source.again(facts.get("in_flight", []))
+        pending = Pending.of(facts, groups, in_flight)
+        prompts = [*(group.prompt for group in groups), *in_flight]
+        journal.admit([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
+        journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
+        journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
+        self.restored = Restored(
+            path=checkpoint.path,
+            pending=pending,
+            next_log_probs=read_next_policy(checkpoint.path / NEXT_POLICY),
+            kl_coefficient=facts.get("kl_coefficient"),
+        )
+
+    def load(self, path: str | None) -> LoadedModel:
+        return load_model(self.config, path)
+
+    def make_loop(self, loaded: LoadedModel, context: RunContext) -> Controller:
+        critic = context.compute.call(make_critic, self.config, loaded, self.restored.path)
+        log = context.store.folder.engine_log
+        learner = make_learner(self.config, loaded, context.compute, critic=critic, stages=self.stages, log=log)
+        algorithm = make_algorithm(self.config, learner, self.restored.kl_coefficient)
+        return make_controller(self.config, learner, algorithm, self.data, context, self.restored)
+
+    def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
+        config, train = self.config, self.config.train
+        prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
+        return RunInfo(
+            **describe_model(config, loaded),
+            algorithm=algorithm_name(config),
+            folder=folder,
+            steps=train.steps,
+            resumed_at=step,
+            prompts=prompts,
+            completions=train.completions_per_prompt,
+            kept=kept,
+            at_once=at_once(prompts, config.algorithm.dynamic_sampling),
+            updates=train.updates_per_step * train.epochs_per_step,
+            replay_of=config.replayed,
+        )
+
+    def facts(self, journal: Journal) -> Mapping[str, Any]:
+        replayed = self.config.replayed
+        sha = rollouts_sha(journal.get("inputs") or {})
+        replay = None if replayed is None else {"run": str(replayed), "sha256": sha}
+        return {"algorithm": algorithm_name(self.config), "replay": replay}
+
+    def close(self) -> None:
+        if isinstance(self.data.source, StoredRollouts):
+            self.data.source.close()
