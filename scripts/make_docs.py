@@ -41,8 +41,9 @@ def reference() -> str:
     parts += [f"{section}\n" for section in sections(RunConfig, "")]
     for family in OFFLINE:
         parts.append(f"## Fields of `proxima {family.command}`\n")
-        parts.append("What is not listed is as above: " + ", ".join(f"`{name}`" for name in shared(family)) + ".\n")
-        parts += [f"{section}\n" for section in sections(family, "", skip=shared(family))]
+        same = shared(family.root)
+        parts.append("What is not listed is as above: " + ", ".join(f"`{name}`" for name in same) + ".\n")
+        parts += [f"{section}\n" for section in sections(family.root, "", skip=same)]
     parts.append("## Kinds\n")
     for name, slot in sorted(catalogue().items()):
         parts.append(f"### {name}\n\n`{'`, `'.join(slot['paths'])}`: {slot['meaning']}\n")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxima.config import ConfigError, check, dump, load_recipe, resolve
-from proxima.config.recipe_estimates import config_remarks
+from proxima.config.explanation import config_remarks
 from proxima.config.validate import warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from proxima.config import check, resolve
-from proxima.config.critic_schema import HeadCritic, ModelCritic
 from proxima.config.problems import ConfigError
+from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.value import ValueLoss
 from proxima.train import AdamW

@@ -1,8 +1,9 @@
 """What `explain` says of engines that are servers, and what is refused."""
 
 from proxima.config import check, resolve
-from proxima.config.engine_checks import engine_notes
-from proxima.config.estimate import BYTES, ModelFacts, batch_of, memory_of
+from proxima.config.estimate import batch_of, engine_notes
+from proxima.config.memory_size import BYTES, memory_of
+from proxima.config.model_size import ModelFacts
 
 VLLM = "engine={kind: vllm, url: 'http://127.0.0.1:8000'}"
 KL = "algorithm.reference_kl={kind: k3, coefficient: 0.1}"

@@ -7,8 +7,11 @@ import pytest
 
 from proxima.cli.explain import text_of, values_table
 from proxima.config import dump, resolve
-from proxima.config.estimate import StepSize, batch_of, critic_facts, longest_prompt, memory_of, model_facts, time_of
-from proxima.config.recipe_estimates import Estimates, as_json, header_of
+from proxima.config.estimate import Estimates, batch_of, longest_prompt, time_of
+from proxima.config.explanation import as_json, header_of
+from proxima.config.memory_size import memory_of
+from proxima.config.model_size import critic_facts, model_facts
+from proxima.config.step_size import StepSize
 from tests.config.conftest import BASE
 
 

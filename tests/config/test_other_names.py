@@ -5,9 +5,9 @@ import pytest
 from proxima.config.describe import fields_of, kinds_of
 from proxima.config.families import FAMILIES
 from proxima.config.other_names import _NAMES, NOT_BUILT
-from proxima.config.preference_schema import PreferenceConfig
 from proxima.config.problems import ConfigError
 from proxima.config.resolve import resolve
+from proxima.config.sections.preference_section import PreferenceConfig
 
 
 def fields_below(cls, path=""):
@@ -23,7 +23,7 @@ NAMES = [(name, field) for field, names in _NAMES.items() for name in names.spli
 
 @pytest.mark.parametrize(("name", "field"), NAMES)
 def test_what_a_peer_calls_a_field_exists_here_and_is_no_field_itself(name, field):
-    families = [set(fields_below(family)) for family in FAMILIES.values()]
+    families = [set(fields_below(family.root)) for family in FAMILIES.values()]
     field = field.replace("loss.0.", "loss.")
     assert any(field in fields for fields in families)
     assert field.rpartition(".")[2] != name or field.startswith("preference.loss.")  # a level above: preference.beta

@@ -109,7 +109,7 @@ def test_its_commands_can_be_typed(recipe):
         if verb == "data":
             assert words[0] == "prepare" and words[1] in SOURCES
         if verb in FAMILIES:
-            resolve(words[0], [word for word in words[1:] if "=" in word], root=FAMILIES[verb])
+            resolve(words[0], [word for word in words[1:] if "=" in word], root=FAMILIES[verb].root)
         if verb == "sweep":
             read_sweep(words[0])
 

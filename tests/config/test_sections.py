@@ -6,7 +6,11 @@ from typing import Annotated
 import pytest
 
 from proxima.config import ConfigError, EvaluateConfig, RunConfig, check, dump, load_recipe, resolve
-from proxima.config.schema import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
+from proxima.config.families import command_of
+from proxima.config.sections.data_section import DataConfig
+from proxima.config.sections.eval_section import CheckpointConfig
+from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.train_section import TrainConfig
 from tests.config.conftest import BASE
 
 
@@ -60,7 +64,7 @@ def test_each_training_on_a_fixed_data_set_has_its_learning_rate(command, sectio
     recipe = {"model": {"path": "org/model"}, "task": "gsm8k", command: section}
     found = resolve(recipe, root=None)
     assert found.config.train.optimizer.lr == rate
-    assert found.entry("train.optimizer.lr").source == f"default of proxima {found.config.command}"
+    assert found.entry("train.optimizer.lr").source == f"default of proxima {command_of(found.config)}"
     for train in ({"optimizer": "adamw"}, {"optimizer": {"eps": 1e-6}}, {"epochs": 2}):
         assert resolve({**recipe, "train": train}, root=None).config.train.optimizer.lr == rate
     assert resolve(recipe, ["train.optimizer.lr=3e-4"], root=None).config.train.optimizer.lr == 3e-4

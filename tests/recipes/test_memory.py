@@ -8,8 +8,9 @@ import pytest
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from proxima.config import resolve
-from proxima.config.estimate import batch_of, memory_of, model_facts
-from proxima.config.known_models import KNOWN, known_facts
+from proxima.config.estimate import batch_of
+from proxima.config.memory_size import memory_of
+from proxima.config.model_size import KNOWN, known_facts, model_facts
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 152064}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import RunConfig, resolve
-from proxima.config.families import family_of
+from proxima.config import resolve
+from proxima.config.families import TRAIN, family_of
 from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
@@ -29,7 +29,7 @@ RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
 TOKENS = 8
 FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
 NAMES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in RECIPES}
-OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not RunConfig}
+OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
 CASES = {name: (path, ()) for name, path in NAMES.items() if name not in OFFLINE}
 CASES["own_reward"] = (FOLDER.parent / "examples" / "own_reward" / "recipe.yaml", ())
 for sweep in map(read_sweep, SWEEPS):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxima.config import resolve
-from proxima.config.schema import DataConfig
+from proxima.config.sections.data_section import DataConfig
 from proxima.data import FieldError
 from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
 from proxima.runtime.launch.preflight import ReferenceAnswers, unreadable, validate_answers

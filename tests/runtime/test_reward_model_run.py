@@ -8,7 +8,9 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from proxima.config import check, resolve
-from proxima.config.estimate import batch_of, memory_of, model_facts
+from proxima.config.estimate import batch_of
+from proxima.config.memory_size import memory_of
+from proxima.config.model_size import model_facts
 from proxima.data import UserError
 from proxima.model import load_scalar_model, save
 from proxima.model.load import load_tokenizer

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proxima.config import ConfigError, resolve
-from proxima.config.offline_schema import SftConfig
+from proxima.config.sections.sft_section import SftConfig
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.watch.activity import Activity

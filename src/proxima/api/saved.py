@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.families import OFFLINE
-from proxima.config.offline_schema import OfflineConfig, SftConfig
+from proxima.config.families import OFFLINE, Family
 from proxima.data import UserError
 from proxima.lab.run_reader import existing_run, read_config, read_mapping
 from proxima.runtime.state.folder import RunFolder
@@ -65,7 +64,7 @@ class SavedRun:
         """
         if (family := self._offline) is not None:
             remedy = ".metrics and .evaluations have its figures"
-            remedy += ", .answers() the samples of its evaluations" if family is SftConfig else ""
+            remedy += ", .answers() the samples of its evaluations" if family.samples else ""
             what = f"{self.folder} is a run of `proxima {family.command}`: it trained on the rows of its data set"
             raise UserError(f"{what}, and has no rollouts", remedy=remedy)
         wanted = None if steps is None else {f"{step:06d}" for step in steps}
@@ -82,7 +81,7 @@ class SavedRun:
         Raises:
             UserError: the run trained on pairs, and its evaluations generate nothing.
         """
-        if (family := self._offline) is not None and family is not SftConfig:
+        if (family := self._offline) is not None and not family.samples:
             what = f"{self.folder} is a run of `proxima {family.command}`, whose evaluations generate no answers"
             raise UserError(what, remedy=".evaluations has their figures")
         return self._completions(self._files.eval_files(held_out), columns)
@@ -109,7 +108,7 @@ class SavedRun:
         return f"<run {self.folder}  {closing_line(summary, None) if summary else self.status}>"
 
     @property
-    def _offline(self) -> type[OfflineConfig] | None:
+    def _offline(self) -> Family | None:
         """The config of a run on a fixed data set; None of one with rewards."""
         return next((family for family in OFFLINE if family.own in self.config), None)
 

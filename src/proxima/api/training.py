@@ -12,10 +12,11 @@ from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.families import command_of
-from proxima.config.offline_schema import RewardModelConfig, SftConfig
-from proxima.config.preference_schema import PreferenceConfig
 from proxima.config.resolve import Recipe
 from proxima.config.scalars import in_one_line
+from proxima.config.sections.preference_section import PreferenceConfig
+from proxima.config.sections.reward_model_section import RewardModelConfig
+from proxima.config.sections.sft_section import SftConfig
 from proxima.config.validate import warnings
 from proxima.data import UserError
 

@@ -14,10 +14,8 @@ from proxima.cli.output import add_import_code, add_overrides, add_recipe, print
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
-    from proxima.config.builder import ResolvedValue
-    from proxima.config.estimate import Time
-    from proxima.config.offline_estimate import ExampleStep
-    from proxima.config.recipe_estimates import Estimates
+    from proxima.config.estimate import Estimates, Time
+    from proxima.config.resolved import ResolvedValue
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
 TRIED = "on the CPUs where it was tried"
@@ -46,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         for problem in left:
             print(f"WARNING {problem}", file=sys.stderr)
     elif arguments.json:
-        from proxima.config.recipe_estimates import as_json
+        from proxima.config.explanation import as_json
 
         print_json(as_json(resolved))
     else:
@@ -61,22 +59,17 @@ def text_of(
 ) -> str:
     """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
     `everything`."""
-    from proxima.config.recipe_estimates import Estimates, config_remarks, estimates_of, header_of, shown_entries
+    from proxima.config.estimate import Estimates
+    from proxima.config.explanation import config_remarks, header_of, shown_entries
 
-    estimates, config = estimates_of(resolved, gemm), resolved.config
-    blocks = [_trained_block(resolved)]
-    if isinstance(estimates, Estimates):
-        blocks.append(_batch_block(estimates))
-        if config.replayed is not None:
-            blocks.append(_replay_block(config))
-    else:
-        blocks.append(_example_block(estimates.batch))
+    estimates, config = Estimates(resolved, gemm), resolved.config
+    blocks = [_trained_block(resolved), _batch_block(estimates)]
+    if getattr(config, "replayed", None) is not None:
+        blocks.append(_replay_block(config))
     if estimates.memory is not None and estimates.model is not None:
         blocks.append(_memory_block(estimates.memory, estimates.model.parameters, estimates.known_size))
     if estimates.time is not None:
-        generates = isinstance(estimates, Estimates)
-        steps = config.train.steps if isinstance(estimates, Estimates) else estimates.batch.steps
-        blocks.append(_time_block(estimates.time, steps, generates=generates))
+        blocks.append(_time_block(estimates.time, estimates.steps, generates=estimates.batch.generates))
     remarks = [f"note     {note}" for note in estimates.notes]
     remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
     columns = min(width or WIDTH, WIDTH)
@@ -119,6 +112,7 @@ def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -
 
 def _trained_block(resolved: "Resolved[Any]") -> str:
     """What is trained, on what, and what judges it: `train    cppo: models/m on arithmetic, rewarded by number`."""
+    from proxima.config.families import command_of
     from proxima.config.schema import RunConfig
     from proxima.runtime.state.summary import algorithm_name
 
@@ -131,21 +125,21 @@ def _trained_block(resolved: "Resolved[Any]") -> str:
     held_out = f"held out: {named('eval.task') or 'nothing (set eval.task)'}"
     what = f"{config.model.path} on {named('task')}"
     if not isinstance(config, RunConfig):
-        return f"{config.command:<9}{what}; {held_out}"
+        return f"{command_of(config):<9}{what}; {held_out}"
     reward = f", rewarded by {named('reward')}" if config.reward else ""
     return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
 
 
 def _batch_block(estimates: "Estimates") -> str:
+    from proxima.config.step_size import ExampleStep
+
     batch, longest = estimates.batch, estimates.prompt
+    if isinstance(batch, ExampleStep):
+        lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
+        return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
     prompt = "prompt length not known" if longest is None else f"prompts have up to {longest:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"
-
-
-def _example_block(batch: "ExampleStep") -> str:
-    lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
-    return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
 
 
 def _replay_block(config: "RunConfig") -> str:

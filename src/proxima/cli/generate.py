@@ -11,7 +11,7 @@ from proxima.cli.output import print_json
 from proxima.data import FieldError, UserError
 
 if TYPE_CHECKING:
-    from proxima.config.schema import DataConfig
+    from proxima.config.sections.data_section import DataConfig
     from proxima.data import Completion
     from proxima.engine.protocol import Sampling
 
@@ -97,9 +97,9 @@ def model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
     """The model's path; of a run, its checkpoint's. The system prompt and the template arguments are those given, and
     else the run's own."""
     from proxima.config import resolve
-    from proxima.config.machine_checks import model_problem
     from proxima.config.problems import one_problem
     from proxima.config.schema import PromptConfig
+    from proxima.config.sections.model_section import model_problem
     from proxima.model.demo_model import download_demo_model, is_downloadable
 
     model, given = arguments.model, [f"data.template_arguments.{pair}" for pair in arguments.template_argument]

@@ -63,7 +63,7 @@ def _section(name: str) -> str | None:
     from proxima.config.families import FAMILIES
 
     for command, family in FAMILIES.items():
-        if name in {info.name for info in fields_of(family) if info.section} | {"lora"}:
+        if name in {info.name for info in fields_of(family.root) if info.section} | {"lora"}:
             recipe = "quickstart" if command == "train" else f"cpu/{command}"
             return f"is a section and no slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`"
     return None
@@ -97,7 +97,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     slots: dict[str, Any] = {}
     for family in FAMILIES.values():
-        for path, info in _slots(family):
+        for path, info in _slots(family.root):
             slots.setdefault(path, info)
     for path, info in slots.items():
         name = path.rpartition(".")[2]

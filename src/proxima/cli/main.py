@@ -147,7 +147,7 @@ def _is_recipe_field(path: str) -> bool:
     from proxima.config.describe import fields_of
     from proxima.config.families import FAMILIES
 
-    return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family))
+    return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family.root))
 
 
 def _of_a_path(error: Exception) -> str | None:

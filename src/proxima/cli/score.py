@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from proxima.cli.output import add_overrides
-from proxima.config.schema import RuntimeConfig
+from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
 from proxima.data import Completion, FieldError, Group, Prompt, Score, UserError, require
 from proxima.data.recipe_files import find_recipe

@@ -13,7 +13,7 @@ from proxima.cli.output import add_import_code, add_overrides, add_recipe, print
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.config.builder import ResolvedValue
+    from proxima.config.resolved import ResolvedValue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

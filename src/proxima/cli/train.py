@@ -41,7 +41,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from proxima.config.families import FAMILIES
 
     how = {name: getattr(arguments, name) for name in ("resume", "overwrite", "accept_changes")}
-    resolved = resolve_run(arguments.recipe, arguments.override, root=FAMILIES[arguments.command], **how)
+    resolved = resolve_run(arguments.recipe, arguments.override, root=FAMILIES[arguments.command].root, **how)
 
     from proxima.view import RunViews
 

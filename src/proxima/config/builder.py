@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, replace
 from functools import partial
 from typing import Any
 
@@ -10,33 +10,12 @@ from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
 from proxima.config.other_names import our_name
 from proxima.config.problems import ConfigError, Problem, nearest, suggestion
+from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node
 from proxima.data.errors import FieldError
 from proxima.data.secret_values import HIDDEN
-
-
-@dataclass(frozen=True)
-class ResolvedValue:
-    """One line of `explain`.
-
-    Args:
-        path: dotted path of a leaf, `algorithm.surrogate.delta`, or of a slot's `kind`.
-        value: scalars, lists and dicts, as JSON has them.
-        source: where it was written, `command line, over 0.15 of the preset`; `where` is the first half of it.
-        help: meaning and unit.
-        origin: `file`, `command line`, `preset` or `default`.
-        is_default: it is what a recipe gets that says nothing.
-    """
-
-    path: str
-    value: Any
-    source: str
-    help: str
-    origin: str
-    where: str
-    is_default: bool = False
 
 
 class _Failed:

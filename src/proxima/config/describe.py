@@ -16,7 +16,6 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from proxima.config.other_names import NOT_BUILT
 from proxima.config.problems import one_problem, suggestion
-from proxima.config.schema import RunConfig
 from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
 from proxima.data.kinds import Kinds
@@ -205,7 +204,8 @@ def kind_of(spec: object, *tables: str) -> str:
     of every slot of `RunConfig`), else `package.module:Class`."""
     cls = type(spec)
     reference = f"{cls.__module__}:{cls.__qualname__}"
-    kinds = (kinds_of(Slot(table)).name_of(cls) for table in tables or _slot_tables(RunConfig))
+    run = class_at("proxima.config.schema:RunConfig")
+    kinds = (kinds_of(Slot(table)).name_of(cls) for table in tables or _slot_tables(run))
     return next(filter(None, kinds), reference)
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from proxima.config.builder import ResolvedValue
-from proxima.config.resolve import Resolved
+from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.scalars import for_any_reader
 
 Lines = list[tuple[str, str | None]]  # each with the comment behind it

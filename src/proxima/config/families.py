@@ -1,23 +1,98 @@
-"""Which training command a recipe is for: the section that only its recipes have says so."""
+"""The commands that train, one line each: which recipes are theirs, and what runs them.
+
+To add a way to train on a fixed data set, three files:
+
+    config/sections/NAME_section.py    its section, and the config of its recipes: a subclass of `OfflineConfig`, whose
+                                       `sequences_of` says what is trained of a row, for `explain`
+    train/offline/NAME_method.py       its `OfflineMethod`
+    here                               its line, which the commands, `resolve`, `explain`, the JSON schema and the
+                                       reference read
+
+Nothing is imported before a recipe is of the family.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
-from proxima.config.preference_schema import PreferenceConfig
-from proxima.config.schema import RunConfig
+from proxima.config.describe import class_at
 from proxima.config.tree import Node
 
-OFFLINE: tuple[type[OfflineConfig], ...] = (SftConfig, RewardModelConfig, PreferenceConfig)
-FAMILIES: dict[str, type] = {"train": RunConfig} | {family.command: family for family in OFFLINE}  # by command
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A command of `proxima` that trains, and all that is its own.
+
+    Args:
+        command: its name on the command line.
+        title: what it does, for `proxima --help`.
+        config: the dataclass of its recipes, "package.module:Class".
+        own: the section that only its recipes have, which says that a recipe is of this family; empty for `train`,
+            which takes all others.
+        method: its `OfflineMethod`, "package.module:Class"; empty where groups are generated.
+        learning_rate: of its optimizer where a recipe says nothing; None: the optimizer's own default.
+        samples: its model generates, so that held-out evaluations have answers to look at.
+    """
+
+    command: str
+    title: str
+    config: str
+    own: str = ""
+    method: str = ""
+    learning_rate: float | None = None
+    samples: bool = True
+
+    @property
+    def root(self) -> type:
+        """The dataclass of its recipes."""
+        return class_at(self.config)
 
 
-def family_of(layers: Sequence[Node]) -> type:
-    """The config of a recipe's command; `RunConfig` where it has the section of no other."""
+TRAIN = Family(command="train", title="train a model from a recipe", config="proxima.config.schema:RunConfig")
+OFFLINE = (
+    Family(
+        command="sft",
+        title="fine-tune a model on given answers",
+        config="proxima.config.sections.sft_section:SftConfig",
+        own="sft",
+        method="proxima.train.offline.sft_method:SftMethod",
+        learning_rate=2e-5,  # as TRL
+    ),
+    Family(
+        command="reward",
+        title="train a reward model on pairs of completions",
+        config="proxima.config.sections.reward_model_section:RewardModelConfig",
+        own="reward_model",
+        method="proxima.train.offline.reward_method:RewardMethod",
+        learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
+        samples=False,
+    ),
+    Family(
+        command="dpo",
+        title="train a model on preferences: DPO and its relatives",
+        config="proxima.config.sections.preference_section:PreferenceConfig",
+        own="preference",
+        method="proxima.train.offline.preference_method:PreferenceMethod",
+        learning_rate=1e-6,  # as TRL
+        samples=False,
+    ),
+)
+FAMILIES = {family.command: family for family in (TRAIN, *OFFLINE)}
+
+
+def family_of(layers: Sequence[Node]) -> Family:
+    """The family of a recipe; `TRAIN` where it has the section of no other."""
     written = {key for layer in layers for key in layer.mapping or ()}
-    return next((family for family in OFFLINE if family.own in written), RunConfig)
+    return next((family for family in OFFLINE if family.own in written), TRAIN)
+
+
+def family_of_config(config: Any) -> Family | None:
+    """The family whose recipes have this config, or one of this class; None for another root, as of `proxima eval`."""
+    cls = config if isinstance(config, type) else type(config)
+    reference = f"{cls.__module__}:{cls.__qualname__}"
+    return next((family for family in FAMILIES.values() if family.config == reference), None)
 
 
 def command_of(config: Any) -> str:
     """The command of `proxima` that trains this config, or a config of this class."""
-    return getattr(config, "command", "train")
+    return (family_of_config(config) or TRAIN).command

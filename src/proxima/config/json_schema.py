@@ -24,9 +24,9 @@ def json_schema() -> Json:
     definitions: Json = {}
     extends = {"type": "string", "description": "a recipe that this one changes; relative to it"}
     for command, family in FAMILIES.items():
-        body = _object(family, definitions)
+        body = _object(family.root, definitions)
         body["properties"] = {"extends": extends, **body["properties"]}
-        definitions[f"recipes.{command}"] = {**body, "description": summary_of(family)}
+        definitions[f"recipes.{command}"] = {**body, "description": summary_of(family.root)}
     known = {command: {"$ref": f"#/definitions/recipes.{command}"} for command in FAMILIES}
     chosen: Json = {"allOf": [known["train"], {"required": ["model", "task", "reward", "algorithm"]}]}
     for family in OFFLINE:

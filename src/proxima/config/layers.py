@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
-from proxima.config.families import command_of
+from proxima.config.families import Family
 from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides
 from proxima.config.slots import Slot
@@ -14,25 +14,25 @@ from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, mer
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
 
-def merged(layers: Sequence[Node], overrides: Sequence[str], family: type) -> tuple[Node, dict[str, Problem]]:
+def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tuple[Node, dict[str, Problem]]:
     """The layers, the lowest first, then the overrides, over the presets that they name; and the sections whose preset
     is unknown, with their problems.
 
-    `family` is the config of the recipe's training command. Presets are written out after each layer, so that the next
+    `root` is the config of the recipe's training command. Presets are written out after each layer, so that the next
     one sees which kinds it changes. ConfigError for a malformed override, or an index beyond the end of its list.
     """
-    layout = layout_of(family)
+    layout = layout_of(root)
     tree = Node({}, layers[-1].source)
     refused: dict[str, Problem] = {}
     for layer in [*layers, read_overrides(overrides, layout)]:
-        tree = _with_section_presets(merge(tree, _with_list_presets(layer, family), layout), family, refused)
-    return _with_learning_rate(_with_evaluation_defaults(tree, layout), family), refused
+        tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), layout), root, refused)
+    return _with_evaluation_defaults(tree, layout), refused
 
 
-def _with_section_presets(tree: Node, family: type, refused: dict[str, Problem]) -> Node:
+def _with_section_presets(tree: Node, root: type, refused: dict[str, Problem]) -> Node:
     """Lay each section that names a preset over the preset's fields; `refused` gets those whose preset is unknown."""
     fields = dict(tree.mapping or {})
-    for info in fields_of(family):
+    for info in fields_of(root):
         node = fields.get(info.name)
         if info.presets is None or node is None or node.at("preset") is None:
             continue
@@ -42,7 +42,7 @@ def _with_section_presets(tree: Node, family: type, refused: dict[str, Problem])
             refused[info.name] = Problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
             continue
         below = _written_out(presets[str(chosen.value)], chosen)
-        fields[info.name] = merge(below, node, layout_of(family).child(info.name), info.name)
+        fields[info.name] = merge(below, node, layout_of(root).child(info.name), info.name)
     return replace(tree, value=fields)
 
 
@@ -93,9 +93,9 @@ def _with_kind_source(node: Node, text: str) -> Node:
     return replace(node, value=fields)
 
 
-def _with_learning_rate(tree: Node, family: type) -> Node:
+def with_learning_rate(tree: Node, family: Family) -> Node:
     """Write the family's own learning rate under an optimizer of proxima's that has none."""
-    rate = getattr(family, "learning_rate", None)
+    rate = family.learning_rate
     train = (tree.mapping or {}).get("train", Node({}, DEFAULT))
     if rate is None or train.mapping is None:
         return tree
@@ -103,7 +103,7 @@ def _with_learning_rate(tree: Node, family: type) -> Node:
     known = (None, *table_of("proxima.train:OPTIMIZERS"))
     if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in known:
         return tree
-    lr = Node(rate, Source(f"default of proxima {command_of(family)}", "default"), f"{rate:g}")
+    lr = Node(rate, Source(f"default of proxima {family.command}", "default"), f"{rate:g}")
     optimizer = replace(optimizer, value={**optimizer.mapping, "lr": lr})
     train = replace(train, value={**train.mapping, "optimizer": optimizer})
     return replace(tree, value={**(tree.mapping or {}), "train": train})

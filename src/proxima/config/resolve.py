@@ -4,87 +4,25 @@
 All problems are collected and raised together as one `ConfigError`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from proxima.config.builder import Builder, ResolvedValue
+from proxima.config.builder import Builder
 from proxima.config.describe import fields_of
-from proxima.config.families import FAMILIES, command_of, family_of
-from proxima.config.layers import merged
-from proxima.config.problems import ConfigError, Problem, one_problem
+from proxima.config.families import TRAIN, Family, family_of, family_of_config
+from proxima.config.layers import merged, with_learning_rate
+from proxima.config.problems import ConfigError, one_problem
 from proxima.config.recipe_reader import read_recipe, shown_path
-from proxima.config.scalars import in_one_line, to_json
+from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
-from proxima.data.errors import FieldError, FieldErrors
 from proxima.data.recipe_files import find_recipe
-from proxima.data.secret_values import HIDDEN
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
 Recipe = str | Path | Mapping[str, Any]
-Root = TypeVar("Root", covariant=True)
-
-
-@dataclass(frozen=True)
-class Resolved(Generic[Root]):
-    """A config and where each of its values was written.
-
-    Args:
-        config: every slot holds its spec.
-        entries: all leaves in the order of the schema.
-        recipe: the path or name of the recipe; None for a config made from a mapping.
-        import_code: whether what it names outside proxima was imported.
-    """
-
-    config: Root
-    entries: tuple[ResolvedValue, ...]
-    recipe: str | None = None
-    import_code: bool = True
-
-    def entry(self, path: str) -> ResolvedValue:
-        """The entry at a path, or the first below a slot or section (its kind); KeyError if there is none."""
-        for entry in self.entries:
-            if f"{entry.path}.".startswith(f"{path}."):
-                return entry
-        raise KeyError(path)
-
-    def get(self, path: str) -> Any:
-        """The section, spec or value at a dotted path; None where the command's config lacks the section."""
-        value: Any = self.config
-        for name in path.split("."):
-            value = getattr(value, name, None)
-        return value
-
-    def problem(self, path: str, message: str) -> Problem:
-        """A problem with the value at `path`, with its value and source."""
-        entry = self.entry(path)
-        return Problem(entry.path, message, in_one_line(entry.value), entry.where)
-
-    @contextmanager
-    def locating(self) -> Iterator[None]:
-        """Turn each `FieldError` whose field is a path of this config into the user's line, with the value's origin.
-
-        `with resolved.locating(), within("task"): rows = config.task.rows(seed)`. Other errors pass unchanged.
-        """
-        try:
-            yield
-        except (FieldError, FieldErrors) as found:
-            errors = found.errors if isinstance(found, FieldErrors) else (found,)
-            problems = [problem for error in errors if (problem := self._problem_of(error)) is not None]
-            if len(problems) < len(errors):
-                raise
-            raise ConfigError(problems) from found
-
-    def _problem_of(self, error: FieldError) -> Problem | None:
-        """None if the field is no path of this config."""
-        at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
-        if at is None:
-            return None
-        value = at.value if at.path == error.field and error.value != HIDDEN else to_json(error.value)
-        return Problem(error.field, " ".join(error.requirement.split()), in_one_line(value), at.where)
+Root = TypeVar("Root")
 
 
 @overload
@@ -129,15 +67,15 @@ def resolve(
     else:
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
     family = family_of(layers)
-    if root is None:
-        root = family
-    elif root in FAMILIES.values() and root is not family:
-        raise _of_another_command(family, root, name)
-    tree, refused = merged([*layers, layer] if layer else layers, overrides, family)
-    unread = {info.name for info in fields_of(family)} - {info.name for info in fields_of(root)}
+    if root is not None and (wanted := family_of_config(root)) not in (None, family):
+        raise _of_another_command(family, wanted, name)
+    root = root or family.root
+    tree, refused = merged([*layers, layer] if layer else layers, overrides, family.root)
+    tree = with_learning_rate(tree, family)
+    unread = {info.name for info in fields_of(family.root)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
-    if family is not RunConfig and root is not family:
-        fields = _common_fields(fields, family, root)
+    if family is not TRAIN and root is not family.root:
+        fields = _common_fields(fields, family.root, root)
     builder = Builder(import_code, refused)
     config = builder.dataclass(root, replace(tree, value=fields), "", "recipe")
     if problems := builder.found():
@@ -164,14 +102,11 @@ def _common_fields(fields: Mapping[str, Node], family: type, root: type) -> dict
     return kept
 
 
-def _of_another_command(family: type, root: type, name: str | None) -> ConfigError:
+def _of_another_command(family: Family, wanted: Family, name: str | None) -> ConfigError:
     """The line for `proxima train` with a recipe of `proxima sft`."""
-    right = command_of(family)
-    own = getattr(family, "own", None)
-    why = f"has a section {own!r}" if own else f"has no section {getattr(root, 'own', '')!r}"
+    why = f"has a section {family.own!r}" if family.own else f"has no section {wanted.own!r}"
     place = name or "recipe"
-    theirs = getattr(root, "own", None)
-    meant = f", or write `{theirs}: {{}}` into it" if theirs and not own else ""
+    meant = "" if family.own else f", or write `{wanted.own}: {{}}` into it"
     again = " --resume" if name and Path(name).is_dir() else ""
-    message = f"is a recipe of `proxima {right}`, because it {why}"
-    return one_problem(place, f"{message}; run proxima {right} {place}{again}{meant}")
+    message = f"is a recipe of `proxima {family.command}`, because it {why}"
+    return one_problem(place, f"{message}; run proxima {family.command} {place}{again}{meant}")

@@ -1,88 +1,109 @@
-"""Checks that no single field can make: whether the parts of a config fit each other and this machine.
+"""What a config is checked for before a run: whether its parts fit each other and this machine.
 
-A check is a function from `Resolved` to problems. Those in `CHECKS` stop the run; those in `WARNINGS` are shown. A
-check runs where the config of the command has the sections that its line names.
-To add one: the function in `algorithm_checks`, `machine_checks` or `schedule_checks`, a line in one of the two tables,
-and the case as a user types it in `tests/config/test_check.py`.
+The checks are beside their sections; all of them are listed here, in the order in which a user reads what they find.
+Those in `CHECKS` stop the run; those in `WARNINGS` are shown.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from proxima.config import (
-    algorithm_checks,
-    async_checks,
-    critic_checks,
-    engine_checks,
-    machine_checks,
-    replay_checks,
-    sampling_checks,
-    schedule_checks,
-)
-from proxima.config.describe import fields_of
+from proxima.config.describe import kind_of
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.resolve import Recipe, Resolved, resolve
+from proxima.config.resolve import Recipe, resolve
+from proxima.config.resolved import Findings, Resolved
 from proxima.config.schema import RunConfig
+from proxima.config.sections import (
+    algorithm_section,
+    critic_section,
+    data_section,
+    eval_section,
+    model_section,
+    reward_section,
+    rollouts_section,
+    runtime_section,
+    sampling_section,
+    train_section,
+)
+from proxima.config.tree import FILL_IN
 from proxima.model.demo_model import download_demo_model, is_downloadable
 
-Check = Callable[[Resolved[Any]], Iterator[Problem]]
+Check = Callable[..., Findings]
 Root = TypeVar("Root")
 
-ALL_SECTIONS = " ".join(info.name for info in fields_of(RunConfig))
-CHECKS: Sequence[tuple[Check, str]] = (
-    (sampling_checks.training_samples_at_random, "sampling"),
-    (sampling_checks.behavior_matches_sampling, "sampling algorithm engine"),
-    (sampling_checks.sampling_masks_are_replayed, "sampling algorithm"),
-    (algorithm_checks.groups_have_several_completions, "train algorithm"),
-    (algorithm_checks.needed_tensors_are_supplied, "algorithm engine"),
-    (algorithm_checks.preference_is_the_whole_loss, "algorithm"),
-    (algorithm_checks.epochs_measure_the_kl, "algorithm train"),
-    (algorithm_checks.advantage_is_supported, "algorithm critic"),
-    (algorithm_checks.teacher_is_usable, "algorithm engine"),
-    (engine_checks.reference_engine_is_asked, "algorithm"),
-    (algorithm_checks.gdpo_has_the_weights, "algorithm reward"),
-    (algorithm_checks.advantage_reads_the_kl, "algorithm"),
-    (algorithm_checks.allocation_keeps_batch_size, "algorithm train"),
-    (algorithm_checks.dynamic_sampling_has_a_selection, "algorithm"),
-    (algorithm_checks.baseline_rewards_are_per_completion, "algorithm reward"),
-    (algorithm_checks.selection_metrics_exist, "algorithm reward"),
-    (algorithm_checks.correction_has_an_effect, "algorithm"),
-    (async_checks.overlap_is_possible, "runtime rollouts algorithm engine"),
-    (async_checks.overlap_settings_have_an_effect, "runtime rollouts"),
-    (algorithm_checks.next_policy_is_read, "algorithm"),
-    (algorithm_checks.next_policy_is_computed, "algorithm rollouts"),
-    (machine_checks.model_exists, "model"),
-    (machine_checks.adapters_are_ready, "model"),
-    (machine_checks.reward_head_is_new, "model reward_model"),
-    (critic_checks.critic_model_exists, "critic"),
-    (critic_checks.critic_is_read, "critic algorithm"),
-    (critic_checks.critic_fits_the_step, "critic train"),
-    (machine_checks.completions_fit_context, "model"),
-    (machine_checks.reward_models_are_ready, "model reward"),
-    (machine_checks.data_files_exist, ""),
-    (machine_checks.values_are_filled_in, ""),
-    (machine_checks.dtypes_are_consistent, "model"),
-    (machine_checks.device_exists, "model"),
-    (replay_checks.replay_is_of_another_run, "rollouts"),
-    (replay_checks.stored_groups_are_as_configured, ALL_SECTIONS),
-    (machine_checks.trackers_are_ready, "monitor"),
-    (schedule_checks.evaluations_are_configured, "eval checkpoint"),
-    (schedule_checks.evaluation_metric_exists, "eval reward"),
-    (schedule_checks.best_metric_has_a_direction, "eval checkpoint reward"),
+
+def values_are_filled_in(r: Resolved[Any]) -> Findings:
+    """No value has the comment that it only stands in for one to be filled in."""
+    for entry in r.entries:
+        if entry.where.endswith(FILL_IN):
+            remedy = f"set it and remove the comment, or {entry.path}=… on the command line"
+            yield entry.path, f"stands in for a value that is still to fill in; {remedy}"
+
+
+def trackers_are_ready(monitor: Sequence[Any]) -> Findings:
+    """The packages of the trackers are installed, and no tool is named twice."""
+    kinds = [kind_of(tracker) for tracker in monitor]
+    for index, tracker in enumerate(monitor):
+        if remedy := tracker.problem():
+            yield f"monitor.{index}.kind", remedy
+        elif kinds[index] in kinds[:index]:
+            yield f"monitor.{index}.kind", "is named twice; keep one"
+
+
+CHECKS: Sequence[Check] = (
+    sampling_section.training_samples_at_random,
+    sampling_section.behavior_matches_sampling,
+    sampling_section.sampling_masks_are_replayed,
+    algorithm_section.groups_have_several_completions,
+    algorithm_section.needed_tensors_are_supplied,
+    algorithm_section.preference_is_the_whole_loss,
+    algorithm_section.epochs_measure_the_kl,
+    algorithm_section.advantage_is_supported,
+    algorithm_section.teacher_is_usable,
+    algorithm_section.reference_engine_is_asked,
+    algorithm_section.gdpo_has_the_weights,
+    algorithm_section.advantage_reads_the_kl,
+    algorithm_section.allocation_keeps_batch_size,
+    algorithm_section.dynamic_sampling_has_a_selection,
+    algorithm_section.baseline_rewards_are_per_completion,
+    algorithm_section.selection_metrics_exist,
+    algorithm_section.correction_has_an_effect,
+    runtime_section.overlap_is_possible,
+    runtime_section.overlap_settings_have_an_effect,
+    algorithm_section.next_policy_is_read,
+    algorithm_section.next_policy_is_computed,
+    model_section.model_exists,
+    model_section.adapters_are_ready,
+    model_section.reward_head_is_new,
+    critic_section.critic_model_exists,
+    critic_section.critic_is_read,
+    critic_section.critic_fits_the_step,
+    model_section.completions_fit_context,
+    reward_section.reward_models_are_ready,
+    data_section.data_files_exist,
+    values_are_filled_in,
+    model_section.dtypes_are_consistent,
+    model_section.device_exists,
+    rollouts_section.replay_is_of_another_run,
+    rollouts_section.stored_groups_are_as_configured,
+    trackers_are_ready,
+    eval_section.evaluations_are_configured,
+    eval_section.evaluation_metric_exists,
+    eval_section.best_metric_has_a_direction,
 )
-WARNINGS: Sequence[tuple[Check, str]] = (
-    (schedule_checks.evaluation_is_held_out, "task eval"),
-    (schedule_checks.warmup_ends, "train"),
-    (schedule_checks.completions_fit_micro_batch, "sampling train"),
-    (schedule_checks.overlong_penalty_is_reachable, "sampling reward"),
-    (algorithm_checks.prune_rate_is_exact, "algorithm train"),
-    (sampling_checks.sampling_masks_are_small, "sampling algorithm"),
-    (sampling_checks.sampling_masks_are_read, "sampling algorithm engine"),
-    (algorithm_checks.some_tokens_are_older, "algorithm runtime"),
-    (schedule_checks.weights_resolve_an_update, "model train"),
-    (async_checks.overlap_is_of_use, "runtime train algorithm engine rollouts"),
+WARNINGS: Sequence[Check] = (
+    eval_section.evaluation_is_held_out,
+    train_section.warmup_ends,
+    train_section.completions_fit_micro_batch,
+    reward_section.overlong_penalty_is_reachable,
+    algorithm_section.prune_rate_is_exact,
+    sampling_section.sampling_masks_are_small,
+    sampling_section.sampling_masks_are_read,
+    runtime_section.some_tokens_are_older,
+    critic_section.weights_resolve_an_update,
+    runtime_section.overlap_is_of_use,
 )
 
 
@@ -125,9 +146,16 @@ def warnings(resolved: Resolved[Any]) -> list[Problem]:
 
 def to_do(resolved: Resolved[Any]) -> list[Problem]:
     """What stops `train`, and is only a warning for a reader: data files that are missing, values to fill in."""
-    return [*machine_checks.data_files_exist(resolved), *machine_checks.values_are_filled_in(resolved)]
+    return _problems(resolved, (data_section.data_files_exist, values_are_filled_in))
 
 
-def _problems(resolved: Resolved[Any], checks: Sequence[tuple[Check, str]]) -> list[Problem]:
-    sections = set(vars(resolved.config))
-    return [problem for one, needed in checks if sections.issuperset(needed.split()) for problem in one(resolved)]
+def _problems(resolved: Resolved[Any], checks: Sequence[Check]) -> list[Problem]:
+    """What the checks find whose sections, named by their parameters, the config has."""
+    sections = {"r": resolved, **vars(resolved.config)}
+    problems = []
+    for check in checks:
+        names = inspect.signature(check).parameters
+        if names.keys() <= sections.keys():
+            for finding in check(**{name: sections[name] for name in names}):
+                problems.append(finding if isinstance(finding, Problem) else resolved.problem(*finding))
+    return problems

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from proxima.config import resolve
-from proxima.config.algorithm_schema import AlgorithmConfig
+from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.slots import Presets
 from proxima.core.surrogate import Cppo
 from proxima.data import PolicyBatch, UserError

@@ -96,7 +96,7 @@ class _SweepFileReader:
             return None
         for place in (self.file.parent / node.value, find_recipe(node.value)):
             if place.exists():
-                self.family = family_of(read_recipe(place))
+                self.family = family_of(read_recipe(place)).root
                 return _normalized(place)
         where = f"not found beside {shown_path(self.file)}, in the current folder or in `proxima list recipes`"
         self.fail("recipe", where, node)

@@ -14,7 +14,7 @@ from io import FileIO
 from shlex import quote
 from typing import TextIO
 
-from proxima.config.estimate import besides
+from proxima.config.step_size import group_arithmetic
 from proxima.data import Group
 from proxima.data.full_disk import is_disk_full
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
@@ -210,7 +210,8 @@ def arithmetic(info: RunInfo) -> str:
     updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
     parts = f"{count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"
     parts = f"{count(info.examples)} examples" if info.examples else parts
-    return f"step = {parts}{besides(info.completions, info.kept, info.at_once)} → {batches}{budget} → {updates}"
+    parts += group_arithmetic(info.completions, info.kept, info.at_once)
+    return f"step = {parts} → {batches}{budget} → {updates}"
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:

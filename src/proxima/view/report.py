@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from proxima.config.estimate import at_once, pruned
+from proxima.config.step_size import at_once, pruned
 from proxima.core.selection import Prune
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps

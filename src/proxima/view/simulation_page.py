@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from proxima.config.builder import ResolvedValue
+from proxima.config.resolved import ResolvedValue
 from proxima.data.atomic_files import write_atomic
 from proxima.lab.simulate.grid import SimulatedCell
 from proxima.lab.simulate.simulated_run import SpeedFigures

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import proxima
 from proxima.config import load_recipe, resolve
-from proxima.config.preference_schema import PreferenceConfig
+from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
 from proxima.runtime.offline import preference_method
 from proxima.runtime.state.folder import RunFolder

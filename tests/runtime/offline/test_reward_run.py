@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 import proxima
 from proxima.config import load_recipe
-from proxima.config.offline_schema import RewardModelConfig
+from proxima.config.sections.reward_model_section import RewardModelConfig
 from proxima.data import FieldError, UserError
 from proxima.model import load_scalar_model, save
 from proxima.reward import ModelReward

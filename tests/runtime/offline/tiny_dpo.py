@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import resolve
-from proxima.config.preference_schema import PreferenceConfig
+from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.summary import Summary
 from tests.runtime.offline import tiny_sft

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import resolve
-from proxima.config.offline_schema import RewardModelConfig
+from proxima.config.sections.reward_model_section import RewardModelConfig
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.summary import Summary
 from tests.runtime.offline import tiny_sft

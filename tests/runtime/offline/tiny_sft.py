@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import resolve
-from proxima.config.offline_schema import SftConfig
+from proxima.config.sections.sft_section import SftConfig
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.summary import Summary
 from tests.runtime.tiny_run import changed

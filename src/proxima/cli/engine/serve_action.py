@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import resolve
-    from proxima.config.machine_checks import model_problem
+    from proxima.config.sections.model_section import model_problem
     from proxima.data.errors import FieldError, within
     from proxima.engine.serve import check_serve, start_servers
     from proxima.model.demo_model import download_demo_model, is_downloadable

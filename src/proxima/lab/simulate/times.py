@@ -5,10 +5,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from proxima.config.builder import Builder, ResolvedValue
+from proxima.config.builder import Builder
 from proxima.config.layers import merged
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml
+from proxima.config.resolved import ResolvedValue
 from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node, Source, node_of
 from proxima.data import require

@@ -25,8 +25,8 @@ from proxima.train.learner import Learner
 from proxima.train.next_policy import NextLogProbs
 
 if TYPE_CHECKING:
-    from proxima.config.offline_schema import OfflineConfig
     from proxima.config.schema import RunConfig
+    from proxima.config.sections.offline_section import OfflineConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from proxima.config.critic_schema import HeadCritic, ModelCritic
+from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, ScalarModel, load_scalar_model
 from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem

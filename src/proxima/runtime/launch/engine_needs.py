@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.sampling_checks import replays_sampling_masks
+from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.data import within
 from proxima.engine.protocol import Engine, EngineNeeds, EngineSetup, LogProbName, Sampling, close_engine
@@ -12,7 +12,8 @@ from proxima.model.load import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvalSetConfig, EvaluateConfig, RunConfig
+    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.sections.eval_section import EvalSetConfig
 
 REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"
@@ -98,7 +99,7 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineNe
         overlaps=config.runtime.overlaps,
         in_flight=caches_next,
         score_temperatures=(config.sampling.temperature,) if caches_next and algorithm.next_from == "engine" else (),
-        sampling_mask=replays_sampling_masks(config) and not replayed,
+        sampling_mask=replays_sampling_masks(config.sampling, config.algorithm) and not replayed,
         corrected=bool(algorithm.correction),
     )
 

@@ -24,7 +24,8 @@ from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvalSetConfig, EvaluateConfig
+    from proxima.config.schema import EvaluateConfig
+    from proxima.config.sections.eval_section import EvalSetConfig
 
 
 @dataclass(frozen=True, kw_only=True)

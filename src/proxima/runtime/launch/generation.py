@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.algorithm_checks import trains_on_rewards
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor
 from proxima.data import FieldError, Prompt
@@ -27,8 +26,8 @@ from proxima.task.prompts import PromptSource
 from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Unconsumed
 
 if TYPE_CHECKING:
-    from proxima.config.algorithm_schema import AlgorithmConfig
     from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.sections.algorithm_section import AlgorithmConfig
 
 
 def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
@@ -138,7 +137,7 @@ def training_groups(config: "RunConfig") -> GroupSpec:
 
 def max_unscored_steps(config: "RunConfig") -> int:
     """Steps without a score after which the run ends; 0 where it does not train on scores."""
-    return config.runtime.max_unscored_steps if trains_on_rewards(config) else 0
+    return config.runtime.max_unscored_steps if config.algorithm.trains_on_rewards else 0
 
 
 def make_next_policy(

@@ -23,7 +23,8 @@ from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows
 
 if TYPE_CHECKING:
-    from proxima.config.schema import ModelConfig, RunConfig
+    from proxima.config.schema import RunConfig
+    from proxima.config.sections.model_section import ModelConfig
 
 ROWS_READ = 20_000  # of a larger data set, rows at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
-from proxima.config.critic_schema import ModelCritic
 from proxima.config.describe import kind_of
-from proxima.config.sampling_checks import replays_sampling_masks
+from proxima.config.sections.algorithm_section import unsupported_by_loop
+from proxima.config.sections.critic_section import ModelCritic
+from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.penalty import EntropyBonus
 from proxima.data import FieldError
@@ -147,7 +147,7 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         selection=algorithm.selection,
         behavior=algorithm.behavior,
         reads_behavior=algorithm.reads_behavior,
-        masked=replays_sampling_masks(config),
+        masked=replays_sampling_masks(config.sampling, config.algorithm),
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,
@@ -156,7 +156,7 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         reward_kl=algorithm.reward_kl,
         kl_coefficient=kl_coefficient,
         value_warmup=value_warmup(config),
-        unscored=not trains_on_rewards(config) and config.critic is None,  # a critic learns from scores
+        unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
     )
 
 

@@ -13,8 +13,10 @@ from proxima.model.load import DTYPES
 from proxima.train import Schedule, TrainStack
 
 if TYPE_CHECKING:
-    from proxima.config.offline_schema import OfflineConfig
-    from proxima.config.schema import EvaluateConfig, ModelConfig, OptimizationConfig, RunConfig
+    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.sections.model_section import ModelConfig
+    from proxima.config.sections.offline_section import OfflineConfig
+    from proxima.config.sections.train_section import OptimizationConfig
 
 
 def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.config.offline_schema import OfflineConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.runtime.watch.observer import Observer
 from proxima.task.cursor import Cursor

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
-from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
-from proxima.config.preference_schema import PreferenceConfig
+from proxima.config.families import command_of
+from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.preference_section import PreferenceConfig
+from proxima.config.sections.reward_model_section import RewardModelConfig
+from proxima.config.sections.sft_section import SftConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.runtime.launch.build import make_plan
@@ -84,8 +87,8 @@ class OfflineWorkload:
         config = self.config
         return RunInfo(
             **describe_model(config, loaded),
-            algorithm=config.command,
-            command=config.command,
+            algorithm=command_of(config),
+            command=command_of(config),
             folder=folder,
             steps=self.steps,
             resumed_at=step,
@@ -93,7 +96,7 @@ class OfflineWorkload:
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
-        return {"algorithm": self.config.command}
+        return {"algorithm": command_of(self.config)}
 
     def close(self) -> None:
         """Nothing is open."""

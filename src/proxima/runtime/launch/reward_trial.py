@@ -34,7 +34,6 @@ def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Pro
     Raises:
         FieldError: none has a score; quotes the rewards' own errors.
     """
-    from proxima.config.algorithm_checks import trains_on_rewards
 
     tried = [spec for spec in specs if as_reward(spec).where != "compute"]
     if len(tried) < len(specs):  # their scores are missing for those of the whole batch
@@ -56,7 +55,7 @@ def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Pro
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
     facts = f"none of {count} made-up completions such as {text!r:.60} has a score ({score_errors(groups)})"
-    if how == "warn" or not trains_on_rewards(config):
+    if how == "warn" or not config.algorithm.trains_on_rewards:
         return [f"reward: {facts}"]
     remedy = (
         "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it refuses such texts rightly"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.estimate import at_once, pruned
+from proxima.config.step_size import at_once, pruned
 from proxima.model import LoadedModel
 from proxima.rollout.collector import Pending
 from proxima.runtime.launch.build import Restored, make_controller

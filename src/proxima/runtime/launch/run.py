@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from proxima.config.dump import dump
 from proxima.config.families import command_of
-from proxima.config.offline_schema import OfflineConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread

@@ -19,7 +19,9 @@ from proxima.task.prompts import PromptSource, template_note
 from proxima.task.protocol import Rows, open_tasks
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvalSetConfig, EvaluateConfig, ModelConfig, RunConfig
+    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.sections.eval_section import EvalSetConfig
+    from proxima.config.sections.model_section import ModelConfig
 
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training

@@ -17,8 +17,8 @@ from proxima.train.objectives import DistillationTerm
 from proxima.train.teacher_stage import TeacherStage
 
 if TYPE_CHECKING:
-    from proxima.config.algorithm_schema import DistillationConfig
     from proxima.config.schema import RunConfig
+    from proxima.config.sections.algorithm_section import DistillationConfig
 
 PATH = "algorithm.distillation.path"
 FAMILY = "use a teacher of the student's family: they are compared token by token"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from proxima.config.offline_schema import OfflineConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import Prompt
 from proxima.model import LoadedModel, PackedModel
 from proxima.runtime.launch.models import load_model, make_policy

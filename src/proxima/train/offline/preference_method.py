@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.config.preference_schema import PreferenceConfig
+from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.core.preference import Sft
 from proxima.data import FieldError, LabeledCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats

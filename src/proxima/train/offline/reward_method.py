@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxima.config.offline_schema import RewardModelConfig
+from proxima.config.sections.reward_model_section import RewardModelConfig
 from proxima.core import RewardLoss
 from proxima.data import PreferencePair
 from proxima.evaluate.pair_metrics import ScoredPair, pair_metrics

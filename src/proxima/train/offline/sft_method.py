@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from proxima.config.offline_schema import SftConfig
+from proxima.config.sections.sft_section import SftConfig
 from proxima.data import FieldError, Message, Prompt, Trajectory
 from proxima.evaluate.intervals import ratio_of_sums
 from proxima.model import LoadedModel

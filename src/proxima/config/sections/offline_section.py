@@ -1,28 +1,20 @@
-"""The configs of the commands that train on a fixed data set: what they share, and the section that each has of its
-own.
-
-To add one: its section's class and a subclass of `OfflineConfig` here, and a line in `families.FAMILIES`.
-"""
+"""What every run on a fixed data set has, whatever its method. A method's own section and the config of its command
+have a module of their own: `sft_section`, `reward_model_section`, `preference_section`. To add one: see `families`."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from proxima.config.schema import STALL, CheckpointConfig, ModelConfig, OptimizationConfig, RowsConfig
-from proxima.config.slots import (
-    Slot,
-    require_at_least,
-    require_evaluations,
-    require_plain_folder,
-    require_stall_seconds,
-)
-from proxima.data import PreferencePair, Trajectory, require
-from proxima.data.columns import LARGEST
+from proxima.config.sections.data_section import RowsConfig
+from proxima.config.sections.eval_section import CheckpointConfig, require_evaluations
+from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.runtime_section import STALL, require_stall_seconds
+from proxima.config.sections.train_section import OptimizationConfig
+from proxima.config.slots import Slot, require_at_least, require_plain_folder
+from proxima.data import Trajectory, require
 from proxima.evaluate.plateau import Plateau
-from proxima.task.chat_rows import ChatReader
-from proxima.task.column_mapping import template_fields
-from proxima.task.preference_rows import PairColumns, PreferenceReader
+from proxima.task.preference_rows import PreferenceReader
 from proxima.task.protocol import Row
 
 
@@ -108,15 +100,7 @@ class OfflineRuntimeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig:
-    """What a run on a fixed data set has, whatever its method.
-
-    command: the command of `proxima` that trains it; own: the section that only its recipes have; learning_rate: of
-        its optimizer where a recipe says nothing.
-    """
-
-    command: ClassVar[str]
-    own: ClassVar[str]
-    learning_rate: ClassVar[float]
+    """What a run on a fixed data set has, whatever its method."""
 
     model: Annotated[ModelConfig, "the model that is trained"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training rows"]
@@ -139,52 +123,6 @@ class OfflineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftSection:
-    """What is trained of a row, and from which of its columns it is made."""
-
-    loss_on: Annotated[
-        Literal["completion", "all_turns"],
-        "completion: the last turn, the assistant's; all_turns: every turn of the assistant",
-    ] = "completion"
-    completion: Annotated[
-        str | None, "template of the completion over the row's columns, as {solution}; null: the answer"
-    ] = None
-
-    def __post_init__(self) -> None:
-        if self.completion is not None:
-            named = bool(template_fields(self.completion, "completion"))
-            bound, remedy = "names no column: every row would have this text", "put one in braces, as {solution}"
-            require(named, "completion", self.completion, bound, remedy=remedy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftConfig(OfflineConfig):
-    """A run of supervised fine-tuning."""
-
-    command: ClassVar[str] = "sft"
-    own: ClassVar[str] = "sft"
-    learning_rate: ClassVar[float] = 2e-5  # as TRL
-
-    sft: Annotated[SftSection, "what the loss is about"] = field(default_factory=SftSection)
-    eval: Annotated[SampledEvalConfig, "held-out evaluation"] = field(default_factory=SampledEvalConfig)
-
-    def reader(self, tokenizer: Any, context: int) -> ChatReader:
-        """What makes examples of rows."""
-        return ChatReader(
-            tokenizer=tokenizer,
-            context=context,
-            loss_on=self.sft.loss_on,
-            completion=self.sft.completion,
-            truncate=self.data.over_length == "truncate",
-            system=self.data.system,
-            arguments=self.data.template_arguments,
-        )
-
-    def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
-        return (self.reader(tokenizer, context).example(number, row),)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PairConfig(OfflineConfig):
     """What a run on compared completions has, whatever its method."""
 
@@ -197,43 +135,3 @@ class PairConfig(OfflineConfig):
         """What makes pairs of rows."""
         system, arguments = self.data.system, self.data.template_arguments
         return PreferenceReader(tokenizer=tokenizer, context=context, system=system, arguments=arguments)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardModelSection:
-    """Which columns hold the pairs, and the loss between the scores of the two sides."""
-
-    chosen: Annotated[str, "column of the better completion: text, or a list of {role, content}"] = "chosen"
-    rejected: Annotated[str, "column of the worse completion"] = "rejected"
-    margin: Annotated[float, "by how much the chosen side should lead, reward units, where the data doesn't say"] = 0.0
-    margin_column: Annotated[str | None, "column with each pair's own margin, a number; null: none"] = None
-    center: Annotated[float, "coefficient of (sum of both scores)², which keeps scores near 0; 0: off"] = 0.0
-    head_std: Annotated[float, "standard deviation of a new head's weights; 0: zeros"] = 0.02
-
-    def __post_init__(self) -> None:
-        require(abs(self.margin) <= LARGEST, "margin", self.margin, "must be finite in float32")
-        require(0 <= self.center < math.inf, "center", self.center, "must be >= 0 and finite")
-        require(0 <= self.head_std < math.inf, "head_std", self.head_std, "must be >= 0 and finite")
-        double = self.margin_column is not None and self.margin != 0
-        require(not double, "margin", self.margin, f"must be 0 beside margin_column={self.margin_column}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardModelConfig(PairConfig):
-    """A run that trains a reward model on pairs."""
-
-    command: ClassVar[str] = "reward"
-    own: ClassVar[str] = "reward_model"
-    learning_rate: ClassVar[float] = 1e-5  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
-
-    reward_model: Annotated[RewardModelSection, "pairs and loss"] = field(default_factory=RewardModelSection)
-
-    def pair(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair:
-        """The pair of a row; raises as `PreferenceReader.pair`."""
-        section = self.reward_model
-        columns = PairColumns(chosen=section.chosen, rejected=section.rejected, margin=section.margin_column)
-        return self.reader(tokenizer, context).pair(number, row, columns)
-
-    def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
-        pair = self.pair(number, row, tokenizer, context)
-        return pair.chosen, pair.rejected

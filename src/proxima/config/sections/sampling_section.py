@@ -1,80 +1,80 @@
-"""Checks of how training completions are sampled, and of the policies that are compared with that distribution."""
+"""Checks of the `sampling` section, a `Sampling` of `proxima.engine`: how training completions are sampled, and which
+policies are compared with that distribution."""
 
-from collections.abc import Iterator
 from typing import Any
 
-from proxima.config.problems import Problem
-from proxima.config.resolve import Resolved
+from proxima.config.resolved import Findings
+from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.engine.protocol import Sampling
 
 SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 BEHAVIOR = "algorithm.behavior"
 WIDE = 512  # ids of a token that are little beside the rest of it
 
 
-def training_samples_at_random(r: Resolved[Any]) -> Iterator[Problem]:
+def training_samples_at_random(sampling: Sampling) -> Findings:
     """Temperature 0 gives equal completions: a group has nothing to compare."""
-    if r.config.sampling.temperature == 0:
+    if sampling.temperature == 0:
         message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by default"
-        yield r.problem("sampling.temperature", message)
+        yield "sampling.temperature", message
 
 
-def replays_sampling_masks(config: Any) -> bool:
-    """Whether the policy's log-probs are of the tokens that could be sampled, and not of the whole vocabulary."""
-    return bool(config.sampling.truncates) and config.algorithm.behavior == "sampled"
+def replays_sampling_masks(sampling: Sampling, algorithm: AlgorithmConfig) -> bool:
+    """True where the policy's log-probs are of the tokens that could be sampled, and not of the whole vocabulary."""
+    return bool(sampling.truncates) and algorithm.behavior == "sampled"
 
 
-def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
+def behavior_matches_sampling(sampling: Sampling, algorithm: AlgorithmConfig, engine: Any) -> Findings:
     """A ratio of the policy to a truncated distribution needs the tokens that were left, or it is off by their mass."""
-    engine = r.config.engine
-    if not replays_sampling_masks(r.config) or "sampling_mask" in getattr(engine, "provides", ()):
+    if not replays_sampling_masks(sampling, algorithm) or "sampling_mask" in getattr(engine, "provides", ()):
         return
-    cut = next(name for name, off in SAMPLING_OFF.items() if getattr(r.config.sampling, name) != off)
+    cut = next(name for name, off in SAMPLING_OFF.items() if getattr(sampling, name) != off)
     message = "behavior=sampled compares the policy with the truncated distribution"
     remedy = f"set {BEHAVIOR}=untruncated or {cut}={SAMPLING_OFF[cut]}"
     if hasattr(engine, "sampling_mask"):
         message += ", and needs the tokens that could be sampled"
         remedy = f"set engine.sampling_mask=true, {BEHAVIOR}=untruncated or {cut}={SAMPLING_OFF[cut]}"
-    yield r.problem(f"sampling.{cut}", f"{message}; {remedy}")
+    yield f"sampling.{cut}", f"{message}; {remedy}"
 
 
-def sampling_masks_are_replayed(r: Resolved[Any]) -> Iterator[Problem]:
+def sampling_masks_are_replayed(sampling: Sampling, algorithm: AlgorithmConfig) -> Findings:
     """What compares the policy over the whole vocabulary has no part beside a comparison over fewer tokens."""
-    if not replays_sampling_masks(r.config):
+    if not replays_sampling_masks(sampling, algorithm):
         return
-    algorithm, why = r.config.algorithm, "under truncating sampling, behavior=sampled compares over the sampled tokens"
+    why = "under truncating sampling, behavior=sampled compares over the sampled tokens"
     for slot in ("surrogate", "aggregate", "reference_kl"):
         spec = getattr(algorithm, slot)
         if spec is not None and "top_k_log_prob" in spec.needs:
             message = f"compares the most probable tokens of the whole vocabulary; {why}"
             remedy = f"set its divergence=binary_tv, or {BEHAVIOR}=untruncated"
-            yield r.problem(f"algorithm.{slot}.kind", f"{message}; {remedy}")
+            yield f"algorithm.{slot}.kind", f"{message}; {remedy}"
     if algorithm.distillation is not None:
         message = f"a teacher is compared over the whole vocabulary; {why}; set {BEHAVIOR}=untruncated"
-        yield r.problem("algorithm.distillation.path", message)
+        yield "algorithm.distillation.path", message
     if algorithm.preference is not None:
         message = f"pairs are compared by their likelihood over the whole vocabulary; set {BEHAVIOR}=untruncated"
-        yield r.problem("algorithm.preference.kind", message)
+        yield "algorithm.preference.kind", message
     if algorithm.proximal == "next":
         message = f"the log-probs of the next version are over the whole vocabulary; {why}"
-        yield r.problem("algorithm.proximal", f"{message}; set it to recompute, or {BEHAVIOR}=untruncated")
-    if getattr(algorithm, "reference_engine", None) is not None and algorithm.needs_reference:
+        yield "algorithm.proximal", f"{message}; set it to recompute, or {BEHAVIOR}=untruncated"
+    if algorithm.reference_engine is not None and algorithm.needs_reference:
         message = f"an engine scores over the whole vocabulary; {why}; set it to null, or {BEHAVIOR}=untruncated"
-        yield r.problem("algorithm.reference_engine", message)
+        yield "algorithm.reference_engine", message
 
 
-def sampling_masks_are_small(r: Resolved[Any]) -> Iterator[Problem]:
+def sampling_masks_are_small(sampling: Sampling, algorithm: AlgorithmConfig) -> Findings:
     """Where the policy is unsure, top-p and min-p alone keep much of the vocabulary."""
-    if replays_sampling_masks(r.config) and not 0 < r.config.sampling.top_k <= WIDE:
+    if replays_sampling_masks(sampling, algorithm) and not 0 < sampling.top_k <= WIDE:
         message = f"the ids of all tokens that could be sampled go to the trainer; {WIDE} bounds them and seldom binds"
-        yield r.problem("sampling.top_k", message)
+        yield "sampling.top_k", message
 
 
-def sampling_masks_are_read(r: Resolved[Any]) -> Iterator[Problem]:
+def sampling_masks_are_read(sampling: Sampling, algorithm: AlgorithmConfig, engine: Any) -> Findings:
     """The engine makes sampling masks only where something is truncated, and only `behavior: sampled` reads them."""
-    if not getattr(r.config.engine, "sampling_mask", False) or replays_sampling_masks(r.config):
+    if not getattr(engine, "sampling_mask", False) or replays_sampling_masks(sampling, algorithm):
         return
-    if not r.config.sampling.truncates:
+    if not sampling.truncates:
         message = "has no effect: nothing is truncated; set sampling.top_p below 1, or this to false"
     else:
         message = f"is stored with the rollouts and not read; set {BEHAVIOR}=sampled, or this to false"
-    yield r.problem("engine.sampling_mask", message)
+    yield "engine.sampling_mask", message

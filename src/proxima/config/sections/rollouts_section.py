@@ -1,16 +1,17 @@
-"""Checks of a replay: a run on the stored rollouts of another one. What decided which groups were generated, and how
-they were scored, is fixed by that run; what acts on the groups afterwards is this recipe's."""
+"""Checks of `rollouts`, a replay: a run on the stored rollouts of another one. What decided which groups were
+generated, and how they were scored, is fixed by that run; what acts on the groups afterwards is this recipe's."""
 
-from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from proxima.config.comparable import ABSENT, flat_values
-from proxima.config.estimate import pruned
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.resolve import Resolved, resolve
+from proxima.config.resolve import resolve
+from proxima.config.resolved import Findings, Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
+from proxima.config.step_size import pruned
 from proxima.core.advantage import needs_baseline
 
 STORED = (  # the sections and fields that decided what is stored
@@ -21,33 +22,34 @@ NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only checked at a 
 DYNAMIC = "algorithm.dynamic_sampling"
 
 
-def replay_is_of_another_run(r: Resolved[Any]) -> Iterator[Problem]:
+def replay_is_of_another_run(r: Resolved[Any], rollouts: str | None, folder: str | None) -> Findings:
     """The rollouts that are read are in another folder than those that are written."""
-    replayed, folder = r.config.replayed, r.config.folder
-    if replayed is not None and folder is not None and Path(folder).expanduser().resolve() == replayed.resolve():
-        yield r.problem("folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH")
-
-
-def stored_groups_are_as_configured(r: Resolved[Any]) -> Iterator[Problem]:
-    """The replayed run stored what this config would have had generated."""
-    place = r.config.replayed
-    if place is None:
+    if rollouts is None or folder is None:
         return
+    if Path(folder).expanduser().resolve() == r.config.replayed.resolve():
+        yield "folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH"
+
+
+def stored_groups_are_as_configured(r: Resolved[Any], rollouts: str | None) -> Findings:
+    """The replayed run stored what this config would have had generated; said only of a config that is whole."""
+    if rollouts is None or len(vars(r.config)) < len(fields(r.config)):
+        return
+    place = r.config.replayed
     if not (place / "config.yaml").is_file():
         what = "is a folder without config.yaml" if place.is_dir() else "does not exist"
-        yield r.problem("rollouts", f"{what}; give the folder of a run, which `proxima train` printed")
+        yield "rollouts", f"{what}; give the folder of a run, which `proxima train` printed"
         return
     try:
         before: RunConfig = resolve(place, import_code=r.import_code).config
     except ConfigError as error:
         message = f"its config.yaml can't be read ({error.problems[0]}); it may be of another version of proxima"
-        yield r.problem("rollouts", message)
+        yield "rollouts", message
         return
     yield from _differing_fields(r, before)
     yield from _unsupplied(r, before)
 
 
-def _differing_fields(r: Resolved[Any], before: RunConfig) -> Iterator[Problem]:
+def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
     """The first field of each part of the config that decided what was generated, and differs."""
     first, second = flat_values(before), flat_values(r.config)
     paths = [path for path in dict.fromkeys([*second, *first]) if not _below(path, NOT_STORED)]
@@ -61,12 +63,11 @@ def _differing_fields(r: Resolved[Any], before: RunConfig) -> Iterator[Problem]:
         shown = "a config without it" if was is ABSENT else in_one_line(was)
         remedy = f"set {DYNAMIC}=null" if place == DYNAMIC else "use the same"
         message = f"differs from {shown}, with which {r.config.rollouts} generated its rollouts; {remedy}"
-        known = next((entry for entry in r.entries if entry.path == path), None)
-        value = "absent" if now is ABSENT else in_one_line(now)
-        yield Problem(path, message, value, known.where if known else None)
+        where = next((entry.where for entry in r.entries if entry.path == path), None)
+        yield Problem(path, message, "absent" if now is ABSENT else in_one_line(now), where)
 
 
-def _unsupplied(r: Resolved[Any], before: RunConfig) -> Iterator[Problem]:
+def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
     """What the algorithm needs of the rollouts, and they lack."""
     sizes = [
         pruned(c.train.prompts_per_step, c.train.completions_per_prompt, c.algorithm.selection)[0]
@@ -75,10 +76,10 @@ def _unsupplied(r: Resolved[Any], before: RunConfig) -> Iterator[Problem]:
     if sizes[0] != sizes[1]:
         added = " (`prune` with `allocate` takes more)" if sizes[1] != r.config.train.prompts_per_step else ""
         message = f"a step would have {sizes[1]} prompts{added}, and those of {r.config.rollouts} have {sizes[0]}"
-        yield r.problem("train.prompts_per_step", f"{message}; change it or algorithm.selection until they are equal")
+        yield "train.prompts_per_step", f"{message}; change it or algorithm.selection until they are equal"
     if needs_baseline(r.config.algorithm.advantage) and not needs_baseline(before.algorithm.advantage):
         message = f"needs greedy completions, which {r.config.rollouts} did not generate; use another advantage"
-        yield r.problem("algorithm.advantage.kind", message)
+        yield "algorithm.advantage.kind", message
 
 
 def _below(path: str, places: tuple[str, ...]) -> bool:

@@ -1,10 +1,10 @@
-"""The config of `proxima dpo`: learning from preferences in a fixed data set."""
+"""The `preference` section, and the config of `proxima dpo`: learning from preferences in a fixed data set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from proxima.config.offline_schema import PairConfig
+from proxima.config.sections.offline_section import PairConfig
 from proxima.config.slots import Slot
 from proxima.core.preference import Kto
 from proxima.data import LabeledCompletion, PreferencePair, Trajectory, require
@@ -52,10 +52,10 @@ class PreferenceSection:
     @property
     def kto(self) -> Kto | None:
         """The loss of single completions; None: those of pairs."""
-        found = next((one for one in self.loss if isinstance(one, Kto)), None)
-        kinds = [type(one).__name__ for one in self.loss]
-        require(found is None or len(kinds) == 1, "loss", kinds, "must be kto alone: it trains on single completions")
-        return found
+        kto = next((loss for loss in self.loss if isinstance(loss, Kto)), None)
+        kinds = [type(loss).__name__ for loss in self.loss]
+        require(kto is None or len(kinds) == 1, "loss", kinds, "must be kto alone: it trains on single completions")
+        return kto
 
     def pair_objective(self) -> PreferenceObjective:
         """What is minimised over pairs; FieldError for settings that contradict one another."""
@@ -71,10 +71,6 @@ class PreferenceSection:
 @dataclass(frozen=True, kw_only=True)
 class PreferenceConfig(PairConfig):
     """A run of DPO or one of its relatives."""
-
-    command: ClassVar[str] = "dpo"
-    own: ClassVar[str] = "preference"
-    learning_rate: ClassVar[float] = 1e-6  # as TRL
 
     preference: Annotated[PreferenceSection, "loss, reference and columns"]
 

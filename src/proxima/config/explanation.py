@@ -1,0 +1,67 @@
+"""What `proxima explain` shows beside the estimates: the comment of a recipe, its values, and the warnings."""
+
+from dataclasses import replace
+from typing import Any
+
+from proxima.config.estimate import Estimates
+from proxima.config.problems import Problem
+from proxima.config.resolved import Resolved, ResolvedValue
+from proxima.config.validate import to_do, warnings
+from proxima.data import UserError
+from proxima.data.recipe_files import find_recipe
+from proxima.task.column_mapping import ColumnMapping
+
+
+def shown_entries(resolved: Resolved[Any]) -> list[ResolvedValue]:
+    """The values with their sources; null for the column of answers that the data lacks, where a local file tells."""
+    return [_as_read(resolved, entry) for entry in resolved.entries]
+
+
+def _as_read(resolved: Resolved[Any], entry: ResolvedValue) -> ResolvedValue:
+    path, _, name = entry.path.rpartition(".")
+    if name != "answer" or not isinstance(task := resolved.get(path), ColumnMapping):
+        return entry
+    try:
+        columns = task.columns()
+    except (UserError, OSError, ValueError):
+        return entry  # missing or broken data has its own line
+    absent = columns is not None and task.lacks_answer(columns)
+    return replace(entry, value=None, source="the data has no such column", is_default=False) if absent else entry
+
+
+def header_of(resolved: Resolved[Any]) -> str:
+    """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
+    if resolved.recipe is None or not (file := find_recipe(resolved.recipe)).is_file():
+        return ""
+    lines = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        if "yaml-language-server" not in line:
+            text = line.removeprefix("#").removeprefix(" ").rstrip()
+            lines.append("".join(char for char in text if char.isprintable()))
+    return "\n".join(lines).strip("\n")
+
+
+def config_remarks(resolved: Resolved[Any]) -> list[Problem]:
+    """The warnings, and what is still to do: an error of `train`, a warning for a reader."""
+    return [*warnings(resolved), *to_do(resolved)]
+
+
+def as_json(resolved: Resolved[Any], gemm: float | None = None) -> dict[str, Any]:
+    """The same for programs: `header`, `values`, `batch`, `memory_bytes`, `seconds`, `notes`, `warnings`."""
+    estimates = Estimates(resolved, gemm)
+    time, memory = estimates.time, estimates.memory
+    return {
+        "header": header_of(resolved),
+        "values": [
+            {"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in shown_entries(resolved)
+        ],
+        "batch": vars(estimates.batch),
+        "parameters": estimates.model.parameters if estimates.model else None,
+        "known_size": estimates.known_size,
+        "memory_bytes": {**memory, "total": sum(memory.values())} if memory else None,
+        "seconds": {**vars(time), "step": time.step} if time else None,
+        "notes": estimates.notes,
+        "warnings": [str(problem) for problem in config_remarks(resolved)],
+    }

@@ -1,0 +1,95 @@
+"""A config in which every value knows where it was written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from proxima.config.problems import ConfigError, Problem
+from proxima.config.scalars import in_one_line, to_json
+from proxima.data.errors import FieldError, FieldErrors
+from proxima.data.secret_values import HIDDEN
+
+Root = TypeVar("Root", covariant=True)
+Findings = Iterator[tuple[str, str] | Problem]  # of a check: the path of a field, and what is wrong with its value
+
+
+@dataclass(frozen=True)
+class ResolvedValue:
+    """One line of `explain`.
+
+    Args:
+        path: dotted path of a leaf, `algorithm.surrogate.delta`, or of a slot's `kind`.
+        value: scalars, lists and dicts, as JSON has them.
+        source: where it was written, `command line, over 0.15 of the preset`; `where` is the first half of it.
+        help: meaning and unit.
+        origin: `file`, `command line`, `preset` or `default`.
+        is_default: it is what a recipe gets that says nothing.
+    """
+
+    path: str
+    value: Any
+    source: str
+    help: str
+    origin: str
+    where: str
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[Root]):
+    """A config and where each of its values was written.
+
+    Args:
+        config: every slot holds its spec.
+        entries: all leaves in the order of the schema.
+        recipe: the path or name of the recipe; None for a config made from a mapping.
+        import_code: whether what it names outside proxima was imported.
+    """
+
+    config: Root
+    entries: tuple[ResolvedValue, ...]
+    recipe: str | None = None
+    import_code: bool = True
+
+    def entry(self, path: str) -> ResolvedValue:
+        """The entry at a path, or the first below a slot or section (its kind); KeyError if there is none."""
+        for entry in self.entries:
+            if f"{entry.path}.".startswith(f"{path}."):
+                return entry
+        raise KeyError(path)
+
+    def get(self, path: str) -> Any:
+        """The section, spec or value at a dotted path; None where the command's config lacks the section."""
+        value: Any = self.config
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        return value
+
+    def problem(self, path: str, message: str) -> Problem:
+        """A problem with the value at `path`, with its value and source."""
+        entry = self.entry(path)
+        return Problem(entry.path, message, in_one_line(entry.value), entry.where)
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Turn each `FieldError` whose field is a path of this config into the user's line, with the value's origin.
+
+        `with resolved.locating(), within("task"): rows = config.task.rows(seed)`. Other errors pass unchanged.
+        """
+        try:
+            yield
+        except (FieldError, FieldErrors) as raised:
+            errors = raised.errors if isinstance(raised, FieldErrors) else (raised,)
+            problems = [problem for error in errors if (problem := self._problem_of(error)) is not None]
+            if len(problems) < len(errors):
+                raise
+            raise ConfigError(problems) from raised
+
+    def _problem_of(self, error: FieldError) -> Problem | None:
+        """None if the field is no path of this config."""
+        at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
+        if at is None:
+            return None
+        value = at.value if at.path == error.field and error.value != HIDDEN else to_json(error.value)
+        return Problem(error.field, " ".join(error.requirement.split()), in_one_line(value), at.where)

@@ -1,0 +1,55 @@
+"""The `data` section, and the check of the files that tasks read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.model_section import did_you_mean
+from proxima.config.slots import require_at_least
+from proxima.data import require
+from proxima.task.prepared import PreparedTask, prepare_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig:
+    """What every training has that reads rows."""
+
+    system: Annotated[str | None, "system prompt put before each row that has none"] = None
+    template_arguments: Annotated[
+        Mapping[str, Any], "what the chat template reads beside the messages, as {enable_thinking: false} for Qwen3"
+    ] = field(default_factory=dict)
+    shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(RowsConfig):
+    over_length: Annotated[Literal["skip", "refuse"], "a prompt that leaves no room for one new token"] = "skip"
+    check_answers: Annotated[int, "rows, drawn by the seed, whose answers are read before the run; 0: all"] = 10_000
+    max_unreadable: Annotated[float, "share of unreadable ones above which the run is refused; 1: never"] = 0.01
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "check_answers", remedy="0 reads all")
+        share = self.max_unreadable
+        require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")
+
+
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+
+
+def data_files_exist(r: Resolved[Any]) -> Findings:
+    """A task that names a data file, or prepared data, names some that exist."""
+    tasks = {f"{path}.task": held_out.task for path, held_out in (r.get("eval.all_sets") or {}).items()}
+    if not r.get("rollouts"):  # a replay reads no training questions
+        tasks = {"task": r.get("task"), **tasks}
+    for slot, task in tasks.items():
+        if isinstance(task, PreparedTask) and (missing := task.missing()):
+            yield f"{slot}.path", missing
+        for name, value in vars(task).items() if task is not None else ():
+            if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
+                place = Path(value).expanduser()
+                if not place.is_file():
+                    make = prepare_command(place)
+                    remedy = f"{did_you_mean(place)}give a path relative to the current folder"
+                    yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"

@@ -1,0 +1,169 @@
+"""The sections `eval` and `checkpoint`: held-out questions, and what is kept by their figures."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any
+
+from proxima.config.problems import suggestion
+from proxima.config.resolved import Findings
+from proxima.config.slots import Slot, require_at_least
+from proxima.data import require
+from proxima.data.kinds import Kinds
+from proxima.data.outcomes import METRIC_ALIASES, METRICS
+from proxima.engine.protocol import Sampling
+from proxima.evaluate.eval_metrics import powers_of_two
+from proxima.evaluate.headline import PART
+from proxima.evaluate.plateau import Plateau
+from proxima.reward.base import as_reward
+from proxima.task import Arithmetic
+from proxima.task.mix import parts_of
+
+RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
+NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # figures of evaluations
+
+
+def _require_random_samples(config: Any) -> None:
+    require_at_least(config, 1, "samples")
+    same = config.samples > 1 and config.sampling is not None and config.sampling.temperature == 0
+    bound = "must be 1 at temperature 0: greedy answers are all the same"
+    remedy = "set the temperature of its sampling to 1, or samples to 1"
+    require(not same, "samples", config.samples, bound, remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSetConfig:
+    """A set of held-out questions beside `eval.task`: its metrics are `NAME/accuracy` and so on."""
+
+    name: Annotated[str, "begins the names of its metrics, and of its files in evals/"]
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "held-out questions"]
+    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "what scores the answers; none: the run's"] = ()
+    limit: Annotated[int, "questions at most; 0: all"] = 200
+    samples: Annotated[int, "completions a question; several give mean@n and pass@k"] = 1
+    sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
+
+    def __post_init__(self) -> None:
+        named = re.fullmatch(r"[A-Za-z0-9_.+-]*", self.name) is not None and self.name not in RECORD_WORDS
+        bound = f"must be letters, digits and _ . + -, and none of {', '.join(RECORD_WORDS)}"
+        require(named, "name", self.name, bound)
+        require_at_least(self, 0, "limit")
+        _require_random_samples(self)
+
+
+EVAL_SETS = Kinds({"set": "proxima.config.sections.eval_section:EvalSetConfig"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "held-out questions"] = None
+    limit: Annotated[int, "questions at most; 0: all"] = 200
+    every: Annotated[int, "steps between evaluations; 0: only before and after"] = 0
+    before: Annotated[bool, "evaluate before the first step"] = True
+    after: Annotated[bool, "evaluate after the last step"] = True
+    samples: Annotated[int, "completions a question; several give mean@n and pass@k"] = 1
+    sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
+    metric: Annotated[str | None, "what is reported and kept as best; null: accuracy, or else the mean reward"] = None
+    stop_after: Annotated[Plateau | None, "end the run on a plateau of a held-out figure; null: never"] = None
+    sets: Annotated[
+        Any, Slot("proxima.config.sections.eval_section:EVAL_SETS", many=True, default="set"), "further, named sets"
+    ] = ()
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "limit", "every")
+        require_evaluations(self)
+        _require_random_samples(self)
+        names = [held_out.name for held_out in self.sets]
+        require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")
+        missing, remedy = bool(names) and self.task is None, "move the first of the sets to eval.task"
+        require(not missing, "task", None, "must be set beside eval.sets", remedy=remedy)
+
+    @property
+    def all_sets(self) -> dict[str, EvalSetConfig]:
+        """Every set by its dotted path: `eval.task` with an empty name, then those of `sets`; empty without a task."""
+        if self.task is None:
+            return {}
+        main = EvalSetConfig(name="", task=self.task, limit=self.limit, samples=self.samples, sampling=self.sampling)
+        return {"eval": main} | {f"eval.sets.{i}": held_out for i, held_out in enumerate(self.sets)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    every: Annotated[int, "steps between checkpoints; 0: only at the end"] = 0
+    keep_last: Annotated[int, "checkpoints kept; 0: all"] = 2
+    keep_best: Annotated[
+        bool, "also keep the best one of the held-out evaluations: by eval.metric; of sft, the lowest loss"
+    ] = False
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "every", "keep_last")
+
+
+def require_evaluations(config: Any) -> None:
+    """Raise `FieldError` for an `eval` section that ends the run on a plateau of figures that it does not measure."""
+    measured = config.stop_after is None or (config.task is not None and config.every > 0)
+    remedy = "set eval.task, and eval.every to the steps between two evaluations"
+    require(measured, "stop_after", config.stop_after, "needs evaluations during the run", remedy=remedy)
+    metric = config.stop_after and (config.stop_after.metric or getattr(config, "metric", None))
+    name = next((name for name in NO_DIRECTION if f"/{metric}".endswith(f"/{name}")), None)
+    bound, remedy = "is no better when it is higher", "name the accuracy, the reward or a reward"
+    require(name is None, "stop_after.metric", metric, bound, remedy=remedy)
+
+
+def evaluations_are_configured(eval: Any, checkpoint: CheckpointConfig) -> Findings:
+    """`every` and `keep_best` need evaluations, and those a task."""
+    if eval.every and eval.task is None:
+        yield "eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0"
+    if checkpoint.keep_best and (eval.task is None or not eval.every):
+        message = "the best is found by evaluations during the run; set eval.task and eval.every, or false"
+        yield "checkpoint.keep_best", message
+
+
+def evaluation_metric_exists(eval: EvalConfig, reward: Sequence[Any]) -> Findings:
+    """`eval.metric` names what an evaluation has; the parts of a reward's own, `name/part`, are known when it runs."""
+    if eval.metric is None:
+        return
+    metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
+    rewards = {as_reward(spec).label for spec in scored_by}
+    several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
+    metrics = {*METRICS, *METRIC_ALIASES, *rewards, *several}
+    if metric not in metrics and metric.removeprefix(PART).partition("/")[0] not in rewards:
+        also = "NAME/PART for a part of a reward's own"
+        yield "eval.metric", f"an evaluation has no such metric; {suggestion(metric, metrics, also)}"
+
+
+def best_metric_has_a_direction(eval: EvalConfig, checkpoint: CheckpointConfig, reward: Sequence[Any]) -> Findings:
+    """`keep_best` needs a metric for which higher or lower is better."""
+    if not checkpoint.keep_best or not eval.metric:
+        return
+    if _metric_of_a_set(eval, eval.metric, reward)[0] in ("length", "truncated"):
+        message = "keep_best keeps the highest, and here that is not the best"
+        yield "eval.metric", f"{message}; name the accuracy, the reward or a reward"
+
+
+def _metric_of_a_set(eval: EvalConfig, full_name: str, rewards: Sequence[Any]) -> tuple[str, int, Sequence[Any]]:
+    """`eval.metric` without the name of a further set before it, and the samples and rewards of the set it is of."""
+    name, _, metric = full_name.partition("/")
+    for held_out in eval.sets:
+        if metric and held_out.name == name:
+            return metric, held_out.samples, held_out.reward or rewards
+    return full_name, eval.samples, rewards
+
+
+def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
+    """Training and evaluation have no question in common."""
+    sets = [(f"{path}.task", part) for path, spec in eval.all_sets.items() for part in parts_of(spec.task)]
+    for (path, asked), trained in product(sets, parts_of(task)):
+        if asked == trained:
+            remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
+            yield path, f"has the questions of `task`: its figures are those of training data; {remedy}"
+        elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
+            remedy = "set split train for `task`, test here, and equal `held_out`"
+            yield path, f"some of its questions are trained on; {remedy}"
+
+
+def _are_disjoint(trained: Arithmetic, asked: Arithmetic) -> bool:
+    """Whether two sides of a split by hash have no question in common."""
+    if trained.split == "train":
+        return asked.split == "test" and asked.held_out <= trained.held_out
+    return asked.split == "train" and asked.held_out >= trained.held_out

@@ -1,0 +1,153 @@
+"""The `model` section, and its checks against the files and devices of this machine. No weights are loaded."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from proxima.config.problems import nearest
+from proxima.config.recipe_reader import shown_path
+from proxima.config.resolved import Findings, Resolved
+from proxima.data import FieldError, require
+from proxima.model.adapter_files import base_of, check_start
+from proxima.model.demo_model import is_downloadable, missing_reader
+from proxima.model.files import ADAPTER_CONFIG as ADAPTER
+from proxima.model.hub_names import looks_like_hub_name, near_folder, two_readings
+from proxima.model.load import check_device, check_path, export_remedy, is_run, load_shape
+from proxima.model.lora import Lora, missing_peft, target_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    path: Annotated[str, "Hugging Face name, folder, or .gguf file"]
+    revision: Annotated[str | None, "hub revision"] = None
+    dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
+    compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
+    device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
+    attention: Annotated[Literal["auto", "packed", "native", "mask", "padded"], "keeps packed sequences apart"] = "auto"
+    share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
+    gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
+    log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
+    max_length: Annotated[int | None, "tokens, prompt + completion; null: the model's own limit"] = None
+    lora: Annotated[Lora | None, "train adapters in place of the weights; null: off"] = None
+
+    def __post_init__(self) -> None:
+        require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")
+        require(self.max_length is None or self.max_length >= 2, "max_length", self.max_length, "must be >= 2")
+
+
+def model_exists(model: ModelConfig) -> Findings:
+    """A local path exists and is a model folder or a .gguf file."""
+    if remedy := model_problem(model.path):
+        yield "model.path", remedy
+
+
+def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
+    """The package for adapters is installed, the targets are layers of the model, and the adapter to start from was
+    made for it."""
+    if (lora := model.lora) is None:
+        return
+    if (remedy := missing_peft()) is not None:
+        yield "model.lora", f"needs the package peft: {remedy}"
+    elif (Path(model.path) / ADAPTER).is_file():
+        yield "model.path", "is an adapter; write its base there, and the adapter as model.lora.path"
+    elif lora.path is not None and lora.init != Lora.init:
+        yield "model.lora.init", "draws a new adapter, and model.lora.path is one; set one of the two"
+    else:
+        try:
+            if lora.path is not None:
+                check_start(lora, model.path, model.revision, scalar=hasattr(r.config, "reward_model"))
+            if (Path(model.path) / "config.json").is_file():  # not a name of the hub, which would be asked
+                target_layers(load_shape(model.path), lora)
+        except FieldError as error:
+            if error.field.startswith("model.lora"):
+                yield error.field, error.requirement
+
+
+def dtypes_are_consistent(model: ModelConfig) -> Findings:
+    """Autocast never raises the precision of products: weights in bfloat16 have products in bfloat16."""
+    if model.compute_dtype == "float32" and model.dtype == "bfloat16":
+        message = "has no effect: weights in bfloat16 (model.dtype) have products in bfloat16; set both to one dtype"
+        yield "model.compute_dtype", message
+
+
+def device_exists(model: ModelConfig) -> Findings:
+    """The device is of a known kind and exists here."""
+    try:
+        check_device(model.device, "model.device")
+    except FieldError as error:
+        yield "model.device", error.requirement
+
+
+def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
+    """`max_tokens` leaves room for a prompt in the context."""
+    limit, name = model.max_length, "model.max_length"
+    folder = base_of(model.path).path if (Path(model.path) / ADAPTER).is_file() else model.path
+    if limit is None and (file := Path(folder) / "config.json").is_file():
+        limit, name = _context_of(file), f"max_position_embeddings in {shown_path(file)}"
+    if limit is None:
+        return
+    for path, sampling in ((path, r.get(path)) for path in ("sampling", "eval.sampling")):
+        if sampling is not None and sampling.max_tokens >= limit:
+            message = f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it"
+            yield f"{path}.max_tokens", message
+
+
+def _context_of(file: Path) -> int | None:
+    try:
+        limit = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def reward_head_is_new(model: ModelConfig, reward_model: Any) -> Findings:
+    """A reward model that is trained further keeps its head."""
+    if reward_model.head_std != type(reward_model).head_std and has_score(model.path):
+        message = f"is for a new head, and {model.path} has one, which is trained further; leave it out"
+        yield "reward_model.head_std", message
+
+
+def has_score(path: str) -> bool:
+    """Whether a local folder is that of a scalar model; False for a name of the hub, which is not asked."""
+    try:
+        config = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+        return any("SequenceClassification" in name for name in config.get("architectures") or ())
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+
+
+def model_problem(path: str) -> str | None:
+    """Why `path` is not a model, with the remedy; None if it may be one."""
+    place = Path(path)
+    if is_downloadable(path):
+        return missing_reader()
+    if (place / ADAPTER).is_file():
+        try:
+            check_path(path)
+        except FieldError as error:
+            return error.requirement
+        return missing_peft()
+    if is_run(place):
+        return f"is a run, not its model; {export_remedy(path)}"
+    if place.is_dir():
+        there = (place / "config.json").is_file()
+        return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"
+    if place.is_file():
+        remedy = "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
+        return None if place.suffix == ".gguf" else remedy
+    if place.exists():
+        return "is no file and no folder but a device, a pipe or a socket; give a folder or a .gguf file"
+    if looks_like_hub_name(path):
+        return None
+    where = "" if place.is_absolute() or path.startswith("~") else ": a path is relative to the current folder"
+    remedy = (
+        f"{did_you_mean(place) or near_folder(path)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+    )
+    return f"does not exist{where}; {remedy}{two_readings(path)}"
+
+
+def did_you_mean(place: Path) -> str:
+    """`did you mean models/m? Else `, of a path that does not exist; empty where its folder has nothing like it."""
+    near = nearest(place.name, (child.name for child in place.parent.glob("*")))
+    return f"did you mean {shown_path(place.parent / near)}? Else " if near else ""

@@ -1,0 +1,35 @@
+"""Checks of the `reward` section, which holds specs of `proxima.reward`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.model_section import ModelConfig, model_problem
+from proxima.data import FieldError
+from proxima.engine.protocol import Sampling
+from proxima.model.load import load_tokenizer
+from proxima.reward import ModelReward, Overlong
+
+
+def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequence[Any]) -> Findings:
+    """A reward model has a scalar head, and reads the policy's tokens only if it has its vocabulary."""
+    lists = {"reward": reward}
+    lists |= {f"{path}.reward": spec.reward for path, spec in (r.get("eval.all_sets") or {}).items() if spec.reward}
+    for path, rewards in lists.items():
+        for i, spec in enumerate(rewards):
+            if isinstance(spec, ModelReward):
+                try:
+                    spec.check()
+                    if model_problem(model.path) is None:
+                        spec.check_vocabulary(load_tokenizer(model.path, model.revision))
+                except FieldError as error:
+                    yield f"{path}.{i}.{error.field}", error.requirement
+
+
+def overlong_penalty_is_reachable(sampling: Sampling, reward: Sequence[Any]) -> Findings:
+    """A completion can become long enough for the penalty."""
+    longest = sampling.max_tokens
+    for i, spec in enumerate(reward):
+        if isinstance(spec, Overlong) and (free := spec.max_tokens - spec.buffer_tokens) >= longest:
+            message = f"the penalty starts after {free} tokens, never reached with sampling.max_tokens={longest}"
+            yield f"reward.{i}.max_tokens", message

@@ -1,0 +1,129 @@
+"""The `runtime` section: the loop and its machine, and the checks of asynchronous runs."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from proxima.config.describe import kind_of
+from proxima.config.resolved import Findings
+from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.config.sections.train_section import TrainConfig
+from proxima.config.slots import require_at_least
+from proxima.config.step_size import pruned
+from proxima.data import require, require_threads
+from proxima.rollout.admission import OverAge
+
+STALL = "seconds without a token or a finished stage before a warning says what waits for whom; 0: never"
+CONCURRENT = "runtime.max_concurrent_rollouts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    max_lag: Annotated[
+        int, "policy versions a group may be behind at its update; 0: synchronous, no surplus groups"
+    ] = 1
+    max_concurrent_rollouts: Annotated[
+        int | None, "prompts generated at once, asynchronously, with max_lag >= 1; null: between the updates"
+    ] = None
+    over_age: Annotated[
+        OverAge, "groups beyond max_lag: wait for the oldest, so that none is; take what is finished and drop or train"
+    ] = "wait"
+    rollout_retries: Annotated[int, "how often a prompt whose engine call failed is generated again"] = 2
+    reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
+    reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384
+    reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
+    reward_trial: Annotated[
+        Literal["refuse", "warn", "off"], "if the rewards score none of two made-up completions before the run"
+    ] = "refuse"
+    max_unscored_steps: Annotated[
+        int,
+        "steps, or generation batches of a step, in a row without one valid score after which the run ends; 0: never",
+    ] = 3
+    stall_seconds: Annotated[float, STALL] = 600.0
+    threads: Annotated[int, "torch threads; 0: all cores"] = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "max_lag", remedy="0 is synchronous training")
+        require_stall_seconds(self)
+        if self.max_concurrent_rollouts is not None:
+            require_at_least(self, 1, "max_concurrent_rollouts", remedy="null generates between the updates")
+        require_at_least(self, 0, "rollout_retries", remedy="0 ends the run at the first failure")
+        require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
+        require_at_least(self, 0, "reward_memory_mb")
+        require_at_least(self, 1, "reward_workers")
+        require_at_least(self, 0, "max_unscored_steps", remedy="0 never ends the run")
+        require_threads(self.threads, "0 uses all cores")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether prompts are generated during training."""
+        return self.max_concurrent_rollouts is not None and self.max_lag > 0
+
+
+def require_stall_seconds(config: Any) -> None:
+    """Raise `FieldError` for a time that a run never stalls for, or always."""
+    value = config.stall_seconds
+    usable = value == 0 or 1 <= value < math.inf
+    require(usable, "stall_seconds", value, "must be finite and >= 1", remedy="0 never warns")
+
+
+def overlap_is_possible(
+    runtime: RuntimeConfig, rollouts: str | None, algorithm: AlgorithmConfig, engine: Any
+) -> Findings:
+    """Nothing is generated beside a replay, nothing has an age without versions, and no batch is generated at once."""
+    refill = algorithm.dynamic_sampling
+    if runtime.max_concurrent_rollouts is not None and rollouts is not None:
+        yield CONCURRENT, "a replay (rollouts) generates nothing; set it to null"
+    if runtime.overlaps and "policy_version" not in getattr(engine, "provides", {"policy_version"}):
+        message = "does not report the policy version of a token, so nothing bounds its lag"
+        yield "engine.kind", f"{message}; use another engine, or runtime.max_lag=0"
+    if runtime.overlaps and refill is not None and refill.oversample is not None:
+        message = f"has no effect with {CONCURRENT}: each rejected group is replaced by one prompt; set it to null"
+        yield "algorithm.dynamic_sampling.oversample", message
+
+
+def overlap_settings_have_an_effect(runtime: RuntimeConfig, rollouts: str | None) -> Findings:
+    """Settings that only apply to asynchronous training are not set without it. `rollouts`: of a run, not of `proxima
+    eval`, which reads the same section."""
+    if runtime.overlaps:
+        return
+    missing = runtime.max_concurrent_rollouts is None
+    remedy = f"set {CONCURRENT} too" if missing else "runtime.max_lag=0 trains synchronously: raise that"
+    for name, default in (("over_age", "wait"), ("rollout_retries", 2)):
+        if getattr(runtime, name) != default:
+            message = f"only applies to asynchronous training; {remedy}, or leave it out"
+            yield f"runtime.{name}", message
+
+
+def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, algorithm: AlgorithmConfig, engine: Any) -> Findings:
+    """Engine and trainer can work at once, and the bounds leave them room."""
+    if not runtime.overlaps:
+        if runtime.max_concurrent_rollouts is not None:
+            yield "runtime.max_lag", f"{CONCURRENT} has no effect: with 0 the run is synchronous"
+        return
+    if kind_of(engine) == "local":
+        message = "takes turns with the trainer in one thread, so that nothing overlaps; use engine.kind=local_process"
+        yield "engine.kind", message
+    prompts = pruned(train.prompts_per_step, train.completions_per_prompt, algorithm.selection)[0]
+    most = (runtime.max_lag + 1) * prompts
+    if runtime.max_concurrent_rollouts is not None and runtime.max_concurrent_rollouts > most:
+        lag = runtime.max_lag
+        message = f"can't be reached: runtime.max_lag={lag} admits ({lag} + 1) x {prompts} prompts of steps to come"
+        remedy = f"set {most} or fewer, or raise runtime.max_lag or train.prompts_per_step"
+        yield CONCURRENT, f"{message}; {remedy}"
+    if runtime.max_lag >= train.steps:
+        message = f"bounds nothing: the run has {train.steps} steps, so all prompts may be generated before the first"
+        yield "runtime.max_lag", f"{message}; lower it or raise train.steps"
+
+
+def some_tokens_are_older(algorithm: AlgorithmConfig, runtime: RuntimeConfig) -> Findings:
+    """Only tokens two versions old or older differ from plain decoupled PPO."""
+    if algorithm.proximal != "next":
+        return
+    if (lag := runtime.max_lag) < 2:
+        message = f"with runtime.max_lag={lag} no token is two versions old, so this is proximal=recompute"
+        yield "algorithm.proximal", f"{message}; set max_lag to 2"
+    elif runtime.max_concurrent_rollouts is None and algorithm.dynamic_sampling is None:
+        message = "without runtime.max_concurrent_rollouts each step trains on its own version's tokens"
+        remedy = "so this is proximal=recompute; set it to the number of prompts that generate at once"
+        yield "algorithm.proximal", f"{message}, {remedy}"

@@ -1,0 +1,53 @@
+"""The `sft` section, and the config of `proxima sft`: supervised fine-tuning."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
+from proxima.data import Trajectory, require
+from proxima.task.chat_rows import ChatReader
+from proxima.task.column_mapping import template_fields
+from proxima.task.protocol import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftSection:
+    """What is trained of a row, and from which of its columns it is made."""
+
+    loss_on: Annotated[
+        Literal["completion", "all_turns"],
+        "completion: the last turn, the assistant's; all_turns: every turn of the assistant",
+    ] = "completion"
+    completion: Annotated[
+        str | None, "template of the completion over the row's columns, as {solution}; null: the answer"
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.completion is not None:
+            named = bool(template_fields(self.completion, "completion"))
+            bound, remedy = "names no column: every row would have this text", "put one in braces, as {solution}"
+            require(named, "completion", self.completion, bound, remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig(OfflineConfig):
+    """A run of supervised fine-tuning."""
+
+    sft: Annotated[SftSection, "what the loss is about"] = field(default_factory=SftSection)
+    eval: Annotated[SampledEvalConfig, "held-out evaluation"] = field(default_factory=SampledEvalConfig)
+
+    def reader(self, tokenizer: Any, context: int) -> ChatReader:
+        """What makes examples of rows."""
+        return ChatReader(
+            tokenizer=tokenizer,
+            context=context,
+            loss_on=self.sft.loss_on,
+            completion=self.sft.completion,
+            truncate=self.data.over_length == "truncate",
+            system=self.data.system,
+            arguments=self.data.template_arguments,
+        )
+
+    def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
+        return (self.reader(tokenizer, context).example(number, row),)

@@ -1,0 +1,105 @@
+"""The size of a step: what it generates, and how many tokens and micro-batches it forwards."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxima.core.selection import Prune, prompts_factor
+from proxima.rollout.dynamic_sampling import DynamicSampling
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """The arithmetic of a step.
+
+    Args:
+        prompts, completions, sequences: of a step, those that `allocate` adds included; sequences = prompts ×
+            completions.
+        longest: tokens of the longest sequence, prompt + completion.
+        tokens: most tokens forwarded for one pass over the step, shared prompts once where that is on.
+        micro_batches: most forwards of one pass over the step.
+        budget: tokens of a micro-batch.
+        updates: optimizer steps a step, all epochs.
+        kept: completions of each prompt that pruning leaves for the forwards; None: it is not asked for.
+        at_once: prompts of a generation batch under dynamic sampling, 0: as many as it takes to fill the batch; None:
+            it is not asked for.
+        greedy: one more completion of each prompt is generated, the baseline that the advantage compares with.
+    """
+
+    prompts: int
+    completions: int
+    sequences: int
+    longest: int
+    tokens: int
+    micro_batches: int
+    budget: int
+    updates: int
+    kept: int | None = None
+    at_once: int | None = None
+    greedy: bool = False
+    generates: ClassVar[bool] = True
+
+    @property
+    def generated(self) -> tuple[int, int]:
+        """Prompts and sequences of the first generation batch; without dynamic sampling there is no other."""
+        prompts = max(self.at_once or 0, self.prompts)
+        return prompts, prompts * (self.completions + self.greedy)
+
+    def __str__(self) -> str:
+        micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
+        updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
+        sequences = f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences"
+        left = group_arithmetic(self.completions, self.kept, self.at_once)
+        return f"{sequences}{left} → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
+
+
+@dataclass(frozen=True)
+class ExampleStep:
+    """The arithmetic of a step on a fixed data set.
+
+    Args:
+        examples: of a step.
+        mean, longest: tokens of an example, all of its sequences together, among the first rows.
+        tokens: forwarded in a step of examples of the mean length.
+        micro_batches: that these make.
+        budget: tokens of a micro-batch.
+        steps: of the run; 0: the number of rows is not known.
+    """
+
+    examples: int
+    mean: int
+    longest: int
+    tokens: int
+    micro_batches: int
+    budget: int
+    steps: int
+    generates: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"
+        return f"{self.examples:,} examples → about {micro} of ≤ {self.budget:,} tokens → 1 update"
+
+
+def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
+    """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all.
+    From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
+    specs = [spec for spec in selection if isinstance(spec, Prune)]
+    prompts *= prompts_factor(specs, size)
+    kept = size
+    for spec in specs:
+        kept = spec.kept(kept) if spec.scope == "group" else math.ceil(spec.kept(prompts * kept) / prompts)
+    return prompts, kept if specs else None
+
+
+def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
+    """Prompts of a generation batch: 0 where the running acceptance says it, None without dynamic sampling."""
+    return None if refill is None else refill.generation_batch(prompts) or 0
+
+
+def group_arithmetic(completions: int, kept: int | None, together: int | None) -> str:
+    """`, 4 of 16 kept, 96 prompts at a time until it is full`: what pruning and dynamic sampling add to a step."""
+    left = "" if kept is None else f", {kept} of {completions} kept"
+    if together is None:
+        return left
+    return f"{left}, {f'{together:,} prompts at a time' if together else 'generated'} until it is full"
