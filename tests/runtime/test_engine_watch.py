@@ -16,7 +16,7 @@ def test_each_event_is_reported_once_even_if_no_longer_kept() -> None:
     pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
     found = list[str]()
     for number in range(2 * EVENTS + 7):
-        pool.tell(f"event {number}")
+        pool.add_event(f"event {number}")
         if number % 10 == 0:
             found += news(watch, events=list(pool.events), events_total=pool.events_total)
     found += news(watch, events=list(pool.events), events_total=pool.events_total)
@@ -27,7 +27,7 @@ def test_each_event_is_reported_once_even_if_no_longer_kept() -> None:
 def test_events_that_nobody_asked_for_in_time_are_counted() -> None:
     pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
     for number in range(EVENTS + 3):
-        pool.tell(f"event {number}")
+        pool.add_event(f"event {number}")
     first, *others = news(watch, events=list(pool.events), events_total=pool.events_total)
     assert first == "3 earlier lines about servers were dropped"
     assert others == [f"event {number}" for number in range(3, EVENTS + 3)]

@@ -81,6 +81,17 @@ class Local(EngineSpec):
         modes = get_args(Interrupt)
         require(self.interrupt in modes, "interrupt", self.interrupt, f"must be one of {', '.join(modes)}")
 
+    def capabilities_on(self, device: torch.device) -> Capabilities:
+        """What the engine can do with a model on this device."""
+        return Capabilities(
+            weight_updates=frozenset({"module"}),
+            score=True,
+            in_flight=True,
+            top_k=self.top_k_log_probs,
+            sampling_mask=self.sampling_mask,
+            deterministic=device.type == "cpu",  # elsewhere kernels are chosen by the row count
+        )
+
     def build(self, setup: EngineSetup) -> Engine:
         """The running engine."""
         compute = setup.compute or ComputeThread()
@@ -137,14 +148,7 @@ class LocalEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            weight_updates=frozenset({"module"}),
-            score=True,
-            in_flight=True,
-            top_k=self.spec.top_k_log_probs,
-            sampling_mask=self.spec.sampling_mask,
-            deterministic=self.scheduler.cache.device.type == "cpu",  # elsewhere kernels are chosen by the row count
-        )
+        return self.spec.capabilities_on(self.scheduler.cache.device)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream completions as they end. Callers at the same time share the slots.

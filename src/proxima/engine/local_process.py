@@ -94,21 +94,14 @@ class ProcessEngine:
         check_decoder(loaded.model, spec.decoder)
         if os.name != "posix":
             raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
-        self._on_cpu = loaded.model.device.type == "cpu"
+        self._device = loaded.model.device
         self._version = 0
         self._weights, setup = self.compute.call(_share, loaded, spec, max_length)
         self._supervisor = Supervisor(setup, self._weights, restarts=spec.restarts, timeout=spec.timeout, log=log)
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            weight_updates=frozenset({"module"}),
-            score=True,
-            in_flight=True,
-            top_k=self.spec.top_k_log_probs,
-            sampling_mask=self.spec.sampling_mask,
-            deterministic=self._on_cpu,
-        )
+        return self.spec.capabilities_on(self._device)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream completions as they end. Callers at the same time share the slots.

@@ -1,4 +1,11 @@
-"""Keeps the process of an engine running; after a death, a new process gets the unfinished requests."""
+"""Keeps the process of an engine running; after a death, a new process gets the unfinished requests.
+
+It rests on the standard library: `subprocess`, a socket pair, and asyncio's streams. `multiprocessing` is not used,
+because the same tests would fail or need as much code around it: a spawned process imports the trainer's `__main__`
+again, its connections send pickles and block the thread that reads them, and nothing ends a child whose parent is
+killed while the child is still importing torch. A pool of `concurrent.futures` or joblib breaks as a whole when one of
+its processes dies, and knows no stream of results.
+"""
 
 import asyncio
 import os
@@ -14,9 +21,9 @@ from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
+from proxima.engine.exit_codes import describe_exit
 from proxima.engine.own_loop import CLOSED, Arrivals, OwnLoop
 from proxima.engine.protocol import Request
-from proxima.engine.serve.server_process import describe_exit
 from proxima.engine.shared_weights import SharedWeights
 
 START = Path(__file__).resolve().parent / "process_start.py"

@@ -29,9 +29,7 @@ class FakeSglangOptions:
     allow_auto_truncate: bool = False
     spans: bool = True  # meta_info.weight_versions, of newer servers
     salts: bool = True  # cache_salt and extra_key are known
-    modes: tuple = ("abort", "retract", "in_place")  # () of older servers: a pause without modes, which aborts
-    openapi: bool = True
-    tokenizes: bool = True
+    modes: tuple = ("abort", "retract", "in_place")
     api_key: str | None = None
     seed: int = 0
     pace: float = 0.0  # seconds that a token takes; 0: as fast as it can
@@ -93,7 +91,7 @@ class FakeSglang(SmallHttpServer):
         return await made if asyncio.iscoroutine(made) else made
 
     def get_calls(self):
-        found = {
+        return {
             "/health": lambda _: Answer(),
             "/get_model_info": lambda _: Answer(self.model_info()),
             "/get_server_info": lambda _: Answer(self.server_info()),
@@ -101,12 +99,13 @@ class FakeSglang(SmallHttpServer):
             "/get_load": lambda _: Answer([self.load()]),
             "/v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
             "/flush_cache": self.flush,
+            "/openapi.json": lambda _: Answer(self.openapi()),
         }
-        return found | ({"/openapi.json": lambda _: Answer(self.openapi())} if self.options.openapi else {})
 
     def post_calls(self):
-        found = {
+        return {
             "/generate": self.generate,
+            "/tokenize": self.tokenize,
             "/pause_generation": self.pause,
             "/continue_generation": self.resume,
             "/abort_request": self.abort,
@@ -118,7 +117,6 @@ class FakeSglang(SmallHttpServer):
             "/release_memory_occupation": lambda _: Answer(),
             "/resume_memory_occupation": lambda _: Answer(),
         }
-        return found | ({"/tokenize": self.tokenize} if self.options.tokenizes else {})
 
     def model_info(self):
         return {
@@ -141,8 +139,7 @@ class FakeSglang(SmallHttpServer):
         }
 
     def openapi(self):
-        mode = {"mode": {"enum": list(self.options.modes)}} if self.options.modes else {}
-        schemas = {"PauseGenerationReqInput": {"properties": mode}}
+        schemas = {"PauseGenerationReqInput": {"properties": {"mode": {"enum": list(self.options.modes)}}}}
         return {
             "paths": {path: {} for path in self.get_calls() | self.post_calls()},
             "components": {"schemas": schemas},
@@ -159,8 +156,8 @@ class FakeSglang(SmallHttpServer):
     # control
 
     async def pause(self, body):
-        mode = body.get("mode", "abort") if self.options.modes else "abort"
-        if mode not in (self.options.modes or ("abort",)):
+        mode = body.get("mode", "abort")
+        if mode not in self.options.modes:
             return Answer({"message": f"Input should be {self.options.modes}"}, 400)
         self.paused = True
         if mode == "abort":

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http.busy_server import FIRST, LONGEST, busy_seconds
-from proxima.engine.http.client import _retry_after
+from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_after, busy_seconds
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_server import FakeServer, _respond
@@ -16,8 +15,8 @@ from tests.engine.http.test_faulty_servers import check
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("proxima.engine.http.busy_server.FIRST", 0.002)
-    monkeypatch.setattr("proxima.engine.http.busy_server.LONGEST", 0.004)
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.002)
+    monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 0.004)
 
 
 def make_busy(server: FakeServer, status: int, times: float) -> None:
@@ -37,8 +36,8 @@ def make_busy(server: FakeServer, status: int, times: float) -> None:
 def test_waits_double_up_to_a_minute_and_are_not_all_alike():
     def seconds(times, after=None, key=0):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("proxima.engine.http.busy_server.FIRST", FIRST)
-            patch.setattr("proxima.engine.http.busy_server.LONGEST", LONGEST)
+            patch.setattr("proxima.engine.http.client.SHORTEST_BREAK", SHORTEST_BREAK)
+            patch.setattr("proxima.engine.http.client.LONGEST_BREAK", LONGEST_BREAK)
             return busy_seconds(times, after, key)
 
     for times in range(1, 40):
@@ -80,8 +79,8 @@ def test_a_busy_server_slows_the_run_and_does_not_end_it(status, tmp_path):
 
 
 def test_a_server_that_is_left_alone_gets_nothing_meanwhile(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.engine.http.busy_server.FIRST", 3600.0)
-    monkeypatch.setattr("proxima.engine.http.busy_server.LONGEST", 3600.0)
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 3600.0)
+    monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 3600.0)
     asked = requests(6, 2)
     with fakes(2) as servers, engine_over(servers, tmp_path, max_running=2) as engine:
         make_busy(servers[0], 429, 10_000)

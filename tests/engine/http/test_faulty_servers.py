@@ -21,7 +21,7 @@ FAULTS = ("error", "overload", "hang", "break", "short", "nan", "other", "imposs
 def short_waits(monkeypatch):
     """A busy machine makes a server fail again before it returns, which must not cost a minute each time."""
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.5)
-    monkeypatch.setattr("proxima.engine.http.busy_server.FIRST", 0.01)
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.01)
 
 
 def check(asked, given, weights=WEIGHTS):

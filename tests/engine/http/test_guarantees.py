@@ -14,6 +14,7 @@ import pytest
 from proxima.data import FieldError, UserError
 from proxima.engine.http import Chunk
 from proxima.engine.http.answer_checks import WrongAnswerError, spans_of
+from proxima.engine.http.answer_values import version_spans
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
@@ -196,14 +197,10 @@ def test_a_vllm_token_that_is_no_id(token):
 @pytest.mark.parametrize(
     "spans",
     [
-        (("v1", 0.0, 3.0),),
-        ((None, 0, 3),),
-        ((["v1"], 0, 3),),
         (("v1", 0, 2),),
         (("v1", 0, 2), ("v1", 1, 3)),
         (("v1", 0, 1), ("v1", 2, 3)),
         (("v1", 0, 4),),
-        (("v1", 0, None),),
         (("v0", 0, 3),),
         (("v1", 2, 3), ("v1", 0, 2)),
     ],
@@ -211,6 +208,12 @@ def test_a_vllm_token_that_is_no_id(token):
 def test_spans_that_are_none(spans):
     with pytest.raises(WrongAnswerError):
         spans_of(spans, 3, {"v1": 1})
+
+
+@pytest.mark.parametrize("span", [("v1", 0.0, 3), ("v1", 0, 3.0), (None, 0, 3), (["v1"], 0, 3), ("v1", 0, None)])
+def test_spans_of_other_types(span):
+    with pytest.raises(ValueError, match="is "):
+        version_spans([dict(zip(("version", "start", "end"), span, strict=True))])
 
 
 class ByteTokenizer(LetterTokenizer):

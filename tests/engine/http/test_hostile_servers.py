@@ -371,8 +371,8 @@ async def _nothing() -> None: ...
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxima.engine.http.busy_server.FIRST", 0.005)
-    monkeypatch.setattr("proxima.engine.http.busy_server.LONGEST", 0.02)
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.005)
+    monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 0.02)
     monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.05)
     monkeypatch.setattr("proxima.engine.http.replica.READ_OUT_SECONDS", 0.1)
 

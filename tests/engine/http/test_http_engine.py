@@ -8,7 +8,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http import SyncReport
-from proxima.engine.http.weight_sync import sync_figures
+from proxima.engine.http.folder_sync import sync_figures
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import STOP, sequence_log_probs

@@ -42,10 +42,11 @@ def test_servers_that_can_do_all_of_it_pass():
         ({"token_ids": False}, {}, {}, "its completions do not come as token ids"),
         ({"letters": "gfedcba"}, {}, {}, "it has another tokenizer"),
         ({"weight_updates": []}, {}, {}, "takes no new weights"),
+        ({"scores": False}, {}, {}, "gives no log-probs of given tokens, so nothing can prove that it has the new"),
         ({}, {}, {"weights": "disk"}, "weights='disk' is no way of .*; it has value, or auto"),
         ({"quantization": "fp8"}, {}, {}, "quantization=None is not what .* has: quantization=fp8"),
         ({"log_probs": "raw"}, {"training": Sampling(temperature=0.7)}, {}, "reports log-probs of temperature 1"),
-        ({"scores": False}, {"score_temperatures": (1.0,)}, {}, "does not score tokens"),
+        ({"scores": False}, {"score_temperatures": (1.0,), "publishes": False}, {}, "does not score tokens"),
         ({"version_spans": False}, {"overlaps": True}, {"interrupt": "keep"}, "interrupt='keep' needs a server that"),
         ({}, {"sampling_mask": True}, {}, "does not tell which tokens could be sampled"),
         (

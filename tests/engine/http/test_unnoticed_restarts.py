@@ -9,7 +9,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerHealth
-from proxima.engine.http.weights_check import WeightsCheck
+from proxima.engine.http.version_proof import SharedQuestion
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import sequence_log_probs
@@ -171,7 +171,7 @@ def test_one_question_answers_all_who_came_before_it():
                 raise ServerError("http://x", "/load", "status 500")
             return ServerHealth(weight_version=f"v{number}")
 
-        check = WeightsCheck(ask, "http://x")
+        check = SharedQuestion(ask, "http://x")
         first = asyncio.create_task(check.ask(10))
         await until(lambda: asked == [0])
         others = [asyncio.create_task(check.ask(10)) for _ in range(50)]
@@ -182,7 +182,7 @@ def test_one_question_answers_all_who_came_before_it():
         return asked, found, failed
 
     asked, found, failed = asyncio.run(go())
-    assert found == ["v1", *["v2"] * 50] and asked == [0, 1, 2, 3]  # the last four share one
+    assert found == ["v1", *["v2"] * 50] and asked == [0, 1, 2]  # the last five share one
     assert all(isinstance(one, ServerError) and one.reason == "status 500" for one in failed)
 
 
@@ -195,7 +195,7 @@ def test_a_question_whose_asker_leaves_is_asked_again_and_one_without_an_answer_
                 await asyncio.sleep(0.001)
             return ServerHealth(weight_version="v")
 
-        check = WeightsCheck(ask, "http://x")
+        check = SharedQuestion(ask, "http://x")
         first = asyncio.create_task(check.ask(10))
         await asyncio.sleep(0)
         second = asyncio.create_task(check.ask(10))

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import Chunk, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.http.vllm_facts import COMPLETIONS, GENERATE, VllmFacts, find_vllm_facts
+from proxima.engine.http.vllm_facts import COMPLETIONS, GENERATE, find_vllm_facts
 from proxima.engine.protocol import Sampling
 from tests.engine.http.fake_vllm import FakeVllm, log_softmax, logits_after
 
@@ -28,11 +28,11 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
 
 
-def facts_of(fake: FakeVllm) -> VllmFacts:
+def facts_of(fake: FakeVllm) -> ServerFacts:
     return run(find_vllm_facts(fake.client()))
 
 
-async def chunks(fake: FakeVllm, facts: VllmFacts, **more: Any) -> list[Chunk]:
+async def chunks(fake: FakeVllm, facts: ServerFacts, **more: Any) -> list[Chunk]:
     request = TokenRequest(id="one", tokens=[5, 6], **({"sampling": Sampling(max_tokens=4), "seed": 3} | more))
     return [chunk async for chunk in DIALECT.stream(fake.client(), facts, request)]
 
@@ -227,13 +227,6 @@ def test_a_reload_packs_tied_heads_where_the_worker_can(how: str, packs: int, tm
     methods = [body["method"] for path, body in fake.calls[before:] if path == "/collective_rpc"]
     assert methods == ["reload_weights", *["pack_tied_heads"] * packs]
     assert fake.version == "run-4"
-
-
-def test_a_way_that_the_server_lacks_is_refused(tmp_path: Path) -> None:
-    weights = WeightHandover(version=1, label="v", folder=tmp_path, how="transfer")
-    for fake, remedy in ((FakeVllm(backend=None), "reload_packed, reload"), (FakeVllm(control=False), "DEV_MODE=1")):
-        with pytest.raises(UserError, match=remedy):
-            run(DIALECT.load_weights(fake.client(), facts_of(fake), weights))
 
 
 def test_the_worker_and_the_dialect_name_the_same_backend() -> None:

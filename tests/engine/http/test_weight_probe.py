@@ -163,14 +163,6 @@ def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, lo
     asyncio.run(sync.close())
 
 
-def test_a_server_too_short_for_the_probe_gets_no_weights(loaded: LoadedModel) -> None:
-    server, sync = ModelServer(loaded, facts=replace(FACTS, max_length=64 + CONTEXT)), sync_of(loaded)
-    with pytest.raises(UserError, match="takes sequences of 72 tokens, too short for the 72 .*probe_tokens=63"):
-        push(sync, server, loaded.model)
-    assert not server.calls
-    asyncio.run(sync.close())
-
-
 def test_the_message_says_who_how_far_and_what_to_do(loaded: LoadedModel) -> None:
     server = ModelServer(loaded, [name for name, _ in loaded.model.named_parameters()])
     sync = sync_of(loaded)
@@ -353,24 +345,6 @@ def test_an_adapter_is_proven_merged(tiny_model: Callable[[str], Path]) -> None:
                 weight.normal_(std=0.1, generator=draws)
     sync = sync_of(base)
     assert push(sync, server, base.model).metrics["probe_max"] < 1e-4
-    asyncio.run(sync.close())
-
-
-@pytest.mark.parametrize(
-    ("change", "settings", "reason"),
-    [
-        ({"weight_updates": ()}, {}, "takes no weights.*DEV_MODE"),
-        ({}, {"weights": "nccl"}, "by 'nccl'; it can by best, other"),
-        ({"scores": False}, {}, "no log-probs of given tokens"),
-    ],
-)
-def test_what_a_server_lacks_is_said(
-    change: dict[str, Any], settings: dict[str, Any], reason: str, tiny_model: Callable[[str], Path]
-) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-    sync = sync_of(loaded, **settings)
-    with pytest.raises(UserError, match=reason):
-        push(sync, ModelServer(loaded, facts=replace(FACTS, **change)), loaded.model)
     asyncio.run(sync.close())
 
 

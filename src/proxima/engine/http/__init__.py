@@ -2,8 +2,10 @@
 
 `dialect.py` has what differs between servers, `vllm.py` and `sglang.py` implement it. The rest does not know which
 server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one server and
-what runs on it), `replica_pool.py` (which replica gets a request; an unhealthy one is ejected until it recovers),
-`engine.py` (the `Engine` over them), `weight_sync.py` (how new weights get there, and the proof that they arrived).
+what runs on it), `replica_states.py` (its states and what moves it from one to another, in one table),
+`version_proof.py` (which weights it has), `replica_pool.py` (which replica gets a request), `replica_keeper.py` (health
+checks, return to service, new weights), `engine.py` (the `Engine` over them), `folder_sync.py` (how new weights get
+there) and `weight_probe.py` (that a server computes with them).
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `proxima.engine.protocol`. Imported by `engine/__init__`, `cli`.
 To add a server: a file with a class that has the methods of `Dialect`, and a spec that derives from `ServerSpec` beside
 it; the tests of `tests/engine/http` run over a fake of its protocol.
@@ -17,11 +19,10 @@ if TYPE_CHECKING:
     from proxima.engine.http.client import Address, ServerClient, ServerError
     from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, TokenRequest, WeightHandover
     from proxima.engine.http.engine import HttpEngine
-    from proxima.engine.http.folder_sync import FolderSync
+    from proxima.engine.http.folder_sync import FolderSync, SyncReport
     from proxima.engine.http.generation_job import CompletionRules
     from proxima.engine.http.server_spec import ServerSpec
     from proxima.engine.http.vllm import Vllm, VllmDialect
-    from proxima.engine.http.weight_sync import SyncReport, WeightSync
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
@@ -42,5 +43,4 @@ __all__ = [
     "Vllm",
     "VllmDialect",
     "WeightHandover",
-    "WeightSync",
 ]

@@ -16,6 +16,11 @@ SLACK = 1e-3  # nats above 0 that rounding can give a log-prob
 class WrongAnswerError(ValueError):
     """What a server gave can't be the answer; nothing of it is used."""
 
+    @property
+    def reason(self) -> str:
+        """One line, without the address."""
+        return str(self)
+
 
 def mask_of(chunk: Chunk) -> SamplingMask:
     """The sets of a chunk's tokens, checked."""
@@ -64,16 +69,14 @@ def spans_of(
     spans: tuple[tuple[str, int, int], ...], length: int, labels: Mapping[str, int]
 ) -> list[tuple[int, int, int]]:
     """Versions of the tokens by the server's word, checked."""
-    at, found = 0, list[tuple[int, int, int]]()
+    at, checked = 0, list[tuple[int, int, int]]()
     for label, start, end in spans:
-        if not (isinstance(label, str) and isinstance(start, int) and isinstance(end, int)):
-            raise WrongAnswerError(f"versions of tokens that are {(label, start, end)!r}")
         if label not in labels:
             raise WrongAnswerError(f"sampled by weights {label!r}, not by {' or '.join(map(repr, labels))}")
         if start != at or end < start:
             raise WrongAnswerError(f"versions of tokens {start} to {end} after those up to {at}")
         at = end
-        found.append((labels[label], start, end))
+        checked.append((labels[label], start, end))
     if at != length:
         raise WrongAnswerError(f"versions of {at} of {length} tokens")
-    return found
+    return checked

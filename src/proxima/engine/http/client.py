@@ -1,4 +1,4 @@
-"""One address: JSON calls with a deadline, and streams; errors that name the server, and the rule about strangers."""
+"""One address: JSON calls with a deadline, and streams; errors name the server; proxies and redirects are refused."""
 
 import asyncio
 import ipaddress
@@ -16,6 +16,7 @@ import httpx
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.data.random import BUSY_SERVER, mix
 from proxima.data.secret_values import HIDDEN, is_secret_value
 from proxima.engine.http.answer_values import error_message, missing, one_line
 
@@ -25,6 +26,7 @@ ANSWER = 4 << 20  # most bytes of an answer that grows with no request: what a s
 ERROR = 64 << 10  # bytes of an error's body that are read
 TOKEN, SET = 2 << 10, 16  # most bytes of what is said of a token, and of an id among those that could be sampled
 EVENT = 16 << 10  # of an event with one token, with all that comes with it
+SHORTEST_BREAK, LONGEST_BREAK = 0.5, 60.0  # seconds that a busy server is left alone
 
 
 class ServerError(OSError):
@@ -169,13 +171,13 @@ class ServerClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def get(self, path: str, **query: Any) -> Any:
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """What a GET answers: JSON decoded, None where the body is empty.
 
         Raises:
             ServerError: no connection, no answer in time, another status than 2xx, no JSON, or more than fits the call.
         """
-        return await self._call("GET", path, None, ANSWER, params=query)
+        return self._decoded(path, await self._request("GET", path, query=query))
 
     async def post(
         self,
@@ -183,7 +185,7 @@ class ServerClient:
         body: Any = None,
         *,
         seconds: float | None = None,
-        query: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
         size: int = ANSWER,
     ) -> Any:
         """The same of a POST.
@@ -191,25 +193,33 @@ class ServerClient:
         Args:
             size: most bytes of the answer.
         """
-        return await self._call("POST", path, seconds, size, json=body, params=dict(query or {}))
+        return self._decoded(path, await self._request("POST", path, body, query, seconds=seconds, size=size))
 
     async def post_text(self, path: str, body: Any = None) -> str:
         """What a POST answers that is no JSON."""
-        return (await self._request("POST", path, None, ANSWER, json=body)).decode(errors="replace")
+        return (await self._request("POST", path, body)).decode(errors="replace")
 
-    async def _request(self, method: str, path: str, seconds: float | None, size: int, **more: Any) -> bytes:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        *,
+        seconds: float | None = None,
+        size: int = ANSWER,
+    ) -> bytes:
         limit = self.seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(limit):  # the client's own limit is between two bytes
                 with self._transfer(path, limit):
-                    async with self._http.stream(method, path, timeout=limit, **more) as response:
+                    async with self._http.stream(method, path, timeout=limit, json=body, params=query) as response:
                         await self._check_status(path, response)
                         return await read_body(response, size)
         except TimeoutError as error:
             raise ServerError(self.url, path, f"no complete response within {limit:g} s") from error
 
-    async def _call(self, method: str, path: str, seconds: float | None, size: int, **more: Any) -> Any:
-        body = await self._request(method, path, seconds, size, **more)
+    def _decoded(self, path: str, body: bytes) -> Any:
         if not body:
             return None
         try:
@@ -280,6 +290,21 @@ def _retry_after(headers: httpx.Headers) -> float | None:
     """Seconds, where the header has a number; a date is not read, for clocks differ."""
     value = headers.get("Retry-After", "").strip()
     return float(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
+
+
+def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
+    """Seconds to leave a busy server alone: what it asks for, else twice as long each time, up to `LONGEST_BREAK` and
+    with up to half of it left out at random, so that the replicas of a run do not come back together.
+
+    Args:
+        times: how often in a row it was busy, this one included.
+        retry_after: what it asks for.
+        key: of the draw.
+    """
+    if retry_after is not None:
+        return min(retry_after, LONGEST_BREAK)
+    seconds = min(SHORTEST_BREAK * 2.0 ** min(times - 1, 30), LONGEST_BREAK)
+    return seconds * (1 - mix(BUSY_SERVER, key, times) / 2**65)
 
 
 async def stream_events(

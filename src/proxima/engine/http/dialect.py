@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from proxima.data import UserError
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
@@ -45,6 +46,8 @@ class ServerFacts:
         sampling_mask: it gives the tokens that could be sampled, with each token.
         routed_experts: it gives the experts of each token.
         batch_invariant: a completion does not depend on what else is running.
+        route: the call that completions come from, where a kind of server has several.
+        control: it has the calls that pause it and load weights, where these have to be switched on.
         more: what else is worth a line of `proxima engine check`.
     """
 
@@ -68,6 +71,8 @@ class ServerFacts:
     sampling_mask: bool = False
     routed_experts: bool = False
     batch_invariant: bool = False
+    route: str = ""
+    control: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -162,6 +167,13 @@ class ServerHealth:
     paused: bool | None = None
     model: str | None = None
     instance: str | None = None
+
+
+def check_scorable(url: str, facts: ServerFacts, count: int, option: str) -> None:
+    """Raise UserError for as many tokens as fill the server's whole length: it wants room for one token more."""
+    if facts.max_length is not None and count >= facts.max_length:
+        message = f"{url}: {count} tokens can't be scored at a maximum length of {facts.max_length}"
+        raise UserError(message, remedy=f"start the server with {option} or more")
 
 
 class Dialect(Protocol):

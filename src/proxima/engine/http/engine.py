@@ -9,16 +9,15 @@ from typing import Any
 
 from proxima.data import Completion, UserError
 from proxima.data.columns import Floats
-from proxima.engine.http.client import Address, ServerError
-from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.client import Address
+from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
-from proxima.engine.http.pool_errors import no_replica_left
-from proxima.engine.http.replica import Replica
+from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_checks import Agreement, ask_all, capabilities_of, check_facts
-from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.replica_states import Event
+from proxima.engine.http.server_checks import Introduction, capabilities_of, check_facts, introductions
+from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.own_loop import Arrivals, OwnLoop
 from proxima.engine.protocol import (
     Capabilities,
@@ -48,7 +47,7 @@ class HttpEngine:
     """
 
     def __init__(
-        self, spec: ServerSettings, rules: CompletionRules, sync: WeightSync, servers: Servers | None = None
+        self, spec: ServerSpec, rules: CompletionRules, sync: FolderSync, servers: Servers | None = None
     ) -> None:
         self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)
@@ -70,61 +69,34 @@ class HttpEngine:
         addresses: Sequence[Address] = spec.addresses
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
-        unknown = ServerFacts(server="", model="")
-        self._replicas = replicas = [Replica(address, dialect, unknown, spec, self._tag) for address in addresses]
-        found = await ask_all(dialect, [replica.client for replica in replicas])
-        for replica, facts in zip(replicas, found, strict=True):
-            if isinstance(facts, ServerError):
-                replica.in_service, replica.reason = False, facts.reason
-            else:
-                replica.facts = facts
-        answered = [facts for facts in found if isinstance(facts, ServerFacts)]
-        if not answered:
+        self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
+        introduced, expected = await introductions(dialect, [one.client for one in replicas], rules.tokenizer)
+        for replica, introduction in zip(replicas, introduced, strict=True):
+            _join(replica, introduction)
+        if expected is None:
             raise no_replica_left(replicas)
-        first = answered[0]
-        agreement = Agreement(facts=first, tokenizer=rules.tokenizer)
-        for replica in replicas:
-            if replica.in_service:
-                await self._compare(replica, agreement)
-            else:
-                replica.facts = first
         serving = [replica for replica in replicas if replica.in_service]
         if not serving:
             raise no_replica_left(replicas, "look at the server's log, start it again")
-        for replica in replicas:
+        for replica, introduction in zip(replicas, introduced, strict=True):
+            replica.facts = introduction.facts or expected.facts
             if not replica.in_service:
-                replica.set_version(0, serving[0].label)  # what it must have to return before new weights come
+                replica.proof.set_version(0, serving[0].proof.label)  # to return before new weights come
+        self.facts = first = expected.facts
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
+        lengths = [one.facts.max_length for one in introduced if one.facts is not None and one.facts.max_length]
         self.rules = replace(
             rules,
-            max_length=min([rules.max_length, *(facts.max_length for facts in answered if facts.max_length)]),
+            max_length=min([rules.max_length, *lengths]),
             log_probs=first.log_probs,
             sampling_mask=spec.sampling_mask and first.sampling_mask,
         )
-        self.facts = first
         self._pool = ReplicaPool(replicas, spec)
         for replica in replicas:
             if not replica.in_service:
-                self._pool.tell(f"engine: {replica.url} is out of service: {replica.reason}")
-        self._keeper = ReplicaKeeper(self._pool, self._sync, agreement, tag=self._tag, servers=servers)
-
-    async def _compare(self, replica: Replica, agreement: Agreement) -> None:
-        """Take it into service if it is like the others; one that fails meanwhile is out of service.
-
-        Raises:
-            UserError: it differs.
-        """
-        dialect, client = replica.dialect, replica.client
-        try:
-            if problem := await agreement.problem(dialect, client, replica.facts):
-                raise UserError(f"engine: {replica.url}: {problem}", remedy="start it like the others and the trainer")
-            health = await dialect.health(client, replica.facts)
-        except ServerError as error:
-            replica.in_service, replica.reason = False, f"{error.call or 'a call'} failed: {error.reason}"
-        else:
-            replica.instance = health.instance
-            replica.set_version(0, health.weight_version)
+                self._pool.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
+        self._keeper = ReplicaKeeper(self._pool, self._sync, expected, tag=self._tag, servers=servers)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -161,9 +133,9 @@ class HttpEngine:
                 self._loop.submit(self._pool.withdraw, jobs)
 
     def _submit(self, jobs: Sequence[GenerationJob]) -> None:
-        labels = {replica.label for replica in self._pool.serving}
-        if not self._keeper.published and len(labels) > 1:
-            names = ", ".join(f"{replica.url}: {replica.label!r}" for replica in self._pool.serving)
+        labels = {replica.url: replica.proof.label for replica in self._pool.serving}
+        if not self._keeper.published and len(set(labels.values())) > 1:
+            names = ", ".join(f"{url}: {label!r}" for url, label in labels.items())
             error = UserError(f"engine: the servers have different weights: {names}", remedy="start them again")
             for job in jobs:
                 job.fail(error)
@@ -271,6 +243,26 @@ class HttpEngine:
             self._servers.close()
 
 
+def _join(replica: Replica, introduction: Introduction) -> None:
+    """Take it into service if it is like the others; one that failed meanwhile is out of service.
+
+    Raises:
+        UserError: it differs.
+    """
+    error, health = introduction.error, introduction.health
+    if introduction.difference is not None:
+        message = f"engine: {replica.url}: {introduction.difference}"
+        raise UserError(message, remedy="start it like the others and the trainer")
+    if error is not None:
+        replica.move(Event.ABSENT)
+        asked = introduction.facts is not None
+        replica.reason = f"{error.call or 'a call'} failed: {error.reason}" if asked else error.reason
+    elif health is not None:
+        replica.move(Event.JOINED)
+        replica.proof.instance = health.instance
+        replica.proof.set_version(0, health.weight_version)
+
+
 #: counts of `health().detail["replicas"]`; `lost` are completions with an answer that could not be one
 COUNTED = ("ejected", "returned", "retried", "completed", "tokens_lost")
 
@@ -283,5 +275,5 @@ def _described(replica: Replica) -> dict[str, Any]:
         "reason": replica.reason,
         "running": len(replica.running),
         "limit": replica.limit,
-        "version": replica.version,
+        "version": replica.proof.version,
     }

@@ -1,7 +1,7 @@
 """Weights to servers by a folder that all of them read, each proved by a probe."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,10 @@ from torch import nn
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import WeightHandover
-from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.dialect import ServerFacts, WeightHandover
+from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
-    CONTEXT,
     Bound,
     WeightProbe,
     bound_of,
@@ -28,7 +27,6 @@ from proxima.engine.http.weight_probe import (
     rounding,
     trainer_log_prob,
 )
-from proxima.engine.http.weight_sync import SyncReport
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 
 if TYPE_CHECKING:
@@ -36,6 +34,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FIRST_DTYPES = ("float32", "bfloat16")  # that servers may have, before any has said it
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """New weights at one replica.
+
+    Args:
+        url: of the replica.
+        version: of the weights.
+        how: the way they went, of `ServerFacts.weight_updates`.
+        seconds: from the first call to the proof.
+        metrics: what the probe figures, by name: `probe_mean`, `probe_max` (nats) and the like.
+    """
+
+    url: str
+    version: int
+    how: str
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
+    """The figures of several replicas as one: each the largest, and of the replica that follows least, whose slope is
+    the farthest from 1, also what belongs to that slope; how the weights went and to how many. Empty without any."""
+    figures: dict[str, Any] = {}
+    for report in reports:
+        for name, value in {"seconds": report.seconds, **report.metrics}.items():
+            figures[name] = max(value, figures.get(name, value))
+    if judged := [report.metrics for report in reports if "slope" in report.metrics]:
+        worst = max(judged, key=lambda metrics: abs(metrics["slope"] - 1))
+        figures |= {name: value for name, value in worst.items() if name.startswith("slope")}
+    if reports:
+        figures |= {"replicas": len(reports), "how": reports[0].how}
+    return figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +91,15 @@ class StagedWeights:
     exact: Mapping[str, Floats] = field(default_factory=dict)
 
 
+def way_of(spec: ServerSpec, facts: ServerFacts) -> str:
+    """How this server gets weights; `check_facts` has seen that it can."""
+    return facts.weight_updates[0] if spec.weights == "auto" else spec.weights
+
+
 class FolderSync:
-    """The `WeightSync` of all servers. The trainer's weights are written once, and each replica reads them.
+    """Gives each replica its weights, and proves that they arrived. Called from the engine's own loop.
+
+    The trainer's weights are written once, and each replica reads them.
 
     Before its first weights, and the first ones after a restart, a server gets a perturbed copy. It already has the
     initial weights, so a part of the model that it fails to load would go unnoticed for long: the first real weights
@@ -68,7 +107,7 @@ class FolderSync:
     moment, when the trainer's model may be in the middle of an update.
     """
 
-    def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
+    def __init__(self, spec: ServerSpec, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
@@ -94,11 +133,18 @@ class FolderSync:
         self._update = update
 
     async def push(self, replica: "Replica") -> SyncReport:
-        """Load, reset the prefix cache, resume, probe; for a new server first with the perturbed copy."""
+        """Load, reset the prefix cache, resume, probe; for a new server first with the perturbed copy. The replica is
+        paused, and holds its completions, if any; the server may be left paused or not.
+
+        Raises:
+            ServerError: a call failed; the replica is ejected, and gets them before it returns.
+            UserError: they are not what it computes with; the replica is ejected too, and the run ends if no other has
+                them.
+        """
         staged, update = self._staged, self._update
         if staged is None or update is None:
             raise RuntimeError("push was called before prepare")
-        start, how = monotonic(), self._way(replica)
+        start, how = monotonic(), way_of(self.spec, replica.facts)
         self._dtypes.add(replica.facts.dtype)
         metrics = dict[str, float]()
         copy = self._perturbed if await self._is_new(replica) else None
@@ -139,29 +185,6 @@ class FolderSync:
         """Remove the folders."""
         self._folders.close()
         self._perturbed_folders.close()
-
-    def _way(self, replica: "Replica") -> str:
-        """How this server gets weights."""
-        ways, wanted = replica.facts.weight_updates, self.spec.weights
-        if not ways:
-            raise UserError(
-                f"{replica.url} takes no weights",
-                remedy="start it with its control calls on (vLLM: VLLM_SERVER_DEV_MODE=1), or use proxima engine serve",
-            )
-        if wanted != "auto" and wanted not in ways:
-            raise UserError(f"{replica.url} can't take weights by {wanted!r}", remedy=f"it can by {', '.join(ways)}")
-        if not replica.facts.scores:
-            raise UserError(
-                f"{replica.url} gives no log-probs of given tokens, so nothing can prove that it has the new weights",
-                remedy="use a server that scores",
-            )
-        longest, count = replica.facts.max_length, len(self._tokens)
-        if longest is not None and count >= longest:
-            raise UserError(
-                f"{replica.url} takes sequences of {longest} tokens, too short for the {count} of the probe",
-                remedy=f"set engine.probe_tokens={max(1, longest - 1 - CONTEXT)}, or a longer limit on the server",
-            )
-        return ways[0] if wanted == "auto" else wanted
 
     async def _is_new(self, replica: "Replica") -> bool:
         """Whether the server's weights are not ours, as of one that was started again."""

@@ -1,4 +1,4 @@
-"""A completion as far as it is: what servers gave for one request, checked before any of it counts."""
+"""A partial completion: what servers gave for one request, checked before any of it counts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -65,6 +65,7 @@ class JobSegment:
         marks: (tokens before it, version): the weights that the replica had, as far as it was told to change them.
         spans: what the server says of that at the end: (version, start, end).
         confirmed: since its first token the server has said that it has the weights which it was given.
+        mismatched: versions that the replica said it had meanwhile, and was then not seen to compute with.
     """
 
     marks: list[tuple[int, int]]
@@ -73,6 +74,7 @@ class JobSegment:
     spans: list[tuple[int, int, int]] | None = None
     masks: list[SamplingMask] = field(default_factory=list)
     confirmed: bool = False
+    mismatched: set[int] = field(default_factory=set)
 
     def cut(self, length: int) -> None:
         """Drop the tokens from there on."""
@@ -275,17 +277,17 @@ class GenerationJob:
         """The segments from there on."""
         return self._segments[first:]
 
-    def is_unconfirmed(self, since: int) -> bool:
-        """Whether there are tokens, from segment `since` on, of which only we say which weights sampled them."""
-        return any(one.tokens and one.spans is None and not one.confirmed for one in self._segments[since:])
+    def has_unverified_tokens(self, since: int) -> bool:
+        """There are tokens, from segment `since` on, of which only we say which weights sampled them."""
+        return any(one.tokens and one.spans is None and not one.confirmed for one in self.since(since))
 
-    def says(self, version: int, since: int) -> bool:
-        """Whether a server says that tokens, from segment `since` on, are of these weights."""
-        return any(version == one for segment in self._segments[since:] for one, _, _ in segment.spans or ())
+    def has_mismatched_tokens(self, since: int) -> bool:
+        """A server says that tokens, from segment `since` on, are of weights that it did not have."""
+        return any(version in one.mismatched for one in self.since(since) for version, _, _ in one.spans or ())
 
     def forget(self, since: int) -> int:
         """Drop the segments from there on, and an end that they had. Returns how many tokens that is."""
-        lost = sum(len(one.tokens) for one in self._segments[since:])
+        lost = sum(len(one.tokens) for one in self.since(since))
         del self.kept[since:]
         self.current = self.reason = None
         return lost

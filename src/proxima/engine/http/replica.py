@@ -1,22 +1,24 @@
 """One server, and what runs on it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
+from zlib import crc32
 
 import numpy as np
 
 from proxima.data import UserError
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import SLACK, WrongAnswerError
-from proxima.engine.http.busy_server import BusyServer
-from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
+from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError, busy_seconds
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth
-from proxima.engine.http.generation_job import GenerationJob, JobSegment
-from proxima.engine.http.running_call import CancelReason, RunningCall, all_over
-from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weights_check import WeightsCheck
+from proxima.engine.http.generation_job import GenerationJob
+from proxima.engine.http.replica_states import IN_SERVICE, TRANSITIONS, Action, Event, State
+from proxima.engine.http.server_spec import ServerSpec
+from proxima.engine.http.version_proof import VersionProof
 from proxima.engine.protocol import PauseMode
 
 ABORT_SECONDS = 5.0  # in which a server that aborted a completion gives its last tokens
@@ -25,65 +27,106 @@ REFUSALS, FRUITLESS = 3, 10  # ejections in a row without a completion, for a re
 HEALTHY = 32  # completions after which a replica that had been ejected counts as healthy
 FIRST_LIMIT, HIGHEST_LIMIT = 64, 4096  # completions at once, where the limit adapts
 
+CancelReason = Literal["interrupted", "aborted"]
+Failure = ServerError | WrongAnswerError | RefusedError  # of a call that may succeed at another server
+
+
+@dataclass(eq=False)
+class RunningCall:
+    """A completion that a server is generating.
+
+    Args:
+        name: the id of its request.
+        timeout: ends it when no token comes.
+        cancel_reason: why it was cancelled before the completion ended; None: it was not.
+        answered: a chunk has come.
+        timed: the timeout runs; one that has ended can't be moved.
+    """
+
+    job: GenerationJob
+    name: str
+    timeout: asyncio.Timeout
+    cancel_reason: CancelReason | None = None
+    answered: bool = False
+    timed: bool = True
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, cancel_reason: CancelReason) -> None:
+        """Close its stream; what came counts."""
+        self.cancel_reason = self.cancel_reason or cancel_reason
+        self.limit(0.0)
+
+    def limit(self, seconds: float | None) -> None:
+        """It ends unless a token comes within this time; None: it may take any."""
+        if self.timed and not self.timeout.expired():
+            now = asyncio.get_running_loop().time()
+            self.timeout.reschedule(None if seconds is None else now + seconds)
+
 
 class Replica:
-    """One server, and the completions that run on it.
-
-    `in_service`: it may be given completions. `suspect`: a call failed, and no health check has passed since.
-    `version` and `labels`: the weights that it has, and those that it has had since what runs on it began.
+    """One server, and the completions that run on it. `state` is one of `replica_states`; `proof` has its weights.
 
     Args:
         tag: begins the ids of its requests; no other engine has the same.
     """
 
-    def __init__(self, address: Address, dialect: Dialect, facts: ServerFacts, spec: ServerSettings, tag: str) -> None:
-        self.url, self.dialect, self.facts, self.spec, self.tag = address.url, dialect, facts, spec, tag
+    def __init__(self, address: Address, dialect: Dialect, spec: ServerSpec, tag: str) -> None:
+        self.url, self.dialect, self.spec, self.tag = address.url, dialect, spec, tag
+        self.facts = ServerFacts(server="", model="")  # nobody has asked yet
         self.client = ServerClient(address, seconds=spec.call_seconds)
-        self.weights_check = WeightsCheck(lambda: self.dialect.health(self.client, self.facts), self.url)
-        self.version = 0
-        self.label: str | None = None
-        self.proven: str | None = None  # label of the weights that it is known to compute with
-        self.instance: str | None = None
-        self.in_service, self.suspect, self.paused, self.held = True, False, False, False
+        self.proof = VersionProof(self)
+        self.state = State.NEW
         self.reason = ""  # why it is not in service
-        self.refuses = self.confirmed = False  # it refuses our key; it did so too when it was asked to return
-        self.refusals = self.fruitless = 0  # ejections for that, and all, since it last completed something
-        self.busy = BusyServer()
-        self.limit = spec.max_running or FIRST_LIMIT
+        self.pause: Literal["none", "held", "stopped"] = "none"  # what runs was held in place, or ended
         self.running: dict[GenerationJob, RunningCall] = {}
-        self.attempts: dict[GenerationJob, int] = {}  # and segments that each had before
-        self._settled = asyncio.Event()  # no weights are being proved
-        self._settled.set()
-        self._disproved: dict[GenerationJob, int] = {}  # attempts that went on with weights that it did not have
+        self.limit = spec.max_running or FIRST_LIMIT
         self.assigned = self.scoring = 0  # completions and scores that it has been given
-        self.streak = 0  # failures since the last completion
-        self._failed_at = 0.0  # when the last failure that counts was noticed
-        self.recent_ejections = 0  # ejections since it last worked for a while
-        self.failed_returns = 0  # in a row, of those that came as far as new weights
         self.completed = 0  # since the last ejection
         self.received = 0  # tokens, ever
+        self.streak = 0  # failures since the last completion
+        self._failed_at = 0.0  # when the last failure that counts was noticed
+        self.refusals = self.fruitless = 0  # ejections for a refused key, and all, since it last completed something
+        self.recent_ejections = 0  # ejections since it last worked for a while
+        self.failed_returns = 0  # in a row, of those that came as far as new weights
+        self.busy_since: float | None = None  # it has served nothing from then on
+        self.busy_times, self.busy_reason = 0, ""  # in a row
         self._numbers = count(1)
-        self._past_labels: dict[str, int] = {}
+
+    async def health(self) -> ServerHealth:
+        """Its answer to a health check; see `Dialect.health`."""
+        return await self.dialect.health(self.client, self.facts)
+
+    # ---- its state ---------------------------------------------------------------------------------------------------
+
+    def move(self, event: Event) -> Action:
+        """Enter the state that follows; what the pool has to do."""
+        self.state, action = TRANSITIONS[self.state, event]
+        return action
+
+    @property
+    def in_service(self) -> bool:
+        """It may be given work, perhaps after a break or a health check."""
+        return self.state in IN_SERVICE
 
     @property
     def ready(self) -> bool:
-        """Whether it may be given work."""
-        return self.in_service and not self.suspect and not self.paused and not self.busy.waiting
-
-    @property
-    def barred(self) -> bool:
-        """It was ejected again and again and completed nothing between: it may not return."""
-        return self.refusals >= REFUSALS or self.fruitless >= FRUITLESS
+        """It may be given work now."""
+        return self.state is State.READY and self.pause == "none"
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be given one more completion now."""
+        """It may be given one more completion now."""
         return self.ready and self.assigned < self.limit
 
     @property
     def has_room_to_score(self) -> bool:
-        """Whether it may be given one more score; these do not wait for completions, of which there may be no end."""
+        """It may be given one more score; these do not wait for completions, of which there may be no end."""
         return self.ready and self.scoring < max(1, self.limit // 4)
+
+    @property
+    def refuses_key(self) -> bool:
+        """It is out of service because it refuses our key."""
+        return self.state in (State.REFUSING, State.LOCKED) or self.refusals >= REFUSALS
 
     def failed(self, started_at: float, now: float) -> None:
         """Note a failed attempt. Attempts that fail together count once: the cause may have lasted a moment only."""
@@ -91,63 +134,61 @@ class Replica:
             self.streak += 1
             self._failed_at = now
 
+    def served(self) -> None:
+        """Note that it has done something."""
+        self.busy_since, self.busy_times = None, 0
+
     def succeeded(self) -> None:
         """Note a finished completion or score."""
         self.streak = self.refusals = self.fruitless = 0
-        self.busy.served()
+        self.served()
         self.completed += 1
         if self.completed >= HEALTHY:
             self.recent_ejections = 0
 
-    def set_version(self, version: int, label: str | None) -> None:
-        """Note that it has other weights now."""
-        if not self.running:
-            self._past_labels.clear()
-        for job in self.running:
-            if job.current is not None:
-                job.current.marks.append((len(job.current.tokens), version))
-        self.version, self.label = version, label
-        if label is not None:
-            self._past_labels[label] = version
+    def overloaded(self, since: float, reason: str) -> None:
+        """Note that it is too busy, from then on if it had done something before."""
+        self.busy_since = since if self.busy_since is None else self.busy_since
+        self.busy_reason = reason
 
-    @contextmanager
-    def proving(self, version: int, label: str) -> Iterator[None]:
-        """Inside, the server gets weights and passes the probe. Completions that it holds continue under the new
-        weights before the result is known; if the block raises, `disproved` returns the version for them."""
-        self.set_version(version, label)
-        self.proven = None
-        self._settled.clear()
-        try:
-            yield
-            self.proven = label
-        finally:
-            if self.proven is None:
-                self._disproved |= dict.fromkeys(self.attempts, version)
-            self._settled.set()
+    def break_seconds(self, retry_after: float | None) -> float:
+        """How long to leave it alone, one more time in a row."""
+        self.limit = max(1, min(self.limit, len(self.running)) // 2)
+        self.busy_times += 1
+        return busy_seconds(self.busy_times, retry_after, crc32(self.url.encode()))
 
-    async def disproved(self, job: GenerationJob) -> int | None:
-        """The version under which an attempt continued here although the server then failed the probe; None: there is
-        none. Waits while a probe is running."""
-        await self._settled.wait()
-        return self._disproved.pop(job, None)
+    def leave(self, reason: str) -> None:
+        """Note that it was ejected, and end what it runs; `HOPELESS` follows where that was too often."""
+        refused = self.state is State.REFUSING
+        self.refusals += refused
+        self.fruitless += 1
+        self.recent_ejections += 1
+        self.completed = 0
+        self.reason = reason
+        if self.refusals >= REFUSALS or self.fruitless >= FRUITLESS:
+            times = self.refusals if refused else self.fruitless
+            self.reason = f"{reason} ({times} times in a row, without a completion between)"
+            self.move(Event.HOPELESS)
+        for call in self.running.values():  # without telling the server; the tokens received so far count
+            call.end("interrupted")
 
-    def attempt_over(self, job: GenerationJob) -> None:
-        """Forget an attempt that has ended."""
-        del self.attempts[job]
-        self._disproved.pop(job, None)
+    def returned(self) -> None:
+        """Note that it is back in service."""
+        self.streak, self.failed_returns, self.reason = 0, 0, ""
 
-    def _labels_of(self, job: GenerationJob) -> dict[str, int]:
-        """The versions that it had during an attempt, by label; empty: it does not say which it has."""
-        had = {version for _, version in job.current.marks} if job.current else set()
-        return {label: version for label, version in self._past_labels.items() if version in had}
+    def adapt(self, health: ServerHealth, queued: bool) -> None:
+        """Set how many completions run here at once: fewer when the server has a queue, more when it has none and there
+        are more to run.
 
-    @property
-    def in_place(self) -> bool:
-        """It can hold what it runs in a pause, and, unless that ends before new weights come, says which tokens are of
-        which weights."""
-        facts, interrupt = self.facts, self.spec.interrupt
-        told = facts.version_spans and interrupt in facts.interrupts
-        return "keep" in facts.pause_modes and (interrupt == "finish" or told)
+        Args:
+            queued: completions wait for room.
+        """
+        if self.spec.max_running:
+            return
+        if health.waiting:
+            self.limit = max(1, min(self.limit, len(self.running)) - health.waiting)
+        elif queued and self.assigned >= self.limit:
+            self.limit = min(2 * self.limit, HIGHEST_LIMIT)
 
     # ---- completions -------------------------------------------------------------------------------------------------
 
@@ -160,13 +201,13 @@ class Replica:
             UserError: no other attempt would end otherwise.
         """
         idle = self.spec.idle_seconds
-        salt = self.label if self.spec.prefix_salt and self.facts.cache_salt else None
+        salt = self.proof.label if self.spec.prefix_salt and self.facts.cache_salt else None
         uid, sample, turn = job.key
         name = f"{self.tag}-{uid}-{sample}-{turn}-{next(self._numbers)}"
         request = job.token_request(
             name, salt=salt, seeded=self.spec.seeded and self.facts.seeds, chunk_tokens=self.spec.chunk_tokens
         )
-        job.begin(self.version)
+        job.begin(self.proof.version)
         call = self.running[job] = RunningCall(job, name, asyncio.timeout(idle))
         stream = self.dialect.stream(self.client, self.facts, request)
         try:
@@ -202,15 +243,15 @@ class Replica:
             call.answered = True
             self.received += len(chunk.tokens)
             if len(chunk.tokens):
-                self.busy.served()
-            reason = job.append(chunk, self._labels_of(job))
+                self.served()
+            reason = job.append(chunk, self.proof.labels_of(job))
             if reason == "abort":
                 break
             if reason is not None:
                 job.reason = reason
                 job.keep()
                 return chunk
-            if len(chunk.tokens) and not self.held and call.cancel_reason is None:
+            if len(chunk.tokens) and self.pause != "held" and call.cancel_reason is None:
                 call.limit(self.spec.idle_seconds)
         return None
 
@@ -228,19 +269,27 @@ class Replica:
         self.scoring += 1
         try:
             async with asyncio.timeout(self.spec.idle_seconds):
-                found = await self.dialect.score(self.client, self.facts, prompt, tokens)
+                scores = await self.dialect.score(self.client, self.facts, prompt, tokens)
         except TimeoutError:
             raise ServerError(self.url, "", f"no scores for {self.spec.idle_seconds:g} s") from None
         finally:
             self.scoring -= 1
-        if len(found) != len(tokens):
-            raise WrongAnswerError(f"{len(found)} scores of {len(tokens)} tokens")
-        if not np.isfinite(found).all() or (len(found) and found.max() > SLACK):
+        if len(scores) != len(tokens):
+            raise WrongAnswerError(f"{len(scores)} scores of {len(tokens)} tokens")
+        if not np.isfinite(scores).all() or (len(scores) and scores.max() > SLACK):
             raise WrongAnswerError("a score is not a finite log-prob")
         self.succeeded()
-        return found
+        return scores
 
     # ---- pauses ------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_place(self) -> bool:
+        """It can hold what it runs in a pause, and, unless that ends before new weights come, says which tokens are of
+        which weights."""
+        facts, interrupt = self.facts, self.spec.interrupt
+        named = facts.version_spans and interrupt in facts.interrupts
+        return "keep" in facts.pause_modes and (interrupt == "finish" or named)
 
     async def hold(self) -> None:
         """Stop sampling; what runs stays where it is.
@@ -249,7 +298,7 @@ class Replica:
             ServerError: it can't be told to.
         """
         await self.dialect.pause(self.client, self.facts, "keep")
-        self.paused = self.held = True
+        self.pause = "held"
         for call in self.running.values():
             call.limit(None)
 
@@ -264,7 +313,7 @@ class Replica:
             call.cancel_reason = call.cancel_reason or cancel_reason
         modes = self.facts.pause_modes
         if which is None:
-            self.paused = True
+            self.pause = "stopped"
         if which is None and modes:
             mode: PauseMode = "abort" if "abort" in modes else min(modes)
             for call in calls if mode != "abort" else ():
@@ -277,15 +326,10 @@ class Replica:
                 call.end(cancel_reason)
         with suppress(TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
-                await all_over(calls)
+                await _all_over(calls)
         for call in calls:
             call.end(cancel_reason)
-        await all_over(calls)
-
-    def drop(self) -> None:
-        """End what runs without telling the server; the tokens received so far count."""
-        for call in self.running.values():
-            call.end("interrupted")
+        await _all_over(calls)
 
     async def resume(self) -> None:
         """Sample again.
@@ -295,76 +339,15 @@ class Replica:
         """
         if self.facts.pause_modes:
             await self.dialect.resume(self.client, self.facts)
-        self.paused = self.held = False
+        self.pause = "none"
         for call in self.running.values():
             if call.cancel_reason is None:
                 call.limit(self.spec.idle_seconds)
 
-    # ---- health ------------------------------------------------------------------------------------------------------
 
-    def problem(self, health: ServerHealth, label: str | None) -> str | None:
-        """What is wrong with the state that the server reports; None: nothing.
-
-        Args:
-            label: of the weights that it should have; None: they are changing.
-        """
-        if health.model is not None and health.model != self.facts.model:
-            return f"it serves {health.model} now, not {self.facts.model}"
-        if health.instance is not None and self.instance is not None and health.instance != self.instance:
-            return "it was started again"
-        if label is not None and self.facts.weight_version and health.weight_version != label:
-            return f"it has weights {health.weight_version!r}, not {label!r}"
-        return None
-
-    @property
-    def running_segments(self) -> list[JobSegment]:
-        """What the unfinished attempts here have given so far, where that is at least one token."""
-        return [one for job, since in self.attempts.items() for one in job.since(since) if one.tokens]
-
-    async def confirm(self, label: str | None, seconds: float) -> str | None:
-        """Ask the server whether it still has weights `label`, by which it has sampled and scored.
-
-        Args:
-            seconds: deadline of the answer.
-
-        Returns: why this is not confirmed; None: it is.
-        """
-        if not self.facts.weight_version:  # then it takes no weights either
-            return None
-        segments = self.running_segments
-        try:
-            problem = self.problem(await self.weights_check.ask(seconds), label)
-        except (ServerError, RefusedError) as error:
-            return f"nobody knows which weights it had: {error.reason}"
-        if problem is None:
-            mark_confirmed(segments)
-        return problem
-
-    def leave_service(self, reason: str, *, refuses: bool) -> None:
-        """Note that it was ejected, and end what it runs."""
-        self.refusals += refuses
-        self.fruitless += 1
-        self.recent_ejections += 1
-        self.completed = 0
-        if self.barred:
-            times = self.refusals if refuses else self.fruitless
-            reason = f"{reason} ({times} times in a row, without a completion between)"
-        self.in_service, self.reason, self.refuses, self.confirmed = False, reason, refuses, self.barred
-        self.drop()
-
-    def adapt(self, health: ServerHealth, queued: bool) -> None:
-        """Set how many completions run here at once: fewer when the server has a queue, more when it has none and there
-        are more to run.
-
-        Args:
-            queued: completions wait for room.
-        """
-        if self.spec.max_running:
-            return
-        if health.waiting:
-            self.limit = max(1, min(self.limit, len(self.running)) - health.waiting)
-        elif queued and self.assigned >= self.limit:
-            self.limit = min(2 * self.limit, HIGHEST_LIMIT)
+async def _all_over(calls: Sequence[RunningCall]) -> None:
+    for call in calls:
+        await call.over.wait()
 
 
 async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
@@ -375,7 +358,24 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
                 pass
 
 
-def mark_confirmed(segments: Sequence[JobSegment]) -> None:
-    """Note that the server which runs these has the weights that it should have."""
-    for segment in segments:
-        segment.confirmed = True
+def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again") -> UserError:
+    """No replica works."""
+    reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
+    whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
+    return UserError(f"engine: {whose} out of service: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
+
+
+def too_busy(replicas: Sequence[Replica], seconds: float) -> UserError:
+    """Servers that answer, and do nothing."""
+    reasons = "; ".join(f"{replica.url}: {replica.busy_reason}" for replica in replicas)
+    remedy = "lower engine.max_running or raise engine.away_seconds, and resume the run (--resume)"
+    return UserError(f"engine: too busy for a completion for {seconds:g} s: {reasons}", remedy=remedy)
+
+
+def gave_up(what: str, times: int, replica: Replica, error: Failure) -> UserError:
+    """A call failed again and again."""
+    counted = "once" if times == 1 else f"{times} times in a row"
+    return UserError(
+        f"engine: {what}: failed {counted}, the last time at {replica.url}: {error.reason}",
+        remedy="look at the server's log, and resume the run (--resume)",
+    )

@@ -9,12 +9,12 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerHealth
-from proxima.engine.http.pool_errors import no_replica_left, too_busy
-from proxima.engine.http.replica import Replica, mark_confirmed
+from proxima.engine.http.folder_sync import FolderSync, SyncReport, sync_figures
+from proxima.engine.http.replica import Replica, no_replica_left, too_busy
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_checks import Agreement
-from proxima.engine.http.weight_sync import SyncReport, WeightSync, sync_figures
+from proxima.engine.http.replica_states import Event, State
+from proxima.engine.http.server_checks import ServerExpectations
+from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.serve import Servers
 
@@ -35,9 +35,9 @@ class ReplicaKeeper:
     """
 
     def __init__(
-        self, pool: ReplicaPool, sync: WeightSync, agreement: Agreement, *, tag: str, servers: Servers | None
+        self, pool: ReplicaPool, sync: FolderSync, expected: ServerExpectations, *, tag: str, servers: Servers | None
     ) -> None:
-        self.pool, self.sync, self.agreement, self.tag, self.servers = pool, sync, agreement, tag, servers
+        self.pool, self.sync, self.expected, self.tag, self.servers = pool, sync, expected, tag, servers
         self.version = 0
         self.reports: list[SyncReport] = []  # of the last `publish`
         self.prepare_seconds = 0.0  # of the last `publish`, before any server got anything
@@ -88,7 +88,7 @@ class ReplicaKeeper:
             try:
                 if pool.spec.interrupt == "finish":
                     await pool.drain()
-                await pool.still()
+                await pool.stop_sampling()
                 await pool.each(pool.serving, self._confirm)
                 self._newest, self.version, self.reports = label, update.version, []
                 await self._push_to_all(pool.serving)
@@ -114,7 +114,8 @@ class ReplicaKeeper:
         Raises:
             ServerError: that is not certain.
         """
-        if (problem := await replica.confirm(replica.label, self.pool.spec.call_seconds)) is not None:
+        problem = await replica.proof.confirm(replica.proof.label, self.pool.spec.call_seconds)
+        if problem is not None:
             raise ServerError(replica.url, "", problem)
 
     async def _push_to_all(self, replicas: Sequence[Replica]) -> None:
@@ -124,23 +125,24 @@ class ReplicaKeeper:
             try:
                 self.reports.append(await self._push(replica))
             except (ServerError, RefusedError) as error:
-                self.pool.eject(replica, f"new weights: {error.reason}", refuses=isinstance(error, RefusedError))
+                event = Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED
+                self.pool.move(replica, event, f"new weights: {error.reason}")
                 self._soon[replica].set()
             except UserError as error:
-                self.pool.eject(replica, f"new weights: {error}")
+                self.pool.move(replica, Event.EJECTED, f"new weights: {error}")
                 raise
 
-        found = await asyncio.gather(*map(push, replicas), return_exceptions=True)
-        away = [one for one in self.pool.replicas if one not in replicas and not one.refuses]
-        for error in found:
-            disproved = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
-            if isinstance(error, BaseException) and not disproved:
+        errors = await asyncio.gather(*map(push, replicas), return_exceptions=True)
+        away = [one for one in self.pool.replicas if one not in replicas and one.state is State.AWAY]
+        for error in errors:
+            others_have_them = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
+            if isinstance(error, BaseException) and not others_have_them:
                 raise error
 
     async def _push(self, replica: Replica) -> SyncReport:
         assert self._newest is not None
-        await replica.weights_check.over()
-        with replica.proving(self.version, self._newest):
+        await replica.proof.question.answered()
+        with replica.proof.proving(self.version, self._newest):
             report = await self.sync.push(replica)
         self._any_proven = True
         return report
@@ -163,7 +165,7 @@ class ReplicaKeeper:
             soon.clear()
             if replica.in_service:
                 await self._check(replica)
-            elif not replica.barred:
+            elif replica.state is not State.BARRED:
                 await self._try_return(replica)
             self._look_whether_any_is_left()
 
@@ -176,27 +178,28 @@ class ReplicaKeeper:
         return min(seconds * 2.0 ** min(worse, 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
-        pool, epoch, received = self.pool, self._epoch, replica.received
-        segments = replica.running_segments
+        pool, proof, epoch, received = self.pool, replica.proof, self._epoch, replica.received
+        segments = proof.unverified()
         try:
             async with asyncio.timeout(pool.spec.call_seconds):
-                health = await replica.dialect.health(replica.client, replica.facts)
+                health = await replica.health()
         except (ServerError, TimeoutError, UserError) as error:
             if isinstance(error, ServerError) and error.busy:
-                replica.busy.begins(asyncio.get_running_loop().time(), error.reason)
+                replica.overloaded(asyncio.get_running_loop().time(), error.reason)
+            elif isinstance(error, RefusedError):
+                pool.move(replica, Event.REFUSED, error.reason)
             elif replica.received == received:  # else it is only slow
-                reason = error.reason if isinstance(error, ServerError | UserError) else "no answer to a health check"
-                pool.eject(replica, reason, refuses=isinstance(error, RefusedError))
+                reason = "no answer to a health check" if isinstance(error, TimeoutError) else error.reason
+                pool.move(replica, Event.EJECTED, reason)
             return
         settled = epoch == self._epoch and not pool.loading
-        if problem := replica.problem(health, replica.label if settled else None):
-            pool.eject(replica, problem)
-            return
-        if settled:
-            mark_confirmed(segments)
-        replica.suspect = False
-        replica.adapt(health, len(pool.router) > 0)
-        pool.dispatch()
+        if problem := proof.problem(health, proof.label if settled else None):
+            pool.move(replica, Event.EJECTED, problem)
+        elif replica.in_service:  # still
+            if settled:
+                mark_confirmed(segments)
+            replica.adapt(health, len(pool.router) > 0)
+            pool.move(replica, Event.CHECKED)
 
     async def _try_return(self, replica: Replica) -> None:
         task = self._returning[replica] = asyncio.create_task(self._return(replica))
@@ -210,10 +213,10 @@ class ReplicaKeeper:
         elif (error := task.exception()) is not None:
             if not isinstance(error, ServerError | UserError | TimeoutError):
                 raise error
-            reason = error.reason if isinstance(error, ServerError | UserError) else "no answer"
-            replica.refuses = replica.confirmed = isinstance(error, RefusedError)
+            reason = "no answer" if isinstance(error, TimeoutError) else error.reason
+            self.pool.move(replica, Event.STILL_REFUSED if isinstance(error, RefusedError) else Event.STILL_AWAY)
             if isinstance(error, UserError) and replica.failed_returns == 1 and reason not in replica.reason:
-                self.pool.tell(f"engine: {replica.url} stays out of service: {reason}")
+                self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
 
     async def _return(self, replica: Replica) -> None:
@@ -222,39 +225,34 @@ class ReplicaKeeper:
         Raises:
             ServerError, UserError, TimeoutError: it is not healthy yet.
         """
-        dialect, client, seconds = replica.dialect, replica.client, self.pool.spec.call_seconds
+        dialect, client, proof, seconds = replica.dialect, replica.client, replica.proof, self.pool.spec.call_seconds
         async with asyncio.timeout(seconds):
-            await dialect.health(client, replica.facts)
+            await replica.health()
         async with asyncio.timeout(seconds):
             await replica.resume()  # a paused server answers no completion
             facts = await dialect.probe(client)
-            problem = await self.agreement.problem(dialect, client, facts)
+            problem = await self.expected.problem(dialect, client, facts)
         if problem is not None:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
-            health = await dialect.health(client, facts)
-            if self.published and not self._has_newest(replica, health):
+            health = await replica.health()
+            if self.published and not proof.computes(self._newest, health):
                 await replica.stop("interrupted")
                 try:
                     await self._push(replica)
                 except (ServerError, UserError):
                     replica.failed_returns += 1
                     raise
-                health = await dialect.health(client, facts)
-            if not self.published and facts.weight_version and health.weight_version != replica.label:
-                raise ServerError(replica.url, "", f"it has weights {health.weight_version!r}, not {replica.label!r}")
-            replica.instance = health.instance
+                health = await replica.health()
+            if not self.published and facts.weight_version and health.weight_version != proof.label:
+                raise ServerError(replica.url, "", f"it has weights {health.weight_version!r}, not {proof.label!r}")
+            proof.instance = health.instance
             if self.pool.paused:
                 await replica.stop("interrupted")
             else:
                 await replica.resume()
-            self.pool.admit(replica)
-
-    def _has_newest(self, replica: Replica, health: ServerHealth) -> bool:
-        """Whether it is the server that was seen to compute with the newest weights, and still has them."""
-        same = health.instance is not None and health.instance == replica.instance
-        return same and replica.proven == self._newest == health.weight_version
+            self.pool.move(replica, Event.RETURNED)
 
     def _look_whether_any_is_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()
@@ -264,8 +262,8 @@ class ReplicaKeeper:
             return
         self._away_since = now if self._away_since is None else self._away_since
         failure = None if self.servers is None else self.servers.failure
-        if failure is None and all(one.barred or (one.refuses and one.confirmed) for one in pool.replicas):
-            keys = all(replica.refuses for replica in pool.replicas)
+        if failure is None and all(one.state in (State.BARRED, State.LOCKED) for one in pool.replicas):
+            keys = all(replica.refuses_key for replica in pool.replicas)
             remedy = "check token_env, and what the servers were started with"
             failure = no_replica_left(pool.replicas, remedy if keys else "look at the server's log, start it again")
         if failure is None and now - self._away_since >= pool.spec.away_seconds:
@@ -277,8 +275,8 @@ class ReplicaKeeper:
         pool = self.pool
         if not pool.jobs:  # nothing waits for them
             for replica in pool.serving:
-                replica.busy.since = None
-        elif all(now - (replica.busy.since or now) >= pool.spec.away_seconds for replica in pool.serving):
+                replica.busy_since = None
+        elif all(now - (replica.busy_since or now) >= pool.spec.away_seconds for replica in pool.serving):
             pool.give_up(too_busy(pool.serving, pool.spec.away_seconds))
 
     async def close(self) -> None:

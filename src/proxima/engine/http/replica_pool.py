@@ -5,17 +5,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
-from zlib import crc32
 
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.pool_errors import gave_up, reason_of, too_busy
-from proxima.engine.http.replica import Replica
+from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up, too_busy
+from proxima.engine.http.replica_states import Action, Event
 from proxima.engine.http.router import Router
-from proxima.engine.http.running_call import CancelReason
-from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
@@ -35,7 +33,7 @@ class ReplicaPool:
     `check_soon(replica)` is called when one has failed; `changed` is set when a completion or a replica comes or goes.
     """
 
-    def __init__(self, replicas: Sequence[Replica], spec: ServerSettings) -> None:
+    def __init__(self, replicas: Sequence[Replica], spec: ServerSpec) -> None:
         self.replicas, self.spec = replicas, spec
         self.router = Router(replicas)
         self.paused = False  # by `pause`
@@ -48,6 +46,7 @@ class ReplicaPool:
         self.check_soon: Callable[[Replica], None] = lambda _: None
         self.repeatable = all(one.facts.seeds and one.facts.batch_invariant for one in replicas) and spec.seeded
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
+        self._breaks: dict[Replica, asyncio.TimerHandle] = {}  # of busy servers
         self.failure: Exception | None = None  # no completion will come any more
 
     @property
@@ -55,7 +54,7 @@ class ReplicaPool:
         """The replicas in service."""
         return [replica for replica in self.replicas if replica.in_service]
 
-    def tell(self, text: str) -> None:
+    def add_event(self, text: str) -> None:
         """A line for the user."""
         self.events.append(text)
         self.events_total += 1
@@ -101,23 +100,8 @@ class ReplicaPool:
             cancel_reason = None if job.reason else await self._run(job, replica)
             if job.reason and self._lacks_score(job, replica):
                 job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens)
-        except (ServerError, WrongAnswerError) as error:
-            if isinstance(error, ServerError) and error.busy:
-                self._too_busy(replica, error, started_at)
-                self.counts["tokens_lost"] += job.discard() if self.repeatable else 0
-                job.keep()
-                self.counts["retried"] += 1
-                if job.wanted:
-                    self.router.add(job, first=True)
-            else:
-                self._failed(job, replica, error, started_at)
-        except RefusedError as error:
-            self._refused(replica, error)
-            self.counts["retried"] += 1
-            job.discard()
-            job.tried.add(replica)
-            if job.wanted:
-                self.router.add(job, first=True)
+        except (ServerError, WrongAnswerError, RefusedError) as error:
+            self._failed(job, replica, error, started_at)
         except asyncio.CancelledError:
             job.discard()
             raise
@@ -134,26 +118,24 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as `Replica.run`, or the completion may be of other weights.
         """
-        since, label, seconds = len(job.kept), replica.label, self.spec.call_seconds
-        broken: ServerError | None = None
+        since, proof, seconds = len(job.kept), replica.proof, self.spec.call_seconds
+        label, broken = proof.label, None
         cancel_reason: CancelReason | None = None
-        replica.attempts[job] = since
+        proof.attempts[job] = since
         try:
             cancel_reason = await replica.run(job)
+            await proof.settled()
+            self.counts["tokens_lost"] += job.forget(since) if job.has_mismatched_tokens(since) else 0
         except ServerError as error:
             if self.repeatable:  # nothing of it is kept
                 raise
             broken, seconds = error, min(seconds, CONFIRM_SECONDS)
-        else:
-            if (version := await replica.disproved(job)) is not None and job.says(version, since):
-                self.counts["tokens_lost"] += job.forget(since)
         finally:
-            replica.attempt_over(job)
-        problem = await replica.confirm(label, seconds) if job.is_unconfirmed(since) else None
+            del proof.attempts[job]
+        problem = await proof.confirm(label, seconds) if job.has_unverified_tokens(since) else None
         if problem is not None:
             self.counts["tokens_lost"] += job.forget(since)
-            replica.suspect = True
-            self.check_soon(replica)
+            self.move(replica, Event.FAILED)
             if broken is None and cancel_reason is None:
                 raise WrongAnswerError(problem)
         if broken is not None:
@@ -166,11 +148,11 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as `Replica.score`, or they may be of other weights.
         """
-        label = replica.label
-        found = await replica.score(prompt, tokens)
-        if (problem := await replica.confirm(label, self.spec.call_seconds)) is not None:
+        label = replica.proof.label
+        scores = await replica.score(prompt, tokens)
+        if (problem := await replica.proof.confirm(label, self.spec.call_seconds)) is not None:
             raise WrongAnswerError(problem)
-        return found if replica.label == label else None
+        return scores if replica.proof.label == label else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
         """An attempt ended as it should: the completion has, or a pause or an abort ended it before."""
@@ -184,39 +166,22 @@ class ReplicaPool:
         elif job.wanted:
             self.router.add(job, first=True)
 
-    def _too_busy(self, replica: Replica, error: ServerError, started_at: float) -> None:
-        """Leave a server alone for a while. That is no failure of the completion, which waits."""
-        loop = asyncio.get_running_loop()
-        replica.limit = max(1, min(replica.limit, len(replica.running)) // 2)
-        seconds = replica.busy.refused(started_at, error.reason, error.retry_after, crc32(replica.url.encode()))
-        if seconds is None:
-            return
-        self.counts["busy"] += 1
-        if replica.busy.times == BUSY_NEWS:
-            self.tell(f"engine: {replica.url} is busy, completions wait: {error.reason}")
-
-        def again() -> None:
-            replica.busy.waiting = False
-            self.dispatch()
-
-        loop.call_later(seconds, again)
-
-    def _failed(
-        self, job: GenerationJob, replica: Replica, error: ServerError | WrongAnswerError, started_at: float
-    ) -> None:
+    def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
+        """An attempt failed. A server that is too busy, or refuses our key, is no failure of the completion."""
         kept = 0
-        if isinstance(error, WrongAnswerError) or self.repeatable:
-            self.counts["tokens_lost"] += job.discard()
-        else:
+        if isinstance(error, ServerError) and not self.repeatable:
             kept = job.keep()
-        self.counts["wrong" if isinstance(error, WrongAnswerError) else "failed"] += 1
-        job.tried.add(replica)
-        job.failures = 0 if kept else job.failures + 1
-        replica.failed(started_at, asyncio.get_running_loop().time())
-        replica.suspect = True
+        else:
+            self.counts["tokens_lost"] += job.discard()
+        if not _busy(error):
+            job.tried.add(replica)
+        if not _busy(error) and not isinstance(error, RefusedError):
+            self.counts["wrong" if isinstance(error, WrongAnswerError) else "failed"] += 1
+            job.failures = 0 if kept else job.failures + 1
+        self._note_failure(replica, error, started_at)
         if replica.streak >= STREAK:
-            self.eject(replica, f"{replica.streak} completions in a row failed, the last one with: {reason_of(error)}")
-        self.check_soon(replica)
+            reason = f"{replica.streak} completions in a row failed, the last one with: {error.reason}"
+            self.move(replica, Event.EJECTED, reason)
         if not job.wanted:
             return
         if job.reason is not None and not self._wants_score(job):
@@ -228,6 +193,17 @@ class ReplicaPool:
             self.counts["retried"] += 1
             self.router.add(job, first=True)
 
+    def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
+        """What a call that failed says of its server."""
+        if isinstance(error, RefusedError):
+            self.move(replica, Event.REFUSED, error.reason)
+        elif isinstance(error, ServerError) and error.busy:
+            replica.overloaded(started_at, error.reason)
+            self.move(replica, Event.OVERLOADED, error.reason, retry_after=error.retry_after)
+        else:
+            replica.failed(started_at, asyncio.get_running_loop().time())
+            self.move(replica, Event.FAILED)
+
     def _wants_score(self, job: GenerationJob) -> bool:
         sampling = job.request.sampling
         wants = self.spec.untruncated == "score" and sampling.truncates and sampling.temperature == 1
@@ -235,7 +211,7 @@ class ReplicaPool:
 
     def _lacks_score(self, job: GenerationJob, replica: Replica) -> bool:
         """Whether this replica should score it: with the weights that sampled it."""
-        same = bool((job.policy_version == replica.version).all())
+        same = bool((job.policy_version == replica.proof.version).all())
         return self._wants_score(job) and replica.facts.scores and same
 
     def withdraw(self, jobs: Sequence[GenerationJob]) -> None:
@@ -260,34 +236,28 @@ class ReplicaPool:
         Raises:
             UserError: no replica can.
         """
-        error: Exception | None = None
         tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
         begun = clock()
-        while failures <= self.spec.retries:
-            replica = await self._room(tried)
-            started_at = clock()
+        while True:
+            replica, started_at = await self._room(tried), clock()
             try:
-                found = await self._score(replica, request.prompt_tokens, request.tokens)
-                if found is not None:
-                    return found
-                error, failures = ServerError(replica.url, "", "new weights arrived during scoring"), failures + 1
-            except (ServerError, WrongAnswerError) as failed:
-                if isinstance(failed, ServerError) and failed.busy:
-                    self._too_busy(replica, failed, started_at)
-                    if clock() - begun >= self.spec.away_seconds:
-                        raise too_busy([replica], self.spec.away_seconds) from failed
-                    continue
-                error, failures = failed, failures + 1
-                tried.add(replica)
-                replica.failed(started_at, clock())
-                replica.suspect = True
-                self.check_soon(replica)
-            except RefusedError as refused:
-                self._refused(replica, refused)
+                scores = await self._score(replica, request.prompt_tokens, request.tokens)
+                if scores is not None:
+                    return scores
+                error: Failure = ServerError(replica.url, "", "new weights arrived during scoring")
+                failures += 1
+            except (ServerError, WrongAnswerError, RefusedError) as failure:
+                error = failure
+                self._note_failure(replica, error, started_at)
+                if _busy(error) and clock() - begun >= self.spec.away_seconds:
+                    raise too_busy([replica], self.spec.away_seconds) from error
+                if not _busy(error) and not isinstance(error, RefusedError):
+                    failures += 1
+                    tried.add(replica)
             finally:
                 self.dispatch()
-        assert error is not None
-        raise gave_up("scoring", failures, replica, error)
+            if failures > self.spec.retries:
+                raise gave_up("scoring", failures, replica, error)
 
     async def _room(self, tried: set[object]) -> Replica:
         """The least loaded replica with room, one that has not been tried if there is one."""
@@ -299,31 +269,45 @@ class ReplicaPool:
 
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
-    def eject(self, replica: Replica, reason: str, *, refuses: bool = False) -> None:
-        """Give it no more completions, and what it runs to others.
+    def move(self, replica: Replica, event: Event, reason: str = "", *, retry_after: float | None = None) -> None:
+        """Something happened to a replica: `TRANSITIONS` says what becomes of it.
 
         Args:
-            refuses: it refuses our key.
+            reason: of an ejection.
+            retry_after: seconds that a busy server wants to be left alone, if it says so.
         """
-        if not replica.in_service:
-            return
-        replica.leave_service(reason, refuses=refuses)
+        match replica.move(event):
+            case Action.DISPATCH:
+                self.dispatch()
+            case Action.CHECK:
+                self.check_soon(replica)
+            case Action.REST:
+                self._rest(replica, replica.break_seconds(retry_after))
+            case Action.LEAVE:
+                self._leave(replica, reason)
+            case Action.LEAVE_AND_ASK:
+                self._leave(replica, reason)
+                self.check_soon(replica)  # it may have been the last
+            case Action.WELCOME:
+                replica.returned()
+                self.counts["returned"] += 1
+                self.add_event(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
+                self.dispatch()
+
+    def _rest(self, replica: Replica, seconds: float) -> None:
+        self.counts["busy"] += 1
+        if replica.busy_times == BUSY_NEWS:
+            self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.busy_reason}")
+        loop = asyncio.get_running_loop()
+        self._breaks[replica] = loop.call_later(seconds, self.move, replica, Event.RESTED)
+
+    def _leave(self, replica: Replica, reason: str) -> None:
+        if (rest := self._breaks.pop(replica, None)) is not None:
+            rest.cancel()
+        replica.leave(reason)
         self.counts["ejected"] += 1
-        self.tell(f"engine: {replica.url} is out of service: {replica.reason}")
+        self.add_event(f"engine: {replica.url} is out of service: {replica.reason}")
         self.router.leave(replica)
-        self.dispatch()
-
-    def _refused(self, replica: Replica, error: RefusedError) -> None:
-        """Handle a refused key; other servers may accept theirs."""
-        self.eject(replica, error.reason, refuses=True)
-        self.check_soon(replica)  # it may have been the last
-
-    def admit(self, replica: Replica) -> None:
-        """Put it back into service."""
-        replica.in_service, replica.suspect, replica.streak, replica.reason = True, False, 0, ""
-        replica.refuses, replica.failed_returns = False, 0
-        self.counts["returned"] += 1
-        self.tell(f"engine: {replica.url} is back, with weights of version {replica.version}")
         self.dispatch()
 
     def give_up(self, error: Exception) -> None:
@@ -343,13 +327,13 @@ class ReplicaPool:
         if mode == "abort":
             await self.abort()
         else:
-            await self.still()
+            await self.stop_sampling()
 
     async def drain(self) -> None:
         """In a pause: finish the completions that have started, and admit no others."""
         self.finishing = True
         try:
-            await self.each([one for one in self.serving if one.paused], lambda replica: replica.resume())
+            await self.each([one for one in self.serving if one.pause != "none"], lambda replica: replica.resume())
             self.dispatch()
             # new weights must not wait for a replica that returns, for it waits for them
             while any(replica.assigned for replica in self.serving) or (
@@ -369,9 +353,9 @@ class ReplicaPool:
             raise self.failure
         await self.changed.wait()
 
-    async def still(self) -> None:
+    async def stop_sampling(self) -> None:
         """Stop all sampling: running completions are held in place, or ended with the tokens they have."""
-        running = [replica for replica in self.serving if not replica.paused]
+        running = [replica for replica in self.serving if replica.pause == "none"]
         await self.each(running, lambda replica: replica.hold() if replica.in_place else replica.stop("interrupted"))
 
     async def resume(self) -> None:
@@ -387,8 +371,12 @@ class ReplicaPool:
             try:
                 await work(replica)
             except RefusedError as error:
-                self._refused(replica, error)
+                self.move(replica, Event.REFUSED, error.reason)
             except ServerError as error:
-                self.eject(replica, error.reason)
+                self.move(replica, Event.EJECTED, error.reason)
 
         await asyncio.gather(*(one(replica) for replica in replicas))
+
+
+def _busy(error: Exception) -> bool:
+    return isinstance(error, ServerError) and error.busy

@@ -9,10 +9,9 @@ from typing import Any
 
 from proxima.data import FieldError, UserError
 from proxima.engine.http.answer_checks import check_sampling
-from proxima.engine.http.busy_server import busy_seconds
-from proxima.engine.http.client import ServerClient, ServerError
-from proxima.engine.http.dialect import Dialect, ServerFacts
-from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.client import ServerClient, ServerError, busy_seconds
+from proxima.engine.http.dialect import Dialect, ServerFacts, ServerHealth
+from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.needs import check_log_probs, check_scoring, precision_notes
 from proxima.engine.own_loop import OwnLoop
 from proxima.engine.protocol import Capabilities, EngineNeeds
@@ -24,12 +23,19 @@ CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `prox
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
-ALIKE = ("server", "model", "dtype", "quantization", "log_probs", "prompt_echo")
-NAMES = {"log_probs": "log-prob mode", "prompt_echo": "echo of the prompt"}
+ALIKE = {  # facts in which servers must not differ, and what a message calls them
+    "server": "server",
+    "model": "model",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "log_probs": "log-prob mode",
+    "prompt_echo": "echo of the prompt",
+    "scores": "scoring of given tokens",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class ServerExpectations:
     """What a server is compared with, whenever it is asked what it can do.
 
     Args:
@@ -46,12 +52,14 @@ class Agreement:
         Raises:
             ServerError: it can't be asked.
         """
-        for name in ALIKE:
+        for name, called in ALIKE.items():
             ours, theirs = getattr(self.facts, name), getattr(facts, name)
             if ours != theirs:
-                return f"its {NAMES.get(name, name)} is {theirs}, and that of the others is {ours}"
+                return f"its {called} is {theirs}, and that of the others is {ours}"
         if (facts.max_length or 0) < (self.facts.max_length or 0):
             return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
+        if self.facts.weight_updates and not facts.weight_updates:
+            return "it takes no new weights"
         if not facts.token_ids:
             return "its completions do not come as token ids"
         theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
@@ -63,36 +71,65 @@ class Agreement:
         return f"it has another tokenizer: token {at} of a text is {theirs[at : at + 1]}, not {ours[at : at + 1]}"
 
 
-async def ask_all(dialect: Dialect, clients: Sequence[ServerClient]) -> list[ServerFacts | ServerError]:
-    """What each server can do, or why it does not say so.
+@dataclass(kw_only=True)
+class Introduction:
+    """What a server says before it is given work.
+
+    Args:
+        facts: what it can do; None: `error` says why it is not known.
+        difference: from the first server and the trainer.
+        health: None: it differs, or `error` says why it is not known.
+    """
+
+    facts: ServerFacts | None = None
+    difference: str | None = None
+    health: ServerHealth | None = None
+    error: ServerError | None = None
+
+
+async def introductions(
+    dialect: Dialect, clients: Sequence[ServerClient], tokenizer: Any
+) -> tuple[list[Introduction], ServerExpectations | None]:
+    """Ask every server, all at once.
+
+    Returns: what each says, and what the first that answered makes of the others; None: nobody did.
 
     Raises:
         UserError: of the first that another call would not mend.
     """
-    found = list[ServerFacts | ServerError]()
-    for one in await asyncio.gather(*(_ask_one(dialect, client) for client in clients), return_exceptions=True):
-        if isinstance(one, BaseException) and not isinstance(one, ServerError):
-            raise one
-        found.append(one)
-    return found
+    introduced = await asyncio.gather(*(_ask_facts(dialect, client) for client in clients))
+    facts = [one.facts for one in introduced if one.facts is not None]
+    if not facts:
+        return introduced, None
+    expected = ServerExpectations(facts=facts[0], tokenizer=tokenizer)
+    for client, one in zip(clients, introduced, strict=True):
+        if one.facts is None:
+            continue
+        try:
+            one.difference = await expected.problem(dialect, client, one.facts)
+            if one.difference is None:
+                one.health = await dialect.health(client, one.facts)
+        except ServerError as error:
+            one.error = error
+    return introduced, expected
 
 
-async def _ask_one(dialect: Dialect, client: ServerClient) -> ServerFacts:
+async def _ask_facts(dialect: Dialect, client: ServerClient) -> Introduction:
     """What it can do; one that is too busy is asked again, for as long as a call may take."""
     loop = asyncio.get_running_loop()
     until, times = loop.time() + client.seconds, 0
     while True:
         try:
-            return await dialect.probe(client)
+            return Introduction(facts=await dialect.probe(client))
         except ServerError as error:
             times += 1
             seconds = busy_seconds(times, error.retry_after)
             if error.status != 429 or loop.time() + seconds > until:
-                raise
+                return Introduction(error=error)
             await asyncio.sleep(seconds)
 
 
-def check_servers_of(spec: ServerSettings, needs: EngineNeeds) -> list[str]:
+def check_servers_of(spec: ServerSpec, needs: EngineNeeds) -> list[str]:
     """See `EngineSpec.check`; for servers that run already."""
     loop = OwnLoop("proxima-preflight")
     try:
@@ -101,31 +138,27 @@ def check_servers_of(spec: ServerSettings, needs: EngineNeeds) -> list[str]:
         loop.close()
 
 
-async def _ask(spec: ServerSettings, needs: EngineNeeds) -> list[str]:
+async def _ask(spec: ServerSpec, needs: EngineNeeds) -> list[str]:
     dialect = spec.dialect()
     clients = [ServerClient(address, seconds=spec.call_seconds) for address in spec.addresses]
     try:
-        found = await ask_all(dialect, clients)
-        notes, answered = list[str](), list[tuple[ServerClient, ServerFacts]]()
-        for client, facts in zip(clients, found, strict=True):
-            if isinstance(facts, ServerError):
-                notes.append(f"{client.url} is out of service: {facts.reason}; the run begins without it")
-            else:
-                answered.append((client, facts))
-        if not answered:
-            raise _unreachable(dialect, clients, [error for error in found if isinstance(error, ServerError)])
-        agreement = Agreement(facts=answered[0][1], tokenizer=needs.tokenizer)
-        labels = set()
-        for client, facts in answered:
+        introduced, expected = await introductions(dialect, clients, needs.tokenizer)
+        if expected is None:
+            raise _unreachable(dialect, clients, [one.error for one in introduced if one.error is not None])
+        notes, labels = list[str](), set[str | None]()
+        for client, one in zip(clients, introduced, strict=True):
             which = f": {client.url}" if len(clients) > 1 else ""  # the message shows the whole list
-            try:
-                if problem := await agreement.problem(dialect, client, facts):
-                    remedy = "start it like the trainer and the others"
-                    raise FieldError("url", client.url, f"differs{which}: {problem}", remedy=remedy)
-                labels.add((await dialect.health(client, facts)).weight_version)
-            except ServerError as error:
-                raise FieldError("url", client.url, f"fails{which}: {error.reason}", remedy=LOG) from error
-            notes += check_facts(spec, facts, needs, client.url)
+            if one.difference is not None:
+                remedy = "start it like the trainer and the others"
+                raise FieldError("url", client.url, f"differs{which}: {one.difference}", remedy=remedy)
+            if one.facts is None and one.error is not None:
+                notes.append(f"{client.url} is out of service: {one.error.reason}; the run begins without it")
+                continue
+            if one.error is not None:
+                raise FieldError("url", client.url, f"fails{which}: {one.error.reason}", remedy=LOG)
+            assert one.facts is not None and one.health is not None
+            labels.add(one.health.weight_version)
+            notes += check_facts(spec, one.facts, needs, client.url)
         if len(labels) > 1 and not needs.publishes:
             names = " and ".join(map(repr, sorted(map(str, labels))))
             raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
@@ -160,7 +193,7 @@ def check_weight_folder(folder: str | None) -> None:
         raise FieldError("weight_folder", folder, f"can't be written: {error.strerror}", remedy=remedy) from error
 
 
-def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
+def check_facts(spec: ServerSpec, facts: ServerFacts, needs: EngineNeeds, url: str) -> list[str]:
     """Whether one server can do what a run needs.
 
     Returns: warnings.
@@ -197,19 +230,22 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, ur
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
 
 
-def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
+def _check_weights(spec: ServerSpec, facts: ServerFacts, needs: EngineNeeds, name: str) -> None:
     ways = facts.weight_updates
     if not ways:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
     if spec.weights not in ("auto", *ways):
         raise FieldError("weights", spec.weights, f"is no way of {name}; it has {', '.join(ways)}, or auto")
+    if not facts.scores:
+        reason = f"{name} gives no log-probs of given tokens, so nothing can prove that it has the new weights"
+        raise UserError(reason, remedy="use a server that scores")
     if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and "keep" in facts.interrupts):
         reason = f"needs a server that keeps what it runs and tells which weights sampled a token; {name} does not"
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
 
 
 def capabilities_of(
-    spec: ServerSettings, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
+    spec: ServerSpec, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
 ) -> Capabilities:
     """What an engine over such servers can do.
 

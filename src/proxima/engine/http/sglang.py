@@ -38,7 +38,15 @@ from proxima.engine.http.answer_values import (
     whole,
 )
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
-from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import (
+    ENDINGS,
+    Chunk,
+    ServerFacts,
+    ServerHealth,
+    TokenRequest,
+    WeightHandover,
+    check_scorable,
+)
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import (
     GENERATE,
@@ -47,7 +55,6 @@ from proxima.engine.http.sglang_facts import (
     WAYS,
     find_facts,
     first_answer,
-    of_ways,
     salted,
     sampling_params,
 )
@@ -96,11 +103,7 @@ class SglangDialect:
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""
         asked = [*map(int, prompt), *map(int, tokens)]
-        if facts.max_length is not None and len(asked) >= facts.max_length:
-            raise UserError(
-                f"{client.url}: {len(asked)} tokens can't be scored at a maximum length of {facts.max_length}",
-                remedy=f"start the server with --context-length {len(asked) + 1 + SPARE} or more",
-            )
+        check_scorable(client.url, facts, len(asked), f"--context-length {len(asked) + 1 + SPARE}")
         body = {"input_ids": asked, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
         body |= {"logprob_start_len": max(len(prompt) - 1, 0)}
         answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(asked))
@@ -111,32 +114,14 @@ class SglangDialect:
             values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in found]
         if ids != asked[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
-        if not all(map(math.isfinite, values)):
-            raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
         return np.asarray(values, np.float32)
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
-        body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
-        try:
-            answer = await client.post("/tokenize", body)
-        except ServerError as error:
-            if error.status in (404, 405):
-                return None
-            raise
+        answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
         with as_expected(client, "/tokenize", answer):
             return id_list(answer["tokens"], "tokens")
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
-        """Stop sampling.
-
-        Raises:
-            UserError: a mode that the server has not.
-        """
-        if mode not in facts.pause_modes:
-            raise UserError(
-                f"{client.url} can't pause with {mode!r}; it has {of_ways(sorted(facts.pause_modes))}",
-                remedy="set engine.interrupt=recompute",
-            )
         await client.post("/pause_generation", {"mode": PAUSES[mode]})
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
@@ -153,11 +138,6 @@ class SglangDialect:
         Raises:
             ServerError: the server says that it failed, or calls its weights otherwise afterwards.
         """
-        if weights.how not in facts.weight_updates:
-            raise UserError(
-                f"{client.url} can't take weights by {weights.how!r}; it has {of_ways(facts.weight_updates)}",
-                remedy="set engine.weights=auto",
-            )
         path = WAYS[weights.how]
         body = {
             "model_path": str(weights.folder),

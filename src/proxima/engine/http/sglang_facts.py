@@ -1,11 +1,11 @@
 """What an SGLang server can do: what it says of itself, the calls that it has, and what it answers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import number, one_line, short_text, whole
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import PauseMode
 
@@ -19,7 +19,6 @@ WAYS = {  # how weights get in: the call, and what proxima makes of it
     "tensor": "/update_weights_from_tensor",
     "ipc": "/update_weights_from_ipc",
 }
-CONTROL = ("/pause_generation", "/continue_generation", "/abort_request", "/flush_cache", "/update_weight_version")
 PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 MEMORY = ("/release_memory_occupation", "/resume_memory_occupation")
 
@@ -136,29 +135,11 @@ async def _generate(client: ServerClient, fields: Mapping[str, Any] | None = Non
 
 
 async def _find_calls(client: ServerClient) -> tuple[frozenset[str], frozenset[str]]:
-    """The paths that a server has, and the modes of its pause: from its own description, else by asking for each with
-    GET, which those answer with 405."""
-    try:
-        described = await client.get("/openapi.json")
-        schemas = described.get("components", {}).get("schemas", {})
-        mode = schemas.get("PauseGenerationReqInput", {}).get("properties", {}).get("mode", {})
-        paths = frozenset(described["paths"])
-        # a pause without modes is that of older servers: it aborts
-        modes = frozenset(mode.get("enum", ["abort"])) if "/pause_generation" in paths else frozenset[str]()
-        return paths, modes
-    except (ServerError, KeyError, AttributeError, TypeError):
-        paths = frozenset([path for path in (*WAYS.values(), *CONTROL[:3]) if await _is_there(client, path)])
-        # the answer to GET tells no modes: abort is the one that every version has
-        return paths, frozenset({"abort"} if "/pause_generation" in paths else ())
-
-
-async def _is_there(client: ServerClient, path: str) -> bool:
-    """Whether a path that takes POST alone exists. Never asked of one that GET would set off."""
-    try:
-        await client.get(path)
-    except ServerError as error:
-        return error.status == 405
-    return False
+    """The paths that a server has, and the modes of its pause, by its own description."""
+    described = await client.get("/openapi.json")
+    with as_expected(client, "/openapi.json", described):
+        schema = described["components"]["schemas"].get("PauseGenerationReqInput", {}).get("properties", {})
+        return frozenset(described["paths"]), frozenset(schema.get("mode", {}).get("enum", ()))
 
 
 async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None, str | None]:
@@ -228,8 +209,3 @@ async def _max_length(client: ServerClient, told: Mapping[str, Any]) -> int | No
 
 def _named(value: Any) -> str | None:
     return one_line(value, 40).removeprefix("torch.") if value not in (None, "auto") else None
-
-
-def of_ways(ways: Iterable[str]) -> str:
-    """A list for messages."""
-    return ", ".join(ways) or "none"

@@ -27,9 +27,17 @@ from proxima.engine.http.answer_values import (
     version_spans,
 )
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
-from proxima.engine.http.dialect import ENDINGS, Chunk, ServerFacts, ServerHealth, TokenRequest, WeightHandover
+from proxima.engine.http.dialect import (
+    ENDINGS,
+    Chunk,
+    ServerFacts,
+    ServerHealth,
+    TokenRequest,
+    WeightHandover,
+    check_scorable,
+)
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, VllmFacts, find_vllm_facts
+from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, find_vllm_facts
 from proxima.engine.http.weight_folder import weight_buckets
 from proxima.engine.protocol import EngineNeeds, PauseMode
 
@@ -54,36 +62,35 @@ class VllmDialect:
         Raises:
             UserError: a temperature that vLLM would silently raise.
         """
-        known = facts_of(facts)
         fields = sampling_fields(request)
         body: dict[str, Any] = {"stream": True, "return_token_ids": True, "request_id": request.id}
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
-        if known.route == GENERATE:
+        if facts.route == GENERATE:
             fields["detokenize"] = bool(request.sampling.stop)
             body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         else:
-            body |= {"model": known.model, "prompt": list(map(int, request.tokens)), **fields}
+            body |= {"model": facts.model, "prompt": list(map(int, request.tokens)), **fields}
         size = StreamSize.of(request.sampling.max_tokens, prompt=len(request.tokens), set_size=request.set_size)
         empty: Mapping[str, Any] | None = None
-        named = not known.prompt_echo  # the answer has said which prompt it continues, as this server does
-        async with aclosing(stream_events(client, known.route, body, size)) as events:
+        named = not facts.prompt_echo  # the answer has said which prompt it continues, as this server does
+        async with aclosing(stream_events(client, facts.route, body, size)) as events:
             async for event in events:
                 if "choices" not in event:
                     empty = event
                     continue
-                with as_expected(client, known.route, event):
+                with as_expected(client, facts.route, event):
                     chunks = [chunk_of(choice, event) for choice in event["choices"] or ()]
                 for chunk in chunks:
                     named = named or chunk.prompt_tokens is not None
                     if len(chunk.tokens) and not named:
                         reason = "an answer without prompt_token_ids, which the server gave at the start"
-                        raise ServerError(client.url, known.route, reason)
+                        raise ServerError(client.url, facts.route, reason)
                     if chunk.finish_reason is not None or len(chunk.tokens):
                         empty = None
                         yield chunk
         if empty is not None:
-            raise ServerError(client.url, known.route, f"an answer of another form: {missing('choices', empty)}")
+            raise ServerError(client.url, facts.route, f"an answer of another form: {missing('choices', empty)}")
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
@@ -91,26 +98,19 @@ class VllmDialect:
         Raises:
             UserError: prompt and tokens fill the server's whole length: it wants room for one token more.
         """
-        known, path = facts_of(facts), facts_of(facts).route
+        path = facts.route
         asked = [*map(int, prompt), *map(int, tokens)]
-        if known.max_length is not None and len(asked) >= known.max_length:
-            raise UserError(
-                f"{client.url}: {len(asked)} tokens can't be scored at a maximum length of {known.max_length}",
-                remedy=f"start the server with --max-model-len {len(asked) + 1} or more",
-            )
+        check_scorable(client.url, facts, len(asked), f"--max-model-len {len(asked) + 1}")
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
         body: dict[str, Any] = {"token_ids": asked, "sampling_params": fields | {"detokenize": False}}
         if path != GENERATE:
-            body = {"model": known.model, "prompt": asked, **fields}
+            body = {"model": facts.model, "prompt": asked, **fields}
         answer = await client.post(path, body, size=ANSWER + TOKEN * len(asked))
         with as_expected(client, path, answer):
             found = answer if path == GENERATE else answer["choices"][0]
             rows = zip(items(found["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
             values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in rows]
-        scores = np.asarray(values, np.float32)
-        if not np.isfinite(scores).all() or (scores <= ABSENT).any():
-            raise ServerError(client.url, path, "log-probs of given tokens are not finite")
-        return scores
+        return _reported(values)
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
         answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
@@ -127,21 +127,13 @@ class VllmDialect:
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
         """End requests. Without control calls nothing is done here: closing a stream ends its request too."""
-        known = facts_of(facts)
-        if not ids or not known.control:  # an empty list would end every request, of whomever
+        if not ids or not facts.control:  # an empty list would end every request, of whomever
             return
-        named = [f"generate-tokens-{one}" if known.route == GENERATE else f"cmpl-{one}-0" for one in ids]
+        named = [f"generate-tokens-{one}" if facts.route == GENERATE else f"cmpl-{one}-0" for one in ids]
         await client.post("/abort_requests", {"request_ids": named})
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
         """Load the weights of a folder, and set their label."""
-        if weights.how not in facts.weight_updates:
-            raise UserError(
-                f"{client.url} can't take weights by {weights.how!r}",
-                remedy=f"set engine.weights to one of {', '.join(facts.weight_updates)}"
-                if facts.weight_updates
-                else "start it with VLLM_SERVER_DEV_MODE=1",
-            )
         try:
             async with asyncio.timeout(weights.seconds):
                 if weights.how == TRANSFER:
@@ -166,7 +158,7 @@ class VllmDialect:
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """Version and pause, where the server has control calls."""
         models = client.get("/v1/models")
-        if not facts_of(facts).control:
+        if not facts.control:
             return ServerHealth(model=_model_of(client, await models))
         served, version, paused = await asyncio.gather(models, client.get("/weight_info"), client.get("/is_paused"))
         with as_expected(client, "/weight_info", version):
@@ -178,13 +170,6 @@ class VllmDialect:
 def _model_of(client: ServerClient, answer: Any) -> str:
     with as_expected(client, "/v1/models", answer):
         return short_text(answer["data"][0]["id"], "the model's id")
-
-
-def facts_of(facts: ServerFacts) -> VllmFacts:
-    """The facts as this dialect found them."""
-    if not isinstance(facts, VllmFacts):
-        raise TypeError(f"facts of {facts.server} are not those of a vLLM server")
-    return facts
 
 
 def sampling_fields(request: TokenRequest) -> dict[str, Any]:
@@ -245,12 +230,16 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
     prompt = choice.get("prompt_token_ids") if prompt is None else prompt
     return Chunk(
         tokens=np.asarray(tokens, np.int32),
-        log_prob=np.asarray([math.nan if value <= ABSENT else value for value in reported], np.float32),
+        log_prob=_reported(reported),
         finish_reason=None if ending is None else ENDINGS[ending],
         version_spans=None if spans is None else version_spans(spans),
         prompt_tokens=None if prompt is None else np.asarray(id_list(prompt, "prompt_token_ids"), np.int32),
         sampling_mask=None if (sets := choice.get("sampling_mask")) is None else mask_of_sets(sets),
     )
+
+
+def _reported(values: Sequence[float]) -> Floats:
+    return np.asarray([math.nan if value <= ABSENT else value for value in values], np.float32)
 
 
 async def _transfer(client: ServerClient, weights: WeightHandover) -> None:

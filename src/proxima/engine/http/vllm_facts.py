@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
@@ -20,21 +19,8 @@ PROMPTS = ((17, 42, 99, 7), (300, 301, 302, 303), (5, 900, 31, 77))  # ids that 
 CLOSE = 1e-3  # nats: two numbers that a server computed from the same logits in float32
 
 
-@dataclass(frozen=True, kw_only=True)
-class VllmFacts(ServerFacts):
-    """What a vLLM server can do.
-
-    Args:
-        route: where completions come from.
-        control: the calls that VLLM_SERVER_DEV_MODE=1 switches on: pause, weights, caches, settings.
-    """
-
-    route: str = COMPLETIONS
-    control: bool = False
-
-
-async def find_vllm_facts(client: ServerClient) -> VllmFacts:
-    """Ask a server what it can do.
+async def find_vllm_facts(client: ServerClient) -> ServerFacts:
+    """Ask a server what it can do. VLLM_SERVER_DEV_MODE=1 switches on its `control`: pause, weights, caches, settings.
 
     Raises:
         ServerError: it does not answer, or not as vLLM does.
@@ -46,7 +32,7 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
         served = models["data"][0]
         model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
         longest = None if longest is None else whole(longest, "max_model_len", 1)
-    settings = await _optional(client, "/server_info", config_format="json") or {}
+    settings = await _optional(client, "/server_info", {"config_format": "json"}) or {}
     told = settings.get("vllm_config") or {}
     ask = _Asker(client, model)
     await ask.choose_route()
@@ -59,7 +45,7 @@ async def find_vllm_facts(client: ServerClient) -> VllmFacts:
     log_probs, why = await ask.log_prob_mode()
     if why:
         more["log-probs"] = why
-    return VllmFacts(
+    return ServerFacts(
         server=f"vllm {one_line(_of(version, 'version') or '?', 40)}",
         model=model,
         max_length=longest,
@@ -224,10 +210,10 @@ async def _weights(client: ServerClient, told: Mapping[str, Any]) -> tuple[tuple
     return tuple(ways), more
 
 
-async def _optional(client: ServerClient, path: str, **query: Any) -> Any:
+async def _optional(client: ServerClient, path: str, query: Mapping[str, str] | None = None) -> Any:
     """What a GET answers; None where the server has no such path."""
     try:
-        return await client.get(path, **query)
+        return await client.get(path, query)
     except UserError:
         return None
     except ServerError as error:

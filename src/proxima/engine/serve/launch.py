@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,3 +133,7 @@ def has_gpu() -> bool:
     """Whether this machine has an NVIDIA GPU, without loading its driver here."""
     places = (Path("/proc/driver/nvidia/gpus").glob("*"), Path("/dev").glob("nvidia[0-9]*"))
     return any(any(found) for found in places)
+
+
+#: how each kind of server is started
+LAUNCHES: dict[str, Callable[..., Launch]] = {"vllm": vllm_launch}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from proxima.engine.exit_codes import describe_exit
 from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_log import doing, last_error
 
@@ -116,11 +117,3 @@ class ServerProcess:
             self._process.kill()  # the server gets a SIGTERM from the kernel then
             self._process.wait()
         self._http.close()
-
-
-def describe_exit(code: int | None) -> str:
-    """How a process ended, in words; -N is signal N."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name

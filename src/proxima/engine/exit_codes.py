@@ -1,0 +1,11 @@
+"""How a process ended, in words."""
+
+import signal
+
+
+def describe_exit(code: int | None) -> str:
+    """The end of a process by its exit code; -N is signal N."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name

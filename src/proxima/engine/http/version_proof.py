@@ -1,0 +1,185 @@
+"""Which weights a server has: those that it was given, those that it names, and those that it was seen to compute with.
+
+A server that is started again has the weights of its start, under another label, until it is given ours. So if it names
+our label, all that it has sampled since it was given them is of these weights: one answer proves every completion that
+ended, or gave a token, before the question. A label proves nothing about the numbers behind it: `weight_probe.py` does.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.dialect import ServerFacts, ServerHealth
+from proxima.engine.http.generation_job import GenerationJob, JobSegment
+
+
+class SharedQuestion:
+    """Asks a server for its health, once for all who want to know: those who come while it is being asked share the
+    next question.
+
+    Args:
+        ask: the health check.
+        url: of the server, for messages.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[ServerHealth]], url: str) -> None:
+        self._ask, self._url = ask, url
+        self._next: asyncio.Task[ServerHealth] | None = None  # has not been sent yet
+        self._asking = asyncio.Lock()
+
+    async def ask(self, seconds: float) -> ServerHealth:
+        """What the server says when it is asked after this call.
+
+        Args:
+            seconds: deadline of the question.
+
+        Raises:
+            ServerError, RefusedError: it does not say it.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._send(seconds))
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits
+        return await asyncio.shield(self._next)  # others may wait for it too
+
+    async def _send(self, seconds: float) -> ServerHealth:
+        async with self._asking:
+            self._next = None
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._ask()
+            except TimeoutError:
+                raise ServerError(self._url, "", f"no answer to a health check for {seconds:g} s") from None
+
+    async def answered(self) -> None:
+        """Wait for the answers to all who came before: new weights must not be loaded between question and answer."""
+        if self._next is not None:
+            await asyncio.wait({self._next})
+        async with self._asking:
+            pass
+
+
+class ProvedServer(Protocol):
+    """As much of a replica as its proof sees; `running` has what samples now."""
+
+    url: str
+    facts: ServerFacts
+
+    @property
+    def running(self) -> Mapping[GenerationJob, object]: ...
+
+    async def health(self) -> ServerHealth: ...
+
+
+class VersionProof:
+    """What is known of the weights of one replica.
+
+    `version` and `label`: the weights that it was given last. `attempts`: the completions that it runs, and how many
+    segments each had before.
+    """
+
+    def __init__(self, server: ProvedServer) -> None:
+        self._server = server
+        self.question = SharedQuestion(server.health, server.url)
+        self.version = 0
+        self.label: str | None = None
+        self.instance: str | None = None
+        self.attempts: dict[GenerationJob, int] = {}
+        self._computed: str | None = None  # label of the weights that it is known to compute with
+        self._past_labels: dict[str, int] = {}  # weights that it has had since what runs on it began
+        self._settled = asyncio.Event()  # no weights are being proved
+        self._settled.set()
+
+    # ---- what it was given -------------------------------------------------------------------------------------------
+
+    def set_version(self, version: int, label: str | None) -> None:
+        """Note that it has other weights now."""
+        running = self._server.running
+        if not running:
+            self._past_labels.clear()
+        for job in running:
+            if job.current is not None:
+                job.current.marks.append((len(job.current.tokens), version))
+        self.version, self.label = version, label
+        if label is not None:
+            self._past_labels[label] = version
+
+    @contextmanager
+    def proving(self, version: int, label: str) -> Iterator[None]:
+        """Inside, the server gets weights and passes the probe. Completions that it holds continue under the new
+        weights before the result is known; if the block raises, tokens that they say are of it are `mismatched`."""
+        self.set_version(version, label)
+        self._computed = None
+        self._settled.clear()
+        try:
+            yield
+            self._computed = label
+        finally:
+            if self._computed is None:
+                for segment in self._segments():
+                    segment.mismatched.add(version)
+            self._settled.set()
+
+    async def settled(self) -> None:
+        """Wait while weights are being proved."""
+        await self._settled.wait()
+
+    def computes(self, label: str | None, health: ServerHealth) -> bool:
+        """It is the server that was seen to compute with these weights, and still has them."""
+        same = health.instance is not None and health.instance == self.instance
+        return same and self._computed == label == health.weight_version
+
+    # ---- what it names -----------------------------------------------------------------------------------------------
+
+    def labels_of(self, job: GenerationJob) -> dict[str, int]:
+        """The versions that it had during an attempt, by label; empty: it does not say which it has."""
+        had = {version for _, version in job.current.marks} if job.current else set()
+        return {label: version for label, version in self._past_labels.items() if version in had}
+
+    def problem(self, health: ServerHealth, label: str | None) -> str | None:
+        """What is wrong with the state that the server reports; None: nothing.
+
+        Args:
+            label: of the weights that it should have; None: they are changing.
+        """
+        facts = self._server.facts
+        if health.model is not None and health.model != facts.model:
+            return f"it serves {health.model} now, not {facts.model}"
+        if health.instance is not None and self.instance is not None and health.instance != self.instance:
+            return "it was started again"
+        if label is not None and facts.weight_version and health.weight_version != label:
+            return f"it has weights {health.weight_version!r}, not {label!r}"
+        return None
+
+    async def confirm(self, label: str | None, seconds: float) -> str | None:
+        """Ask the server whether it still has weights `label`, by which it has sampled and scored.
+
+        Args:
+            seconds: deadline of the answer.
+
+        Returns: why this is not confirmed; None: it is.
+        """
+        if not self._server.facts.weight_version:  # then it takes no weights either
+            return None
+        segments = self.unverified()
+        try:
+            problem = self.problem(await self.question.ask(seconds), label)
+        except (ServerError, RefusedError) as error:
+            return f"nobody knows which weights it had: {error.reason}"
+        if problem is None:
+            mark_confirmed(segments)
+        return problem
+
+    def unverified(self) -> list[JobSegment]:
+        """The segments of what runs that have a token so far: an answer from now on is about these."""
+        return [segment for segment in self._segments() if segment.tokens]
+
+    def _segments(self) -> list[JobSegment]:
+        return [segment for job, since in self.attempts.items() for segment in job.since(since)]
+
+
+def mark_confirmed(segments: list[JobSegment]) -> None:
+    """Note that the server which runs these has the weights that it should have."""
+    for segment in segments:
+        segment.confirmed = True
