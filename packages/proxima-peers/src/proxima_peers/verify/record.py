@@ -153,24 +153,48 @@ class Record:
         return as_tensor(self.inputs["mask"]) != 0
 
     def checks(
-        self, ours: Mapping[str, Any], under: str = "metrics.", rtol: float = 2e-7, atol: float = 1e-10, **more: Any
+        self,
+        ours: Mapping[str, Any],
+        under: str = "metrics.",
+        rtol: float = 2e-7,
+        atol: float = 1e-10,
+        where: Tensor | None = None,
     ) -> list[Check]:
         """A check for each of `ours` that the record expects under that name with the prefix `under`.
 
         Shares of tokens or rows are float32 in all peers.
         """
-        found = {under + name: value for name, value in ours.items() if under + name in self.leaves}
-        return [self.check(leaf, value, self.leaves[leaf], rtol, atol, **more) for leaf, value in found.items()]
+        expected = {under + name: value for name, value in ours.items() if under + name in self.leaves}
+        return [self.check(leaf, value, self.leaves[leaf], rtol, atol, where=where) for leaf, value in expected.items()]
 
-    def expect(self, name: str, ours: Any, rtol: float = 1e-9, atol: float = 1e-11, **more: Any) -> Check:
+    def expect(
+        self,
+        name: str,
+        ours: Any,
+        rtol: float = 1e-9,
+        atol: float = 1e-11,
+        *,
+        scale: float = 0.0,
+        where: Tensor | None = None,
+    ) -> Check:
         """A check of a number that the record must have."""
-        return self.check(name, ours, self.expected[name], rtol, atol, **more)
+        return self.check(name, ours, self.expected[name], rtol, atol, scale=scale, where=where)
 
-    def check(self, name: str, ours: Any, theirs: Any, rtol: float = 1e-9, atol: float = 1e-11, **more: Any) -> Check:
-        """A check, within float32's tolerance where the whole record is float32."""
+    def check(
+        self,
+        name: str,
+        ours: Any,
+        theirs: Any,
+        rtol: float = 1e-9,
+        atol: float = 1e-11,
+        *,
+        scale: float = 0.0,
+        where: Tensor | None = None,
+    ) -> Check:
+        """A check, within float32's tolerance where the whole record is float32; `scale`, `where` as `Check`."""
         if self.single:
             rtol, atol = max(rtol, SINGLE["rtol"]), max(atol, SINGLE["atol"])
-        return Check(name, ours, theirs, rtol, atol, **more)
+        return Check(name, ours, theirs, rtol, atol, scale, where)
 
     def loss_checks(
         self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: dict[str, float] | None = None
