@@ -44,8 +44,8 @@ help:
 	$(INSTALL) '.[demo]'
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[dev]'
+.venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[dev]' --editable packages/proxima-peers
 	@touch $@ .venv/demo.stamp
 
 demo: .venv/demo.stamp
@@ -68,7 +68,7 @@ style: .venv/dev.stamp
 	$(BIN)/ruff check .
 
 types: .venv/dev.stamp
-	@text=$$({ $(BIN)/mypy && PYTHONPATH=src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
+	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
 
 fast: .venv/dev.stamp
 	$(PYTEST) -m 'not slow'

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SOURCE = REPOSITORY / "src"
+PACKAGES = (REPOSITORY / "src" / "proxima", REPOSITORY / "packages" / "proxima-peers" / "src" / "proxima_peers")
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
@@ -42,6 +42,9 @@ ALLOWED_MODULES = {
 }
 ALLOWED_FUNCTIONS = {
     "convert": "the protocol of a peer's converter: every one has a `convert(options)`",
+    "command_of": "the protocol of a peer's trainings without rewards",
+    "convert_offline": "the protocol of a peer's trainings without rewards",
+    "rules_of": "the protocol of a peer's trainings without rewards",
     "main": "what a console script or a spawned process starts",
     "add_arguments": "the protocol of a command: every module of cli/ has one",
     "run": "the protocol of a command: every module of cli/ has one",
@@ -75,8 +78,12 @@ class Module:
 
     @property
     def room(self) -> str:
-        parts = self.name.split(".")
-        return parts[1] if len(parts) > 1 else "proxima"
+        return room_of(self.name)
+
+
+def room_of(module: str) -> str:
+    package, _, inside = module.partition(".")
+    return package if package != "proxima" or not inside else inside.partition(".")[0]
 
 
 @dataclass
@@ -94,16 +101,18 @@ class Unit:
 
 def read_modules() -> list[Module]:
     found = []
-    for path in sorted((SOURCE / "proxima").rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        text = path.read_text(encoding="utf-8")
-        found.append(Module(name, path, text, ast.parse(text)))
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            text = path.read_text(encoding="utf-8")
+            found.append(Module(name, path, text, ast.parse(text)))
     return found
 
 
 def short(module: Module) -> str:
-    return str(module.path.relative_to(SOURCE / "proxima"))
+    own = PACKAGES[0]
+    return str(module.path.relative_to(own if module.path.is_relative_to(own) else REPOSITORY))
 
 
 # sizes
@@ -179,11 +188,12 @@ def circles(modules: list[Module]) -> Iterator[tuple[str, str]]:
     """Groups of modules that import one another, imports inside functions included."""
     import grimp
 
-    graph = grimp.build_graph("proxima", cache_dir=None)
+    sys.path[:0] = [str(package.parent) for package in PACKAGES]  # those of this checkout, installed or not
+    graph = grimp.build_graph(*(package.name for package in PACKAGES), cache_dir=None)
     edges = {name: sorted(graph.find_modules_directly_imported_by(name)) for name in sorted(graph.modules)}
     for group in strongly_connected(edges):
         if len(group) > 1:
-            for room in sorted({name.split(".")[1] for name in group}):
+            for room in sorted({room_of(name) for name in group}):
                 yield room, " ⇄ ".join(name.removeprefix("proxima.") for name in sorted(group))
 
 
@@ -351,8 +361,8 @@ def main() -> int:
         for module in read_modules():
             lines[module.room] += module.text.count("\n")
         for room, count in sorted(lines.items()):
-            print(f"{room:<10}{count:>7,}")
-        print(f"{'total':<10}{sum(lines.values()):>7,}")
+            print(f"{room:<14}{count:>7,}")
+        print(f"{'total':<14}{sum(lines.values()):>7,}")
     return int(any(found.values()))
 
 

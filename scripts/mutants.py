@@ -41,10 +41,14 @@ STAGES = ["golden", "laws", "tests"]
 LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of a kind, of all tests; more is a hang
 KINDS = 4  # whose laws are checked, of those that execute a shared line
 FLIPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-# The rest of tests/core/test_check.py is the laws again.
-TESTS = ["tests/core", "--deselect=tests/core/test_check.py"]
+# The rest of tests/core/test_conformance.py is the laws again.
+TESTS = ["tests/core", "--deselect=tests/core/test_conformance.py"]
+OF_PEERS = ROOT / "packages" / "proxima-peers" / "tests" / "golden"
 RECORDS = [
-    r for f in sorted((ROOT / "tests" / "golden").glob("*.json")) for r in json.loads(f.read_text(encoding="utf-8"))
+    record
+    for folder in (ROOT / "tests" / "golden", OF_PEERS)
+    for file in sorted(folder.glob("*.json"))
+    for record in json.loads(file.read_text(encoding="utf-8"))
 ]
 Covered = dict[str, dict[tuple[str, int], list[Any]]]
 
@@ -189,10 +193,10 @@ def install(mutant: Mutant) -> None:
 
 def golden() -> dict[str, Callable[[], bool]]:
     """For each record, whether its verdict is what it should be."""
-    from proxima.peers.verify import Record, verify_record
+    from proxima_peers.verify.record import Record
+    from proxima_peers.verify.verification import verify_record
 
-    folder = ROOT / "tests" / "golden"
-    differs = [line.split(maxsplit=1) for line in (folder / "differs.txt").read_text(encoding="utf-8").splitlines()]
+    differs = [line.split(maxsplit=1) for line in (OF_PEERS / "differs.txt").read_text(encoding="utf-8").splitlines()]
     reasons = {name: ("differs", reason.replace("+", ", ")) for reason, name in differs}
 
     def holds(record: dict[str, Any]) -> bool:
@@ -382,8 +386,7 @@ def main() -> None:
     chosen = parser.parse_args()
     from hypothesis import settings
 
-    import proxima.check
-    import proxima.peers.verify  # noqa: F401  torch and transformers come with them: no child imports these again
+    import proxima_peers.verify.verification  # noqa: F401  torch comes with it: no child imports it again
 
     settings.register_profile("mutants", database=None)
     settings.load_profile("mutants")

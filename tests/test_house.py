@@ -3,18 +3,24 @@
 import ast
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import proxima
+import proxima_peers
+
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted((ROOT / "src" / "proxima").rglob("*.py"))
-ROOMS = sorted((ROOT / "src" / "proxima").glob("*/__init__.py"))
+PACKAGES = (ROOT / "src" / "proxima", ROOT / "packages" / "proxima-peers" / "src" / "proxima_peers")
+SOURCES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
+ROOMS = sorted(path for package in PACKAGES for path in package.glob("*/__init__.py"))
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT / "src" / "proxima"))
+    package = next(package for package in PACKAGES if path.is_relative_to(package))
+    return str(path.relative_to(package.parent)).removeprefix("proxima/")
 
 
 @cache
@@ -99,9 +105,13 @@ def test_the_reference_is_what_the_code_says():
     assert make_docs.REFERENCE.read_text(encoding="utf-8") == make_docs.reference(), "run make docs"
 
 
-def test_constraints_pin_everything_that_is_asked_for():
-    import tomllib
+def test_the_distributions_are_of_one_version():
+    assert proxima_peers.__version__ == proxima.__version__
+    project = tomllib.loads((ROOT / "packages" / "proxima-peers" / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == [f"proxima-rl=={proxima.__version__}"]
 
+
+def test_constraints_pin_everything_that_is_asked_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["dependencies"] + [x for extra in project["optional-dependencies"].values() for x in extra]
     names = {re.split(r"[\[<>=]", requirement)[0].lower().replace("_", "-") for requirement in wanted} - {"proxima-rl"}

@@ -1,12 +1,12 @@
 """The commands that README, the docs, the examples and `--help` print, as a shell would read them."""
 
-import importlib
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxima.cli.command_module import command_module
 from proxima.cli.main import _EPILOG, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +92,7 @@ def of_help() -> Iterator[Printed]:
     """Those of `proxima --help` and of the help of each command."""
     texts = {"proxima --help": _EPILOG}
     texts |= {
-        f"proxima {name} --help": importlib.import_module(place).__doc__ or "" for name, (place, _) in COMMANDS.items()
+        f"proxima {name} --help": command_module(name, place).__doc__ or "" for name, (place, _) in COMMANDS.items()
     }
     for page, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):

@@ -5,7 +5,7 @@ data sets of a few rows. Mentions inside a sentence, headers of recipes and `--h
 overrides is resolved; so is what `NOT_RUN` lists, with the reason.
 """
 
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -22,6 +22,7 @@ import torch
 import yaml
 from transformers.utils import logging
 
+from proxima.cli.command_module import command_module
 from proxima.cli.main import COMMANDS, main
 from proxima.config import recipe_reader, resolve
 from proxima.data import recipe_files
@@ -56,7 +57,7 @@ CAPITALS = {  # what a reader fills in
     "URL": "http://127.0.0.1:8000",
     "SLOT": "surrogate",
     "NAME": "gsm8k",
-    "FILE": "tests/golden/made_here.json",
+    "FILE": "packages/proxima-peers/tests/golden/made_here.json",
     "FOLDER": "data/gsm8k",
     "OUT": "exported/out",
 }
@@ -73,7 +74,7 @@ FENCES = {  # page → what its reader has saved under a name, and words of that
 FILES = {  # page → what else its reader has: a run of the quickstart, or a copy of one of our files
     "docs/evaluation.md": {"runs/mine": "run", "runs/a": "run", "runs/b": "run"},
     "docs/laboratory.md": {"runs/first": "run", "runs/second": "run", "runs/add-1": "run"},
-    "docs/migration.md": {"run.yaml": "tests/peers/examples/verl_dapo.yaml"},
+    "docs/migration.md": {"run.yaml": "packages/proxima-peers/tests/examples/verl_dapo.yaml"},
     "docs/own_reward.md": {"runs/mine": "run"},
     "docs/run_folder.md": {"runs/mine": "run"},
     "docs/sharing.md": {"runs/mine": "run", "config.yaml": "run/config.yaml"},
@@ -93,7 +94,7 @@ def checkout(tmp_path_factory):
     top = tmp_path_factory.mktemp("printed") / "proxima"
     for name in ("recipes", "examples", "benchmarks/results"):
         shutil.copytree(ROOT / name, top / name)
-    for name in ("tests", "scripts", "docs", "src", "constraints.txt", "pyproject.toml"):
+    for name in ("tests", "scripts", "docs", "src", "packages", "constraints.txt", "pyproject.toml"):
         (top / name).symlink_to(ROOT / name)
     for file in (*top.rglob("recipes/**/*.yaml"), *top.rglob("examples/**/*.yaml")):
         shrink(file)
@@ -250,7 +251,7 @@ class Shell:
         if "--help" in words:
             return
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(importlib.import_module(COMMANDS[words[0]][0]), "run", lambda arguments: 0)
+            patch.setattr(command_module(words[0], COMMANDS[words[0]][0]), "run", lambda arguments: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if words[0] in (*TRAINING, "explain", "calibrate", "simulate") and words[1] in recipe_files.shipped_recipes():

@@ -4,6 +4,7 @@
     batches       random batches with holes and garbage          needs_law    what a spec declares and what it reads
     first_laws    a call returns what its slot takes: where that fails, no other law is tried
     by_hand, by_hand_steps   examples with numbers worked out by hand: the parts of a loss, and the steps before it
+    by_hand_records    files of such examples
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
     reward_laws   rewards                                         engine_laws    engines; sampling_laws: what they draw
@@ -13,7 +14,8 @@
 A spec declares what its method breaks on purpose (`exempt_laws`, which are run all the same: an exemption that no
 setting needs is a failure), and settings that switch on branches (`test_fields`);
 see `proxima.core.spec.Spec`. Cases are drawn from fixed seeds: a result can be repeated.
-Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, torch. Imported by `peers`, `cli` and the tests.
+Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, `config`, torch. Imported by `cli`, the tests and
+`proxima_peers`.
 To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot.
 """
 

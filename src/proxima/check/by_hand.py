@@ -168,8 +168,14 @@ def require_example(slot: str, spec: Any, example: Mapping[str, Any]) -> None:
     """Raise `Violation` unless the spec gives the numbers of its example."""
     unknown = sorted(set(example) - {"fields", "inputs", "expected"})
     require_that(not unknown, f"an example has no {', '.join(unknown)}; it has inputs, expected and fields")
-    numbers = numbers_by_hand({slot: replace(spec, **example.get("fields", {}))}, example["inputs"])
-    for name, expected in leaves(example["expected"]).items():
+    require_numbers(
+        numbers_by_hand({slot: replace(spec, **example.get("fields", {}))}, example["inputs"]), example["expected"]
+    )
+
+
+def require_numbers(numbers: Mapping[str, Tensor], expected: Mapping[str, Any]) -> None:
+    """Raise `Violation` unless the numbers are as expected, every one of these."""
+    for name, value in leaves(expected).items():
         if name not in numbers:
             raise Violation(f"nothing of ours computes {name!r}; there are {', '.join(sorted(numbers))}")
-        require_close(numbers[name], as_tensor(expected), name, **TOLERANCE)
+        require_close(numbers[name], as_tensor(value), name, **TOLERANCE)

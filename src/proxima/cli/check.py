@@ -1,5 +1,6 @@
 """Check a kind against the laws of its slot: `proxima check cppo`, `proxima check my_lab.losses:Topr slope=0.3`. Or
-check the files of a run against their checksums: `proxima check runs/mine`.
+check the files of a run against their checksums: `proxima check runs/mine`. Or check records by hand: `proxima check
+mine.json`.
 
 Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found, what it means for a run,
 and the cure. Where a first law fails (the call raises, or returns another type or NaN), the others are not tried. The
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.output import print_json
+from proxima.cli.output import add_import_code, print_json
 from proxima.config.slots import Slot
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
@@ -37,35 +38,56 @@ class CheckConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; or a run folder"
+    what = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; a run folder; or a "
+    what += ".json file of records by hand"
     parser.add_argument("kind", help=what)
     parser.add_argument("override", nargs="*", default=[], metavar="field=value", help="fields other than the defaults")
     parser.add_argument("--slot", help="the slot, where its class does not say it")
     parser.add_argument("--model", help="of an engine: the model to run; otherwise a tiny one is made")
+    add_import_code(parser, "of a file of records by hand: import the classes outside proxima that it names")
     parser.add_argument("--json", action="store_true", help="print every result for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kind.endswith(".json"):
+        from proxima.check.by_hand_records import check_records
+
+        require_alone(arguments, "is a file of records, which name their specs")
+        return print_results(
+            arguments, "file", {"file": arguments.kind}, check_records(arguments.kind, arguments.import_code)
+        )
     if ("/" in arguments.kind and ":" not in arguments.kind) or RunFolder(arguments.kind).has_run:
         return check_run(arguments)
     if arguments.kind in CheckConfig.__dataclass_fields__ and arguments.override and "=" not in arguments.override[0]:
         arguments.slot, arguments.kind = arguments.kind, arguments.override.pop(0)  # `check surrogate cppo`
     slot = arguments.slot or slot_of_kind(arguments.kind)
     spec = spec_from_words(slot, arguments.kind, arguments.override)
+    facts = {"slot": slot, "kind": arguments.kind, "fields": asdict(spec)}
+    return print_results(arguments, slot, facts, results_of(slot, spec, arguments.model))
+
+
+def print_results(arguments: argparse.Namespace, what: str, facts: dict[str, Any], laws: Iterator["LawResult"]) -> int:
+    """Print the results as they come, or all of them as JSON; the exit code."""
     results = []
-    for result in results_of(slot, spec, arguments.model):
+    for result in laws:
         results.append(result)
         if not arguments.json:
             show(result)
     failed = sum(result.status == "FAILED" for result in results)
     if arguments.json:
-        facts = {"slot": slot, "kind": arguments.kind, "fields": asdict(spec), "failed": failed}
         rows = [(r, {"variant": r.variant, "law": r.law.name, "status": r.status, "detail": r.detail}) for r in results]
-        print_json({**facts, "results": [row | {"so": r.law.consequence, "cure": r.law.cure} for r, row in rows]})
+        law_rows = [row | {"so": r.law.consequence, "cure": r.law.cure} for r, row in rows]
+        print_json({**facts, "failed": failed, "results": law_rows})
     else:
         passed = sum(result.status == "passed" for result in results)
-        print(f"{slot} {arguments.kind}: {passed} passed, {failed} FAILED, {len(results) - passed - failed} skipped")
+        skipped = len(results) - passed - failed
+        print(f"{what} {arguments.kind}: {passed} passed, {failed} FAILED, {skipped} skipped")
     return int(failed > 0)
+
+
+def require_alone(arguments: argparse.Namespace, why: str) -> None:
+    if arguments.override or arguments.slot or arguments.model:
+        raise UserError(f"{arguments.kind} {why}", remedy="give it alone")
 
 
 def check_run(arguments: argparse.Namespace) -> int:
@@ -74,8 +96,7 @@ def check_run(arguments: argparse.Namespace) -> int:
     from proxima.runtime.state.folder_check import check_run_files
     from proxima.view.formatting import visible
 
-    if arguments.override or arguments.slot or arguments.model:
-        raise UserError(f"{arguments.kind} is a run, which has no fields to set", remedy="give it alone")
+    require_alone(arguments, "is a run, which has no fields to set")
     findings = check_run_files(existing_run(arguments.kind))
     damaged = [finding for finding in findings if finding.status == "damaged"]
     if arguments.json:

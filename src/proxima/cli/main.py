@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import importlib
 import io
 import os
 import pathlib
@@ -14,9 +13,11 @@ from typing import NoReturn, TextIO
 
 from proxima import __version__
 from proxima.cli.bug_report import report_bug
+from proxima.cli.command_module import command_module
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 
+PEERS = "proxima-peers"  # the distribution of the commands that read other frameworks' files
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
     "train": ("proxima.cli.train", "train a model from a recipe"),
@@ -39,9 +40,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),
     "plot": ("proxima.cli.plot", "plot surrogates, or the curves, trust region or timeline of a run"),
     "doctor": ("proxima.cli.doctor", "show versions, devices, memory and speed of this machine"),
-    "verify": ("proxima.cli.verify", "check our mathematics against golden records of other implementations"),
+    "verify": (PEERS, "check our mathematics against golden records of other implementations"),
     "check": ("proxima.cli.check", "check a kind, ours or yours, against the laws of its slot; or the files of a run"),
-    "convert": ("proxima.cli.convert", "convert another framework's options to a recipe"),
+    "convert": (PEERS, "convert another framework's options to a recipe"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }
 INTERRUPTED = 130
@@ -98,10 +99,10 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         raise UserError(f"unknown command {chosen!r}; {hint}")
     if completing := "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow the words that it has
         chosen = next((word for word in os.environ.get("COMP_LINE", "").split()[1:] if word in COMMANDS), None)
-    for name, (module, line) in COMMANDS.items():
+    for name, (place, line) in COMMANDS.items():
         below = commands.add_parser(name, help=line, formatter_class=_Formatter)
         if name == chosen:
-            command = importlib.import_module(module)
+            command = command_module(name, place)
             below.description = command.__doc__
             command.add_arguments(below)
     if completing:

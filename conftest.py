@@ -1,0 +1,93 @@
+"""Fixtures that every folder of tests may use."""
+
+import gc
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported: tests run side by side, and two processes with two threads each wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The clock says nothing about correctness, and a failure that comes and goes teaches nobody.
+settings.register_profile("proxima", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("proxima")
+
+
+gc.disable()  # what is imported while tests are collected stays; looking through it again and again takes seconds
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+SLOW = frozenset(
+    (Path(__file__).parent / "tests" / "slow.txt").read_text().splitlines()
+)  # scripts/slow_tests.py measures
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not select
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not SLOW.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
+            item.add_marker(pytest.mark.slow)
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so; Ctrl-C is tested here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """Draws that nobody has seeded are the same whichever tests ran before, and whichever process runs this one."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_model(kind, seed=0)`: a Hugging Face folder with random weights, read-only by agreement; see
+    tests/tiny.py."""
+    from tests.tiny import tiny_factory
+
+    return tiny_factory(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def shared_math_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reward workers for `math` come from one fork server per test process: filling its parser's tables takes two
+    seconds."""
+    from proxima.reward.workers import pool
+
+    class Kept(pool._ForkServer):
+        def close(self) -> None:
+            """It ends with the test process; a pool that closes kills its own workers."""
+
+    def start(options: Mapping[str, Any]) -> pool._ForkServer:
+        if options["warm_ups"] != ["math"]:
+            return original(options)
+        key = json.dumps(options, sort_keys=True)
+        if key not in MATH_SERVERS or not MATH_SERVERS[key].alive:
+            MATH_SERVERS[key] = Kept(options)
+        return MATH_SERVERS[key]
+
+    original = pool._ForkServer
+    monkeypatch.setattr(pool, "_ForkServer", start)
+
+
+MATH_SERVERS: dict[str, Any] = {}

@@ -1,0 +1,12 @@
+"""Peers: other frameworks' numbers compared with ours, and their options converted to ours.
+
+    verify/    their recorded numbers through our mathematics         convert/   their options as a recipe of ours
+    cli/       the commands of both
+
+Nothing of a peer is imported or executed; its numbers come as golden records, its options as a file.
+Imports: `proxima.core`, `proxima.check` (verify), `proxima.config` and the tables it names (convert). Imported by
+nothing of proxima, which finds the commands through entry points.
+To add a peer: see `verify/__init__.py` for its numbers, `convert/__init__.py` for its options.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,122 @@
+"""Check our mathematics against what other implementations computed: golden records, each with a verdict.
+
+matched: the same numbers. differs: not ours, but what a documented peculiarity of the peer gives, named by its id.
+failed: neither. unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
+
+import argparse
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.cli.output import add_import_code, print_json
+from proxima.data import NoFieldError, UserError
+
+if TYPE_CHECKING:
+    from proxima_peers.verify.verdict import RecordVerdict
+
+RECORD = "{name, source, dtype, inputs, params, expected}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="+", help=f"JSON list of records {RECORD}, or a folder of such files")
+    add_import_code(parser, "import the classes outside proxima that records by hand name, which runs their code")
+    parser.add_argument("--json", action="store_true", help="print totals and every verdict for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.check.by_hand_records import read_records
+    from proxima_peers.verify.verification import totals
+
+    names = [file for name in arguments.file for file in _files(name)]
+    # a wrong path is refused before anything is computed
+    records = {name: read_records(Path(name), RECORD, _require_record) for name in names}
+    verdicts = {name: [_verdict(raw, arguments.import_code) for raw in found] for name, found in records.items()}
+    total = totals([one for found in verdicts.values() for one in found])
+    if arguments.json:
+        files = [
+            {"file": name, "totals": totals(found), "verdicts": [_finite(asdict(one)) for one in found]}
+            for name, found in verdicts.items()
+        ]
+        print_json({**total, "totals": total, "files": files})
+    else:
+        print("\n".join(_lines(verdicts, total)))
+    return 1 if total["failed"] else 0
+
+
+def _files(name: str) -> list[str]:
+    """The file itself, or the JSON files in a folder."""
+    if not Path(name).is_dir():
+        return [name]
+    found = sorted(str(file) for file in Path(name).glob("*.json"))
+    if not found:
+        raise UserError(f"{name}: a folder without .json files", remedy="give files of records, or a folder of them")
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """Non-finite numbers as texts, as in the records: JSON has none."""
+    if isinstance(value, dict):
+        return {key: _finite(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(child) for child in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _require_record(raw: dict[str, Any]) -> None:
+    from proxima_peers.verify.record import Record
+
+    record = Record.of(raw)
+    for key in ("name", "source", "dtype"):
+        if not isinstance(getattr(record, key), str):
+            raise ValueError(f"{key} is not text")
+
+
+def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":
+    """The verdict; a record that our specs refuse is unsupported, one that makes them raise anything else failed."""
+    from proxima_peers.verify.verdict import RecordVerdict
+    from proxima_peers.verify.verification import verify_record
+
+    try:
+        return verify_record(raw, import_code=import_code)
+    except (UserError, NoFieldError) as error:
+        return RecordVerdict(raw["name"], "unsupported", f"refused: {' '.join(str(error).split())}")
+    except Exception as error:
+        return RecordVerdict(raw["name"], "failed", f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) -> list[str]:
+    from proxima_peers.verify.verification import totals
+
+    width = max(len("total"), *(len(name) for name in verdicts))
+    lines = [f"{'':<{width}}  records  matched  differs  failed  unsupported"]
+    lines += [_row(name, totals(found), width) + _reasons(found) for name, found in verdicts.items()]
+    if len(verdicts) > 1:
+        lines.append(_row("total", total, width))
+    for name, found in verdicts.items():
+        for one in found:
+            if one.status == "failed":
+                lines.append(f"failed  {one.name}  ({name})" + ("" if one.differences else f": {one.reason}"))
+            elif one.status == "unsupported":
+                lines.append(f"unsupported  {one.name}  ({name}): {one.reason}")
+            for d in one.differences:
+                pair = f"ours {_number(d.ours)}, expected {_number(d.expected)}"
+                lines.append(f"    {d.field}{d.at or ''}: {pair}, off by {d.difference:.3g}")
+    return lines
+
+
+def _row(name: str, totals: dict[str, int], width: int) -> str:
+    cells = zip(totals.values(), (7, 7, 7, 6, 11), strict=True)
+    return f"{name:<{width}}  " + "  ".join(f"{count:>{size}}" for count, size in cells)
+
+
+def _reasons(verdicts: list["RecordVerdict"]) -> str:
+    """`  P16 ×3, P27`: the peculiarities that explain what differs."""
+    counts = Counter(str(one.reason) for one in verdicts if one.status == "differs")
+    texts = [f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())]
+    return "  " + ", ".join(texts) if texts else ""
+
+
+def _number(value: Any) -> str:
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,143 @@
+"""AReaL's proximal policy, and the weights and rejections by the behavior policy."""
+
+import math
+
+from proxima_peers.convert.draft import Draft, Fields
+from proxima_peers.convert.options import Options
+
+LIST = "algorithm.correction"
+CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
+FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
+REJECT = "actor.rejection_sampling."
+SEGMENT_WISE = ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo")
+
+
+def policies(d: Draft, o: Options) -> None:
+    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and the bounds of the behavior weights."""
+    methods = ("recompute", "loglinear", "metrics", "reuse_train_logp")
+    method = o.choice(methods, "actor.prox_logp_method", default="recompute")
+    caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
+    reject = [name for name in o.flat if name.startswith(REJECT)]
+    if o.flag("actor.use_decoupled_loss"):
+        o.flag("actor.recompute_logprob")
+        origin = "from actor.use_decoupled_loss"
+        if method == "loglinear":
+            d.put("algorithm.proximal", "loglinear", "from actor.prox_logp_method")
+        else:
+            note = {
+                "reuse_train_logp": "the forward is shared where proximal and first update coincide",
+                "metrics": "without its extra metrics",
+            }.get(method, "")
+            d.put("algorithm.proximal", "recompute", origin, note)
+        if reject and o.flat.get("actor.rejection_sampling", True) is not None:
+            _rejection(d, o)
+        else:
+            _cap(d, o)
+    else:
+        recomputed = o.flag("actor.recompute_logprob")
+        why = "the recomputed log-probs replace the engine's" if recomputed else "the engine's log-probs are the centre"
+        d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
+        o.asked.update(reject)
+        for name in (*caps, *reject):
+            d.drops(name, "AReaL reads it under use_decoupled_loss only")
+    threshold = o.number("actor.m2_threshold")
+    if threshold is not None:
+        note = "AReaL measures the second moment over each micro-batch"
+        origin, rejected = "from actor.m2_threshold", ("drop", "AReaL takes the tokens out of the mask")
+        d.append(LIST, "second_moment", origin, note, threshold=(threshold, origin), rejected=rejected)
+    _towards_next(d, o)
+
+
+def segment_wise(o: Options) -> bool:
+    """`enable_segment_wise_ppo`, which AReaL copies from the top to both sections."""
+    return o.flag(*SEGMENT_WISE)
+
+
+def _towards_next(d: Draft, o: Options) -> None:
+    """Segment-wise decoupled PPO: the weights are taken towards the version right after each token's own."""
+    if not segment_wise(o):
+        return
+    origin, lag = o.origin(*SEGMENT_WISE), d.entries["runtime.max_lag"].value
+    name, centre = origin.removeprefix("from "), d.entries["algorithm.proximal"]
+    kinds = {at: one.value for at, one in d.entries.items() if at.startswith(LIST) and at.endswith(".kind")}
+    if centre.value != "recompute" or not o.flag("actor.use_decoupled_loss"):
+        d.lacks(name, "read here with use_decoupled_loss and log-probs that the trainer recomputes")
+    elif not kinds:
+        d.lacks(name, "the file weighs no token; add a correction with towards: next, and proximal: next")
+    elif "second_moment" in kinds.values():
+        d.lacks(name, "beside m2_threshold, which compares with the proximal policy")
+    elif lag < 2:
+        d.drops(name, f"with a lag of {lag} no token is two versions old: the same as decoupled PPO")
+    else:
+        d.put("algorithm.proximal", "next", origin, centre.note)
+        for at in kinds:
+            d.put(f"{at.removesuffix('kind')}towards", "next", origin)
+
+
+def _cap(d: Draft, o: Options) -> None:
+    """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
+    known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
+    mode = o.choice(known, "actor.behave_imp_weight_mode", default="token_mask")
+    written = next((name for name in CAPS if name in o.flat), None)
+    if mode == "disabled":
+        return
+    unbounded = written is not None and o.flat[written] is None
+    upper = (math.inf, f"{written} is null") if unbounded else (o.number(*CAPS, default=5.0), o.origin(*CAPS))
+    floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
+    note = "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if yours is"
+    note = "" if written else f"{note} later"
+    if mode == "token_mask":
+        d.append(LIST, "cap_floor", upper[1], note, upper=upper, lower=floor)
+        return
+    origin = o.origin("actor.behave_imp_weight_mode")
+    geometric = ("geometric", "AReaL's sequence ratio is the geometric mean")
+    level = geometric if mode.startswith("sequence") else ("token", origin)
+    bound = ("clip" if mode.endswith("mask") else "clamp", origin)
+    d.append(LIST, "importance", upper[1], note, level=level, bound=bound, upper=upper, lower=floor)
+
+
+def _rejection(d: Draft, o: Options) -> None:
+    """RejectionSamplingConfig."""
+    level = o.choice(("token", "sequence"), REJECT + "level", default="token")
+    action = o.choice(("mask", "clamp"), REJECT + "action", default="mask")
+    metric = o.choice(("ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"), REJECT + "metric", default="ratio")
+    reduce = o.choice(("sum", "mean", "max"), REJECT + "agg", default="mean")
+    upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
+    low = o.number(REJECT + "lower")
+    if metric == "binary_kl" or (metric == "kl_k3" and action == "mask"):
+        why = "AReaL's k3 is that of the reciprocal ratio (A3)" if metric == "kl_k3" else "no such statistic"
+        d.lacks(REJECT + "metric", f"{metric}: {why}; nothing is rejected here")
+        _weigh(d, "token")
+        return
+    least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
+    weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
+    if action == "clamp":
+        note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
+        fields: Fields = {"level": (weights, f"from {REJECT}level"), "bound": ("clamp", f"from {REJECT}action")}
+        d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
+        return
+    if level == "token" and metric == "ratio":
+        d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
+        return
+    kind, note = metric.removeprefix("kl_"), ""
+    if kind == "k1":  # AReaL's k1 is +rho, ours -rho: bounds of the ratio exp(rho) say the same
+        kind, note = (
+            "ratio",
+            f"AReaL bounds log(pi_prox / mu) by {'-inf' if low is None else f'{low:g}'} and {upper[0]:g}",
+        )
+        upper = (math.exp(upper[0]), f"{upper[1]}, its exponential")
+        least = (0.0 if low is None else math.exp(low), f"{least[1]}, its exponential" if low is not None else least[1])
+    how: Fields = {"level": (level, o.origin(REJECT + "level")), "statistic": (kind, o.origin(REJECT + "metric"))}
+    if level == "sequence":
+        how["reduce"] = (reduce, o.origin(REJECT + "agg"))
+    how["upper"] = upper
+    if kind == "ratio" or low is not None:
+        how["lower"] = least
+    d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
+    _weigh(d, weights)
+
+
+def _weigh(d: Draft, level: str) -> None:
+    """The behavior weights of what is kept, without a bound."""
+    fields: Fields = {"level": (level, f"from {REJECT}level"), "bound": ("none", "unbounded")}
+    d.append(LIST, "importance", "AReaL weighs what is kept", "", **fields)

@@ -1,0 +1,134 @@
+"""A peer's file as a recipe: read, converted by the modules of the peer, and made loadable."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from proxima.config import ConfigError, check, resolve
+from proxima.config.problems import Problem, one_problem
+from proxima.config.tree import FILL_IN
+from proxima_peers.convert import PEERS
+from proxima_peers.convert.draft import TITLES, Draft
+from proxima_peers.convert.known import not_a_training, option_rules, sort_out
+from proxima_peers.convert.openrlhf import openrlhf_is_not_read, refuse_openrlhf
+from proxima_peers.convert.options import Leftover, Options
+from proxima_peers.convert.read import read
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted recipe.
+
+    Args:
+        recipe: plain dicts and lists, as `proxima.config.resolve` takes them.
+        text: the same as YAML, each value with its origin; options without an equivalent are comments at the top.
+        missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
+        read: options that decided fields without being named by one.
+        problems: why the recipe would not resolve or run here; empty when it would.
+        report: the five lists, for a terminal.
+    """
+
+    recipe: dict[str, Any]
+    text: str
+    missing: tuple[Leftover, ...]
+    unsupported: tuple[Leftover, ...]
+    unknown: tuple[Leftover, ...]
+    ignored: tuple[Leftover, ...]
+    read: tuple[Leftover, ...]
+    problems: tuple[str, ...]
+    report: tuple[str, ...]
+
+
+def likely_peers(path: str | Path) -> list[str]:
+    """The peers, keys of `PEERS`, of whose options the file sets some, and fewest unknown ones: mostly one; empty if it
+    is none of theirs. ConfigError if the file can't be read."""
+    options = read(Path(path))
+    refuse_openrlhf(path, options)
+    named = {name: Options(peer.title, options, str(path)) for name, peer in PEERS.items()}
+    fits = [name for name, o in named.items() if offline_command(o, name) is not None or not not_a_training(o, name)]
+    unknown = {name: len(convert(path, name).unknown) for name in fits}
+    return [name for name in fits if unknown[name] == min(unknown.values())]
+
+
+def convert(path: str | Path, peer: str) -> Conversion:
+    """Convert a file of `peer`, a key of `PEERS`; `openrlhf` is refused with the page that helps.
+
+    Raises:
+        ConfigError: the file can't be read, or is no training of that peer that is converted.
+    """
+    if peer == "openrlhf":
+        raise openrlhf_is_not_read(path)
+    title = PEERS[peer].title
+    o = Options(title, read(Path(path)), str(path))
+    refuse_openrlhf(path, o.flat)
+    command = offline_command(o, peer)
+    if command is None and (why := not_a_training(o, peer)) is not None:
+        wanted = "name the framework with --from, and give its configuration of a training with rewards"
+        if len(others := likely_peers(path)) == 1:
+            wanted = f"it looks like one of {PEERS[others[0]].title}: --from {others[0]}"
+        raise one_problem(o.file, f"is no such configuration of {title}: it {why}; {wanted}")
+    for name in ("config", "defaults", "launch"):  # what comes first and is not here is in doubt
+        o.get(name)
+    if command is None:
+        draft, rules = module_of(PEERS[peer].online).convert(o), option_rules(peer)
+    else:
+        offline = module_of(PEERS[peer].offline)
+        draft, rules = offline.convert_offline(o, command), offline.rules_of(o)
+    draft.doubt(o)
+    sort_out(draft, o, rules)
+    problems = make_loadable(draft)
+    draft.account(o)
+    recipe = draft.tree()
+    draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
+    head = f"Made by `proxima convert {path} --from {peer}`: each value is followed by the option it came from."
+    if problems:
+        head += "\nAs it stands: " + "; ".join(problems)
+    leftovers = {name: tuple(getattr(draft, name)) for name in TITLES}
+    return Conversion(recipe, draft.text(head), **leftovers, problems=problems, report=tuple(draft.report()))
+
+
+def module_of(name: str) -> Any:
+    return import_module(f"proxima_peers.convert.{name}")
+
+
+def offline_command(o: Options, peer: str) -> str | None:
+    """The command of the training without rewards that the file is; None: another."""
+    offline = PEERS[peer].offline
+    return module_of(offline).command_of(o) if offline else None
+
+
+# what needs to exist only on the machine that trains
+OPENED_LATER = ("model.", "critic.path", "task", "eval.", "data.", "monitor.")
+
+
+def make_loadable(draft: Draft) -> tuple[str, ...]:
+    """Leave out the values that no recipe may have, as to fill in; the problems that are left."""
+    while problems := list(problems_of(draft.tree())):
+        refused = [one for one in problems if one.path in draft.entries and not one.path.endswith(".kind")]
+        if not refused:
+            break
+        for problem in refused:
+            entry = draft.entries.pop(problem.path)
+            why = f"{entry.origin.removeprefix(FILL_IN)}: {problem.value} {problem.message}; our default stands in"
+            draft.needs(problem.path, why)
+    return tuple(str(problem).replace(" (mapping)", "") for problem in problems)
+
+
+def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
+    """What stops the recipe; opens no file and no reward model, and imports no code."""
+    rewards = [_unopened(one) for one in recipe.get("reward", ())]
+    try:
+        resolved = resolve(recipe | ({"reward": rewards} if rewards else {}), root=None, import_code=False)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    yield from (problem for problem in check(resolved) if not problem.path.startswith(OPENED_LATER))
+
+
+def _unopened(reward: dict[str, Any]) -> dict[str, Any]:
+    """A reward of the same name that needs no weights."""
+    if reward["kind"] != "model":
+        return reward
+    return {"kind": "length", "name": reward.get("name", reward["path"].rpartition(":")[2])}

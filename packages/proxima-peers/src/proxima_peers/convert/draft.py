@@ -1,0 +1,206 @@
+"""A recipe under construction: each value with the option it came from, and the YAML text with both."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxima.config.dump import Lines, nested, yaml_lines
+from proxima.config.scalars import for_any_reader
+from proxima.config.tree import FILL_IN
+from proxima_peers.convert.options import Leftover, Options, Sourced, on_one_line
+
+ALGORITHM = (
+    *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
+    *("selection", "dynamic_sampling", "reference_kl", "reward_kl", "entropy_bonus"),
+)
+SECTIONS = (
+    *("model", "task", "data", "sft", "reward_model", "preference", "reward", "algorithm", "critic", "engine"),
+    *("sampling", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
+)
+WIDTH = 130
+TITLES = {  # of the lists of a draft
+    "missing": "to fill in, the file does not say",
+    "unsupported": "not supported yet",
+    "unknown": "unknown option",
+    "read": "read, and said by the fields together",
+    "ignored": "ignored, no effect here",
+}
+
+Fields = dict[str, Sourced]
+EMPTY: dict[str, Any]  # slots that a recipe may leave out, as they stand where one waits
+EMPTY = {"eval.task": None, "algorithm.selection": [], "algorithm.distillation": None, "monitor": [], "engine": "local"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A leaf of the recipe: its value, the comment after it, and a note on the lines above it."""
+
+    value: Any
+    origin: str
+    note: str = ""
+
+
+@dataclass
+class Draft:
+    """Values by dotted path of our schema, an index for entries of lists: `algorithm.correction.0.kind`.
+
+    Args:
+        waiting: path of an entry → the options that it waits for.
+        own_columns: a function of the file's scores rows by their columns, so that GSM8K's files stay what they are.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    unsupported: list[Leftover] = field(default_factory=list)
+    ignored: list[Leftover] = field(default_factory=list)
+    unknown: list[Leftover] = field(default_factory=list)
+    missing: list[Leftover] = field(default_factory=list)
+    read: list[Leftover] = field(default_factory=list)
+    waiting: dict[str, list[str]] = field(default_factory=dict)
+    own_columns: bool = False
+
+    def put(self, path: str, value: Any, origin: str, note: str = "") -> None:
+        """Set a leaf. `origin`: where the value came from. `note`: what the peer means by it, if not the same."""
+        self.entries[path] = Entry(value, origin, note)
+        if origin.startswith(FILL_IN):
+            self.missing.append(Leftover(path, origin.removeprefix(f"{FILL_IN}: ")))
+
+    def spec(self, path: str, kind: str, origin: str, note: str = "", /, **fields: tuple[Any, str]) -> None:
+        """Set a slot: its kind, and its fields as (value, origin)."""
+        self.put(f"{path}.kind", kind, origin, note)
+        for name, (value, source) in fields.items():
+            self.put(f"{path}.{name}", value, source)
+
+    def flag(self, path: str, o: Options, name: str) -> None:
+        """Set a leaf to a true/false option that the file sets."""
+        if o.given(name):
+            self.put(path, o.flag(name), o.origin(name))
+
+    def copy(
+        self, path: str, o: Options, *names: str, default: Any = None, whole: bool = False, note: str = ""
+    ) -> None:
+        """Set a leaf to an option's number, unless neither the file nor `default` gives one."""
+        value = o.whole(*names, default=default) if whole else o.number(*names, default=default)
+        if value is not None:
+            self.put(path, value, o.origin(*names), note)
+
+    def append(self, path: str, kind: str, origin: str, note: str = "", /, **fields: tuple[Any, str]) -> None:
+        """Add a spec to a list slot."""
+        index = len({name[len(path) + 1 :].split(".")[0] for name in self.entries if name.startswith(f"{path}.")})
+        self.spec(f"{path}.{index}", kind, origin, note, **fields)
+
+    def lacks(self, name: str, why: str) -> None:
+        """Record an option that changes results and has no equivalent yet."""
+        self.unsupported.append(Leftover(name, why))
+
+    def needs(self, path: str, why: str) -> None:
+        """Record a value to fill in, for which the default of the recipe stands in."""
+        self.missing.append(Leftover(path, on_one_line(why)))
+
+    def wait(self, path: str, option: str, why: str) -> None:
+        """Mark the value at `path`, or the kind or first value below it, as one that the user has to confirm or change.
+
+        For code and data that an option names and no field can take: the recipe is refused until then.
+        """
+        below = next((name for name in self.entries if name.startswith(f"{path}.")), None)
+        at = next((name for name in (path, f"{path}.kind", f"{path}.0.kind") if name in self.entries), below)
+        if at is None and path in EMPTY:
+            self.entries[at := path] = Entry(EMPTY[path], "our default")
+        at = "model.path" if at is None else at
+        waiting = self.waiting.setdefault(at, [])
+        waiting.append(option)
+        told = f"{option}: {why}" if len(waiting) == 1 else f"{', '.join(waiting)}: the reasons are at the top"
+        self.entries[at] = replace(self.entries[at], origin=on_one_line(f"{FILL_IN}: {told}"))
+        self.missing.append(Leftover(option, on_one_line(f"{why} (at {at})")))
+
+    def doubt(self, o: Options) -> None:
+        """Record the values that could not be taken and that no entry names."""
+        told = " ".join(f"{one.name} {one.why}" for one in (*self.missing, *self.unsupported))
+        for name, why in o.doubts.items():
+            if name not in told:
+                self.needs(name, why)
+
+    def account(self, o: Options) -> None:
+        """Record the options that were read and that neither an entry nor a list names, so that none is lost."""
+        texts = [f"{entry.origin} {entry.note}" for entry in self.entries.values()]
+        texts += [f"{one.name} {one.why}" for _, found in self.leftovers() for one in found]
+        told = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
+        for name in o.flat:
+            if name in o.asked and name not in told and o.flat[name] is not None:
+                self.read.append(Leftover(name, on_one_line(str(o.flat[name]))[:60]))
+
+    def drops(self, name: str, why: str) -> None:
+        """Record an option that changes nothing here."""
+        self.ignored.append(Leftover(name, why))
+
+    def drops_given(self, o: Options, why: str, *names: str) -> None:
+        """Record those of the options that the file sets as changing nothing here."""
+        for name in names:
+            if o.given(name):
+                self.drops(name, why)
+
+    def ask(self, path: str, value: Any, what: str, kind: bool = False) -> None:
+        """Put a placeholder where a recipe needs a value that the file does not give."""
+        self.entries[f"{path}.kind" if kind else path] = Entry(value, on_one_line(f"{FILL_IN}: {what}"))
+        self.missing.append(Leftover(path, on_one_line(what)))
+
+    def tree(self) -> dict[str, Any]:
+        """The recipe as plain dicts and lists."""
+        return {key: _plain(value) for key, value in self._nested().items()}
+
+    def _nested(self) -> dict[str, Any]:
+        root = nested(self.entries.items())
+        if "algorithm" in root:
+            root["algorithm"] = _ordered(root["algorithm"], ALGORITHM)
+        return _ordered(root, SECTIONS)
+
+    def text(self, head: str) -> str:
+        """The recipe as YAML: `head` and the leftovers as comments, each value with its origin."""
+        lines = [f"# {line}" if line else "#" for line in head.splitlines()]
+        for title, leftovers in self.leftovers():
+            lines += ["#", f"# {title}:", *(f"# {line}" for line in _grouped(leftovers))]
+        lines.append("")
+        for key, value in self._nested().items():
+            written = yaml_lines({key: value}, _leaf)
+            lines += [line if origin is None else f"{line}  # {origin}" for line, origin in written]
+            lines += [""] if isinstance(value, dict) else []
+        return "\n".join(lines).rstrip() + "\n"
+
+    def leftovers(self) -> list[tuple[str, list[Leftover]]]:
+        """The lists that are not empty, with their titles."""
+        return [(title, found) for name, title in TITLES.items() if (found := getattr(self, name))]
+
+    def report(self) -> list[str]:
+        """The leftovers for a terminal."""
+        return [line for title, found in self.leftovers() for line in (f"{title}:", *_grouped(found))]
+
+
+def _grouped(found: list[Leftover]) -> Iterator[str]:
+    """`  why: name, name`, a line or more for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in found:
+        by_reason.setdefault(one.why, []).append(one.name)
+    for why, names in by_reason.items():
+        text = f"{', '.join(names)}: {why}" if len(names) < 4 else f"{why}: {', '.join(names)}"
+        yield from textwrap.wrap(
+            text, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+        )
+
+
+def _ordered(fields: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
+    return dict(sorted(fields.items(), key=lambda pair: order.index(pair[0]) if pair[0] in order else len(order)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Entry):
+        return value.value
+    if value and all(key.isdigit() for key in value):
+        return [_plain(value[key]) for key in sorted(value, key=int)]
+    return {key: _plain(child) for key, child in value.items()}
+
+
+def _leaf(key: str, entry: Entry, margin: str) -> Lines:
+    notes = textwrap.wrap(entry.note, WIDTH - len(margin)) if entry.note else ()
+    value = (f"{margin}{key}: {for_any_reader(entry.value)}", entry.origin)
+    return [*((f"{margin}# {line}", None) for line in notes), value]

@@ -1,0 +1,201 @@
+"""What becomes of the options that no converter reads: a table for each peer, in `options/*.yaml`.
+
+    no effect    nothing here depends on them, whatever their value
+    changes      they would change the result and have no equivalent; harmless while they have the neutral value beside
+                 them, or none
+    part of      read by the peer together with another option only, the key (`option`, or `option=value`)
+    to fill in   as `changes`, but our field waits only for what the file can't say, as the size of the data
+    copies       of another option, the key, which holds for both here; harmless where they are equal
+    waits        the field that is to fill in for an option above that names code or data, where it is not neutral
+    training     `marks` of a training with rewards, and of `others`, which it does not set `unless` with these
+
+A section is a reason with, for each prefix, names separated by blanks, or names with their neutral values; `{a,b}`
+stands for either. Names are exact: a misspelling is an unknown option, never one without effect. `*` stands only where
+no name inside can change a number (profilers, classes of the peer's config), where any of them would (arguments of
+another program), or for a part.
+"""
+
+import difflib
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import yaml
+
+from proxima.config.scalars import Loader
+from proxima_peers.convert.draft import Draft
+from proxima_peers.convert.options import Leftover, Options
+from proxima_peers.convert.read_script import Doubtful
+
+Effect = Literal["no effect", "changes", "part of", "copies", "to fill in"]
+FILES = (".py", ".jsonl", ".json", ".parquet", ".arrow", ".csv", ".jinja", ".yaml", ".yml")
+OWN_CLASSES = ("verl", "unirl", "hydra", "torch", "omegaconf", "transformers", "builtins")  # packages of a peer's own
+OFF = ("no", "none", "disabled", "sync", "off", "null", "false")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Why an option has no field of ours, or, for `part of`, the option that it belongs to.
+
+    Args:
+        effect: the section of the table.
+        why: the reason, or the key of `part of` and `copies`.
+        neutral: values with which an option of `changes` is harmless, besides none at all.
+        field: of a recipe, which waits for the user in place of an option that names code or data.
+    """
+
+    effect: Effect
+    why: str
+    neutral: tuple[Any, ...] = ()
+    field: str = ""
+
+
+Rules = dict[str, Rule]  # by name, or pattern with `*`
+
+
+@cache
+def option_rules(peer: str) -> Rules:
+    """Name, or pattern with `*`, → rule."""
+    found: dict[str, Rule] = {}
+    for effect, reasons in _table(peer).items():
+        if effect in ("training", "waits"):
+            continue
+        for why, prefixes in reasons.items():
+            for name, neutral in _names(prefixes):
+                values = tuple(neutral) if isinstance(neutral, list) else (neutral,)
+                found.setdefault(name, Rule(effect, why, values))
+    for field, prefixes in _table(peer).get("waits", {}).items():
+        for name, _ in _names(prefixes):
+            found[name] = replace(found[name], field=field)
+    return found
+
+
+def _names(prefixes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The names of a section, each with its neutral value."""
+    for prefix, names in prefixes.items():
+        for name in names.split() if isinstance(names, str) else names:
+            for start, end in itertools.product(_either(prefix), _either(name)):
+                dot = "." if start and not start.endswith(".") else ""
+                yield f"{start}{dot}{end}", None if isinstance(names, str) else names[name]
+
+
+@cache
+def _table(peer: str) -> dict[Any, Any]:
+    text = (files("proxima_peers.convert") / "options" / f"{peer}.yaml").read_text(encoding="utf-8")
+    table: dict[Any, Any] = yaml.load(text, Loader=Loader)
+    return table
+
+
+def not_a_training(o: Options, peer: str) -> str | None:
+    """Why the file is no training with rewards of this peer; None where it is one."""
+    marks, others, unless = (_table(peer)["training"].get(key, "").split() for key in ("marks", "others", "unless"))
+    if not any(fnmatch.fnmatchcase(name, mark) for name in o.flat for mark in marks):
+        return "sets none of its options"
+    other = next((name for name in others if o.flat.get(name) is not None), None)
+    if other is None or any(name in o.flat for name in unless):
+        return None
+    return f"sets {other}, of another training (SFT, preferences, reward models)"
+
+
+def _either(text: str) -> Iterator[str]:
+    """`a.{b,c}` → `a.b`, `a.c`."""
+    if not (brace := re.search(r"\{([^{}]*)\}", text)):
+        yield text
+        return
+    for choice in brace[1].split(","):
+        yield from _either(text[: brace.start()] + choice + text[brace.end() :])
+
+
+def sort_out(d: Draft, o: Options, table: Rules) -> None:
+    """Tell what becomes of the options that no converter read."""
+    patterns = [name for name in table if "*" in name]
+    known = {*table, *o.asked}
+    for name in o.left():
+        found = name if name in table else next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+        if found is None and _is_nothing(o.flat[name]) and any(other.startswith(f"{name}.") for other in known):
+            d.drops(name, "off, or neutral")  # a section without its options
+        elif found is None:
+            _unknown(d, o, name, table)
+        else:
+            _tell(d, o, name, table[found])
+
+
+def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
+    """One option, by its rule."""
+    value = o.flat[name]
+    if rule.effect == "part of":
+        if _is_on(o, rule.why):
+            why = f"part of {rule.why}, which has no equivalent"
+            _lacks(d, name, f"{shown(value)}: {why}" if rule.field else why, "" if _is_nothing(value) else rule.field)
+        else:
+            d.drops(name, f"read with {rule.why} only")
+    elif rule.effect == "copies":
+        other = o.flat.get(rule.why)
+        if _is_nothing(value) or value == other:
+            d.drops(name, f"as {rule.why}")
+        else:
+            _lacks(d, name, f"{shown(value)}: {rule.why}, {shown(other)}, holds here", rule.field)
+    elif rule.effect == "no effect":
+        if rule.field and isinstance(value, str) and value.partition(".")[0] not in OWN_CLASSES:
+            d.wait(rule.field, name, f"{shown(value)}: a class of your own, which nothing here runs")
+        else:
+            d.drops(name, rule.why)
+    elif _is_nothing(value) or value in rule.neutral:
+        d.drops(name, "off, or neutral")
+    elif rule.effect == "to fill in":
+        d.missing.append(Leftover(name, f"{shown(value)}: {rule.why}"))
+    else:
+        _lacks(d, name, f"{shown(value)}: {rule.why}", rule.field)
+
+
+def _lacks(d: Draft, name: str, why: str, field: str) -> None:
+    """Not supported yet; where the option names code or data, the field waits for the user."""
+    if field:
+        d.wait(field, name, why)
+    else:
+        d.lacks(name, why)
+
+
+def _unknown(d: Draft, o: Options, name: str, table: Rules) -> None:
+    """An option that the peer lacks as far as we know; where it names a file, the user's own code may read it."""
+    why = _nearest(name, o, table)
+    if str(o.flat[name]).partition("::")[0].endswith(FILES):
+        d.wait("reward" if "reward" in name else "task", name, f"{shown(o.flat[name])}: names a file, and {why}")
+    else:
+        d.unknown.append(Leftover(name, why))
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and value in ("", [], {}, "null", "None"))
+
+
+def _is_on(o: Options, condition: str) -> bool:
+    name, equals, value = condition.partition("=")
+    written = o.flat.get(name)
+    if equals:
+        return str(written) == value
+    return not (_is_nothing(written) or written is False or written == 0 or str(written).lower() in OFF)
+
+
+def shown(value: Any) -> str:
+    """A value in a line of text, cut short; printable."""
+    written = value.why if isinstance(value, Doubtful) else str(value)
+    text = "".join(letter if letter.isprintable() else " " for letter in written)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _nearest(name: str, o: Options, table: dict[str, Rule]) -> str:
+    """The option probably meant: a similar name in the same section, or the same name in another section."""
+    known = o.asked | {other for other in table if "*" not in other}
+    section, _, last = name.rpartition(".")
+    beside = {other.rpartition(".")[2]: other for other in sorted(known) if other.rpartition(".")[0] == section}
+    near = difflib.get_close_matches(last, beside, n=1, cutoff=0.7)
+    elsewhere = sorted(other for other in known if other.rpartition(".")[2] == last)
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    found = [beside[one] for one in near] or elsewhere or similar
+    return f"did you mean {found[0]!r}?" if found else f"{o.peer} has no such option that we know"

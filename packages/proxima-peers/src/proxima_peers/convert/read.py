@@ -1,0 +1,264 @@
+"""Read a peer's options by dotted name from YAML, JSON, a launch script or a Python file; nothing is executed."""
+
+import ast
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from proxima.config.problems import one_problem
+from proxima.config.scalars import Loader
+from proxima.data.text_files import read_text
+from proxima_peers.convert.read_python import from_python
+from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script
+
+LARGEST, MOST = 10**6, 5000  # bytes of a file, and its options; the largest of the peers' own have 50 kB and 950
+
+
+def read(path: Path) -> Flat:
+    """The options of a file: dotted name → scalar or list, with `${…}` replaced by values of the same file.
+
+    A file that it builds on (`--config FILE` of a script, `defaults` of Hydra) is read first where it is found.
+
+    Raises:
+        ConfigError: the file can't be read, or sets no options.
+    """
+    return interpolated(_composed(path))
+
+
+def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), above: tuple[Path, ...] = ()) -> Flat:
+    """As `read`, with `${…}` as written: what a reference means is known when all files are together.
+
+    Args:
+        choices: group → file of it, as a file that builds on this one overrides its `defaults`.
+        above: the files that build on this one.
+    """
+    text = _text(path)
+    if path.suffix == ".py":
+        return _with_launcher(from_python(text, str(path), _usage(text)), path)
+    if path.suffix in (".sh", ".bash"):
+        return _over_base(_with_launcher(from_script(text, str(path)), path), path)
+    try:
+        raw = json.loads(text, object_pairs_hook=_merged) if path.suffix == ".json" else yaml.load(text, _Once)
+        flat = dict(itertools.islice(flattened(raw), MOST)) if isinstance(raw, Mapping) else {}
+    except json.JSONDecodeError as error:
+        raise one_problem(str(path), f"not JSON: {error}") from None
+    except yaml.YAMLError as error:
+        raise one_problem(str(path), f"not YAML: {' '.join(str(error).split())}") from None
+    except (RecursionError, TypeError, ValueError):
+        raise one_problem(str(path), "an anchor contains itself, or a key is no plain word; write it out") from None
+    if not isinstance(raw, Mapping) or not flat or len(flat) == MOST:
+        wanted = "give the framework's own config file, a mapping of option names to values"
+        raise one_problem(str(path), f"holds {'too many' if flat else 'no'} options; {wanted}")
+    return _over_defaults(flat, path, choices, above)
+
+
+_COMMAND = re.compile(r"\s*(?:[A-Z_]+=\S+\s+)*(?:python3?|accelerate|torchrun|trl|deepspeed|uv)\s")
+
+
+def _usage(text: str) -> Flat:
+    """The options of the commands in a Python file's docstring."""
+    try:
+        lines = re.sub(r"\\\n", " ", ast.get_docstring(ast.parse(text)) or "").splitlines()
+        return from_script("\n".join(line for line in lines if _COMMAND.match(line)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+
+
+def _text(path: Path) -> str:
+    wanted = "give a YAML, JSON, .sh or .py file"
+    try:
+        if path.stat().st_size > LARGEST:
+            raise one_problem(str(path), f"is larger than {LARGEST // 10**6} MB, as no configuration is; {wanted}")
+        return read_text(path, "utf-8-sig")
+    except OSError as error:
+        raise one_problem(str(path), f"can't be read ({error.strerror}); {wanted}") from None
+    except UnicodeDecodeError:
+        raise one_problem(str(path), f"is not UTF-8 text; {wanted}") from None
+
+
+# --- a key that is written twice --------------------------------------------------------------------------------------
+
+
+class _Once(Loader):
+    """Keeps what a key was given at first, which YAML drops when the key is written again; as `_merged`."""
+
+
+def _mapping(loader: Loader, node: yaml.MappingNode) -> Iterator[dict[Any, Any]]:
+    found: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+    for key, value in node.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else key
+        found[name] = (key, value if name not in found else _joined(found[name][1], value))
+    mapping: dict[Any, Any] = {}
+    yield mapping
+    mapping |= loader.construct_mapping(yaml.MappingNode(node.tag, list(found.values()), *_marks(node)))
+
+
+def _joined(first: yaml.Node, second: yaml.Node) -> yaml.Node:
+    if isinstance(first, yaml.MappingNode) and isinstance(second, yaml.MappingNode):
+        return yaml.MappingNode(first.tag, first.value + second.value, *_marks(first))
+    texts = [yaml.serialize(node).strip().removesuffix("...").strip() for node in (first, second)]
+    return second if texts[0] == texts[1] else yaml.ScalarNode("!both", " and ".join(texts), *_marks(second))
+
+
+def _marks(node: yaml.Node) -> tuple[Any, Any]:
+    return node.start_mark, node.end_mark
+
+
+def _both(loader: Loader, node: yaml.ScalarNode) -> Doubtful:
+    return Doubtful(f"the file has both {loader.construct_scalar(node)}")
+
+
+_Once.add_constructor("!both", _both)
+_Once.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def _merged(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The mapping; two sections of a name are joined, and a name with two values is `Doubtful`."""
+    found: dict[Any, Any] = {}
+    for name, value in pairs:
+        before = found.get(name, value)
+        if isinstance(before, dict) and isinstance(value, dict) and name in found:
+            found[name] = _merged([*before.items(), *value.items()])
+        else:
+            found[name] = value if before == value else Doubtful(f"the file has both {before} and {value}")
+    return found
+
+
+# --- files that a file builds on --------------------------------------------------------------------------------------
+
+
+def _over_base(flat: Flat, path: Path) -> Flat:
+    """A script's options over those of its `--config FILE`, searched from the script's folder upwards."""
+    written = flat.get("config", flat.get("config_name"))
+    if written is None:
+        return flat
+    name = "config" if "config" in flat else "config_name"
+    if (base := _found(Path(str(flat.get("config_path") or "")) / str(written), path)) is not None:
+        return {**_composed(base), **{key: flat[key] for key in flat if key not in (name, "config_path")}}
+    if name == "config_name":
+        return flat
+    why = f"the options of {written} come first, and that file is not found from here; convert it where it is"
+    return {**flat, "config": Doubtful(why)}
+
+
+def _with_launcher(flat: Flat, path: Path) -> Flat:
+    """A command's options with what decides numbers in accelerate's `--config_file FILE`, where it is found."""
+    file = _found(Path(str(flat.get("config_file"))), path) if flat.get("config_file") else None
+    launcher = _composed(file) if file is not None else {}
+    told: Flat = {name: launcher[name] for name in ("num_processes", "mixed_precision") if name in launcher}
+    return {**told, **{name: value for name, value in flat.items() if name != "config_file" or file is None}}
+
+
+def _found(relative: Path, path: Path) -> Path | None:
+    """A YAML or JSON file that `path` names, searched from its folder upwards."""
+    for folder in (*path.absolute().parents, Path()):
+        for file in (folder / relative, folder / f"{relative}.yaml"):
+            if file.suffix not in (".sh", ".bash", ".py") and file.is_file():
+                return file
+    return None
+
+
+def _over_defaults(flat: Flat, path: Path, choices: Mapping[str, str], above: tuple[Path, ...]) -> Flat:
+    """Hydra's `defaults`: files beside this one are read; the others keep the peer's defaults, and that is a doubt."""
+    written = flat.pop("defaults", None)
+    if not isinstance(written, list):
+        return flat
+    entries = [(group, package, choices.get(group, name)) for group, package, name in _entries(written)]
+    chosen = {group.removeprefix(OVERRIDE): name for group, _, name in entries if group} | dict(choices)
+    base: Flat = {}
+    absent = []
+    for group, package, name in entries if "_self_" in written else (*entries, ("", None, "_self_")):
+        relative = re.sub(r"\$\{(\w+)\}", lambda match: chosen.get(match[1], match[0]), f"{group}/{name}".lstrip("/"))
+        beside = path.parent / f"{relative.removesuffix('.yaml')}.yaml"
+        if name == "_self_":
+            base |= flat
+        elif group.startswith(OVERRIDE):
+            continue
+        elif not beside.is_file() or beside.resolve() in (path.resolve(), *above):
+            absent.append(relative)
+        else:
+            header = re.search(r"^# *@package +(\S+)", _text(beside), re.MULTILINE)
+            home = package if package is not None else header[1] if header else group.replace("/", ".").strip(".")
+            prefix = "" if home in ("", "_global_") else f"{home}."
+            base |= {
+                f"{prefix}{option}": value
+                for option, value in _composed(beside, chosen, (*above, path.resolve())).items()
+            }
+    nested = base.pop("defaults", None)
+    absent += [nested.why] if isinstance(nested, Doubtful) else []
+    why = f"the options of {', '.join(absent)} come first, and these files are not here; the peer's defaults stand in"
+    return {**({"defaults": Doubtful(why)} if absent else {}), **base}
+
+
+OVERRIDE = "override "
+
+
+def _entries(written: list[Any]) -> Iterator[tuple[str, str | None, str]]:
+    """(group, package, name) of each entry: `ppo_trainer`, `actor@actor_rollout_ref.actor: dp_actor`."""
+    for entry in written:
+        for key, value in entry.items() if isinstance(entry, Mapping) else (("", entry),):
+            group, at, package = str(key).removeprefix("optional ").partition("@")
+            for name in value if isinstance(value, list) else [value] if value is not None else []:
+                yield group, package if at else None, str(name)
+
+
+# --- ${…}, as OmegaConf reads it --------------------------------------------------------------------------------------
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")  # the innermost one
+
+
+def interpolated(flat: Flat) -> Flat:
+    """Replace `${a.b}`, `${.sibling}`, `${oc.select:a.b,default}` and `${oc.env:NAME,default}` by values of this file.
+
+    The environment is not read. A reference that the file does not resolve stays as written.
+    """
+    known = dict(flat)
+    for _ in range(ROUNDS):
+        pending = [name for name, value in known.items() if isinstance(value, str) and "${" in value]
+        changed = False
+        for name in pending:
+            value = _replaced(known[name], name, known)
+            changed |= value != known[name]
+            known[name] = value
+        if not changed:
+            break
+    return known
+
+
+def _replaced(text: str, name: str, known: Flat) -> Any:
+    if single := _REFERENCE.fullmatch(text):
+        found = _meaning(single[1], name, known)
+        return text if found is _UNKNOWN else found
+
+    def one(match: re.Match[str]) -> str:
+        found = _meaning(match[1], name, known)
+        return match[0] if found is _UNKNOWN else "null" if found is None else str(found)
+
+    return _REFERENCE.sub(one, text)
+
+
+_UNKNOWN = object()
+
+
+def _meaning(inside: str, name: str, known: Flat) -> Any:
+    resolver, colon, rest = inside.partition(":")
+    if not colon:
+        return known.get(_absolute(inside, name), _UNKNOWN)
+    target, comma, default = rest.partition(",")
+    if resolver == "oc.select" and (found := known.get(_absolute(target, name))) is not None:
+        return found
+    if resolver in ("oc.select", "oc.env") and comma:
+        return yaml.load(default, Loader=Loader)
+    return None if resolver == "oc.select" else _UNKNOWN
+
+
+def _absolute(target: str, name: str) -> str:
+    target = target.strip()
+    dots = len(target) - len(target.lstrip("."))
+    return ".".join([*name.split(".")[:-dots], target[dots:]]) if dots else target

@@ -1,0 +1,278 @@
+"""Options of a launch script: its `a.b=value` words, or the `--name value` of its command. Nothing is executed."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from proxima.config.problems import one_problem
+from proxima.config.scalars import Loader
+from proxima_peers.convert.read_python import literal
+from proxima_peers.convert.shell import Statement, statements
+
+Flat = dict[str, Any]
+ROUNDS = 10  # how deep references may nest; ends a circle
+LONGEST = 20_000  # letters of a value
+
+
+@dataclass(frozen=True)
+class Doubtful:
+    """Stands for a value that the file does not settle, and says why."""
+
+    why: str
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)*)=(.*)", re.DOTALL)
+_REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
+_FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+_MAINS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch")
+_SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # no training
+_DECLARES = ("export", "local", "readonly", "declare", "typeset")
+_KEYWORDS = ("then", "else", "do", "{", "}", "!", "time", "exec", "nohup")  # a command follows
+_CONDITIONS = ("if", "elif", "while", "until")
+
+
+def from_script(text: str, name: str = "script") -> Flat:
+    """The `a.b=value` words of a shell script, else the `--name value` of its commands.
+
+    Expands its variables: `$n`, `${n}`, `${n:-default}`, `$((1024 * 20))`; `$HOME` is `~`. What depends on a branch
+    (`if`, `case`) or a loop, or differs between two commands, is `Doubtful` with the values it may have.
+
+    Raises:
+        ConfigError: the script has no such word.
+    """
+    script = _Script()
+    for statement in statements(text):
+        script.read(statement)
+    overrides, flags = script.settled(script.overrides), script.settled(script.flags)
+    if not overrides:
+        if flags:
+            return flags
+        wanted = "give the config file, or the script that sets the options"
+        raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo or --learning_rate 1e-6; {wanted}")
+    why = [f"{' and '.join(script.mains)} may have defaults of its own"] if script.mains else []
+    why += [f"${name} may hold options" for name in script.missing()]
+    if why:
+        overrides = {"launch": Doubtful(f"{' and '.join(why)}, which are not in this file"), **overrides}
+    return {**{flag: flags[flag] for flag in script.own if flag in flags}, **overrides}
+
+
+@dataclass
+class _Script:
+    """What has been read of a script, statement by statement."""
+
+    variables: dict[str, str] = field(default_factory=lambda: {"HOME": "~", "PWD": "."})
+    branches: dict[str, list[str]] = field(default_factory=dict)  # variable → the values it may have
+    overrides: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)  # option → command, text, in branch
+    flags: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=lambda: [""])  # the module or file that each runs; none for arrays
+    depth: int = 0  # of if, case and loops
+    own: dict[str, None] = field(default_factory=dict)  # flags of the program itself, as --config of `x.py --config`
+    mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
+    arrays: set[str] = field(init=False, default_factory=set)
+    spread: dict[str, None] = field(init=False, default_factory=dict)  # variables, arrays among options
+
+    def read(self, statement: Statement) -> None:
+        words = statement.words
+        if statement.array is not None:
+            self.arrays.add(statement.array)
+            self.options(words, 0)
+            return
+        while words and words[0] in _KEYWORDS:
+            words = words[1:]
+        first = words[0] if words else ""
+        if first in ("fi", "esac", "done"):
+            self.depth = max(0, self.depth - 1)
+        elif first in ("if", "case", "while", "until", "for", "select"):
+            self.depth += 1
+        if first == "for" and words[2:3] == ["in"]:
+            self.variables.pop(words[1], None)
+            self.branches[words[1]] = [self.expanded(word) for word in words[3:]]
+        elif first not in ("for", "case", *_CONDITIONS):
+            self.command(words)
+
+    def command(self, words: list[str]) -> None:
+        """Assignments, or a program with its options."""
+        if words and words[0] in _DECLARES:
+            words = [word for word in words[1:] if not word.startswith("-")]
+        assigned = [_ASSIGNMENT.fullmatch(word) for word in words]
+        if all(assigned):
+            for found in assigned:
+                assert found is not None
+                self.assign(found[1], found[2])
+            return
+        while _ASSIGNMENT.fullmatch(words[0]):  # an environment for this command
+            words = words[1:]
+        words = words[words.index("--") + 1 :] if "--" in words[:-1] else words  # ray job submit … -- python …
+        words, doubtful = self.split(words)
+        target = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
+        runs = "" if target is None else words[target + (words[target] == "-m" and target + 1 < len(words))]
+        if any(word in _SERVERS for word in (*words[1:3], runs)):
+            return
+        module = runs if target is not None and words[target] == "-m" else ""
+        if "." in module and module not in _MAINS and any(_OVERRIDE.fullmatch(word) for word in words):
+            self.mains[module] = None
+        self.commands.append(runs or words[0])
+        self.options(words, len(self.commands) - 1, 0 if target is None else target)
+        self.options(doubtful, len(self.commands) - 1, -1, doubtful=True)
+
+    def split(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """The words with those in the place of each `$NAME` that holds options; and the words that it may hold, by a
+        branch."""
+        out, doubtful = list[str](), list[str]()
+        for index, word in enumerate(words):
+            if (found := _REFERENCE.fullmatch(word)) is None:
+                out.append(word)
+                continue
+            if "=" in words[index - 1] or _REFERENCE.fullmatch(words[index - 1]):  # not a program, nor a flag's value
+                self.spread[found[1]] = None
+            single = [self.variables[found[1]]] if found[1] in self.variables else []
+            texts = [text.split() for text in self.branches.get(found[1], single)]
+            if not any(_OVERRIDE.fullmatch(one) or _FLAG.fullmatch(one) for text in texts for one in text):
+                out.append(word)
+                continue
+            out += [one for one in texts[0] if all(one in other for other in texts[1:])]
+            doubtful += [one for text in texts for one in text if not all(one in other for other in texts)]
+        return out, list(dict.fromkeys(doubtful))
+
+    def missing(self) -> list[str]:
+        """Variables among the options of a command that the script does not set."""
+        known = {*self.variables, *self.branches, *self.arrays}
+        return [name for name in self.spread if name not in known and not name.isdigit()]
+
+    def assign(self, name: str, value: str) -> None:
+        """Set a variable; inside of a branch it may have any of its values afterwards."""
+        if several := self.branches.get(name):  # what it adds to is the value from before the branch
+            value = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", lambda _: several[0], value)
+        value = self.expanded(value)
+        if not self.depth:
+            self.variables[name] = value
+            self.branches.pop(name, None)
+        elif self.variables.get(name) != value:
+            before = [self.variables.pop(name)] if name in self.variables else []
+            self.branches[name] = list(dict.fromkeys([*self.branches.get(name, before), value]))
+
+    def options(self, words: list[str], command: int, start: int = 0, *, doubtful: bool = False) -> None:
+        """Keep the options among the words: of an array, or of a command whose program is the word at `start`."""
+        inside = doubtful or (self.depth > 0 and not command)
+        dotted = [i for i, word in enumerate(words) if (one := _OVERRIDE.fullmatch(word)) and "." in one[1]]
+        for index, word in enumerate(words):
+            found = _OVERRIDE.fullmatch(word)
+            if found and dotted and (index in dotted or not command or index > start):
+                self.overrides.setdefault(found[1], []).append((command, self.expanded(found[2]), inside))
+        for index, name, text in _flags(words):
+            self.flags.setdefault(name, []).append((command, self.expanded(text), inside))
+            if dotted and index > start:
+                self.own[name] = None
+
+    def settled(self, options: dict[str, list[tuple[int, str, bool]]]) -> Flat:
+        """Each option with its value; one that a branch or command decides is in doubt."""
+        flat: Flat = {}
+        setting = {command for found in options.values() for command, _, _ in found if command}
+        for name, found in options.items():
+            texts, always = _of_arrays(found)
+            by_command = {command: text for command, text, inside in found if command and not inside}
+            if by_command:  # its words come after an array's
+                targets = {self.commands[command] for command in by_command}
+                silent = any(self.commands[one] in targets for one in setting - set(by_command))
+                texts, always = [*by_command.values(), *(texts if silent else ())], always or not silent
+            texts = list(dict.fromkeys([*texts, *(text for command, text, inside in found if command and inside)]))
+            unset = re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0])
+            if len(texts) > 1 or not (always or unset):
+                flat[name] = Doubtful(f"the script has {' or '.join(texts)}, by a branch or command")
+            elif unset:
+                why = [f"{one} is {' or '.join(self.branches[one])}" for one in unset if one in self.branches]
+                flat[name] = Doubtful(f"the script has {texts[0]}{': ' if why else ''}{', '.join(why)}")
+            else:
+                flat.update(_typed(name, texts[0]))
+        return flat
+
+    def expanded(self, text: str) -> str:
+        for _ in range(ROUNDS):
+            before = text
+            text = _ARITHMETIC.sub(self._arithmetic, _VARIABLE.sub(self._variable, text))
+            if len(text) > LONGEST:  # a variable doubled again and again: in doubt
+                return before
+            if text == before:
+                break
+        return text
+
+    def _variable(self, match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        if values := self.branches.get(name):  # a default would hide them
+            return values[0] if len(values) == 1 and default is None else f"${{{name}}}"
+        value = self.variables.get(name, match[0] if default is None else _unquoted(default))
+        return value or _unquoted(default or "")
+
+    def _arithmetic(self, match: re.Match[str]) -> str:
+        inside = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: self.variables.get(m[0], m[0]), match[1])
+        found = _computed(inside)
+        return match[0] if found is None else f"{found:.0f}"
+
+
+def _of_arrays(found: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
+    """The values that the arrays may give, and whether they give one in any case."""
+    texts: list[str] = []
+    always = False
+    for command, text, inside in found:
+        if not command:
+            texts = list(dict.fromkeys([*texts, text])) if inside else [text]
+            always |= not inside
+    return texts, always
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
+    """`--a-b 1 --c --d=x y` as (0, a_b, 1), (2, c, true), (3, d, x), with their places; several values as a list."""
+    for index, word in enumerate(words):
+        if not (found := _FLAG.fullmatch(word)):
+            continue
+        name = found[1].replace("-", "_")
+        if found[2] is not None:
+            yield index, name, found[2]
+            continue
+        values = []
+        for value in words[index + 1 :]:
+            if value.startswith("--") or value.endswith(".py") or value in ("|", "2>&1", "&", ">"):
+                break
+            if _OVERRIDE.fullmatch(value):
+                break
+            values.append(value.rstrip(","))
+        yield index, name, "true" if not values else values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+
+
+def _typed(name: str, text: str) -> Flat:
+    try:
+        value = yaml.load(text, Loader=Loader)
+    except (yaml.YAMLError, RecursionError):
+        value = text
+    return dict(flattened(value, f"{name}.")) if isinstance(value, Mapping) and value else {name: value}
+
+
+def flattened(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of each leaf."""
+    for key, value in raw.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{name}.")
+        else:  # `???` is OmegaConf's mark of a value that must be given elsewhere
+            yield name, None if value == "???" else value
+
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+
+
+def _computed(text: str) -> float | None:
+    try:
+        found = literal(ast.parse(text.strip(), mode="eval").body, {})
+    except (SyntaxError, ValueError):
+        return None
+    return float(found) // 1 if isinstance(found, int | float) else None

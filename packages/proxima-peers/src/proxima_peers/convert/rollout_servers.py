@@ -1,0 +1,119 @@
+"""`engine` from the peers' options for the servers that generate. Only what a file says becomes a server: without a
+word about it, the engine is the one in the trainer's process."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from proxima_peers.convert.draft import Draft
+from proxima_peers.convert.options import Options
+
+SERVED = (
+    "Started from an environment of its own, which `proxima engine install` makes; {kind: local} generates in this "
+    "process instead."
+)
+SGLANG = "start it, and set engine={kind: sglang, url: 'http://HOST:PORT'}; here engine local generates"
+DTYPES = {
+    **dict.fromkeys(("float16", "fp16", "half"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("float32", "fp32", "float"), "float32"),
+    "auto": "auto",
+}
+
+
+@dataclass(frozen=True)
+class ServerNames:
+    """A peer's names for the settings of a vLLM that it starts; empty where it has none."""
+
+    gpu_memory: str = ""
+    parallel: str = ""
+    eager: str = ""
+    dtype: str = ""
+    quantization: str = ""
+
+
+VERL = ServerNames(
+    *(f"actor_rollout_ref.rollout.{name}" for name in ("gpu_memory_utilization", "tensor_model_parallel_size")),
+    *(f"actor_rollout_ref.rollout.{name}" for name in ("enforce_eager", "dtype", "quantization")),
+)
+TRL = ServerNames("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size")
+AREAL = ServerNames("vllm.gpu_memory_utilization", "vllm.tensor_parallel_size", "vllm.enforce_eager")
+
+
+def verl_engine(d: Draft, o: Options) -> None:
+    """`rollout.name`: verl always generates with an engine beside the trainer."""
+    name = "actor_rollout_ref.rollout.name"
+    if not o.given(name):
+        return
+    kind = str(o.get(name, default=""))
+    if kind in ("vllm", "vllm_rollout"):
+        _served(d, o, VERL, o.origin(name))
+    elif kind == "sglang":
+        d.drops(name, f"sglang: {SGLANG}")
+    else:
+        d.drops(name, f"{kind}: engine local generates, in the trainer's process")
+
+
+HOST = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])"  # a name, an IPv4 address, an IPv6 address in brackets
+
+
+def trl_engine(d: Draft, o: Options) -> None:
+    """`use_vllm`: a server that runs already, or one in the trainer's process, here beside it."""
+    places = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
+    if not o.flag("use_vllm"):
+        d.drops_given(o, "use_vllm is false", "vllm_mode", *places, TRL.gpu_memory, TRL.parallel)
+        return
+    mode = o.choice(("server", "colocate"), "vllm_mode", default="server" if o.given(*places) else "colocate")
+    if mode == "colocate":
+        d.drops_given(o, "vllm_mode is colocate: there is no server", *places)
+        _served(d, o, TRL, o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
+        return
+    d.drops_given(o, "the server runs already, with settings of its own", TRL.gpu_memory, TRL.parallel)
+    host, port = o.get(places[1], default="0.0.0.0"), o.whole(places[2], default=8000)
+    if not (isinstance(host, str) and re.fullmatch(HOST, host)):
+        host = o.refuse("must be the name or address of a machine", places[1], default="0.0.0.0")
+    local = f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}"
+    written = o.get(places[0], default=local)
+    if not (isinstance(written, str) and re.fullmatch(rf"https?://{HOST}(:[0-9]+)?(/.*)?", written)):
+        written = o.refuse("must be an http:// address", places[0], default=local)
+    parts = urlsplit(written)
+    d.put("engine.kind", "vllm", o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
+    note = "A plain `vllm serve`, which `proxima engine serve` starts; `trl vllm-serve` speaks a protocol of TRL's own."
+    d.put("engine.url", f"{parts.scheme}://{parts.netloc}", o.origin(places[0]) if o.given(places[0]) else
+          o.origin(*places[1:]), note)  # fmt: skip
+
+
+def areal_engine(d: Draft, o: Options) -> None:
+    """`allocation_mode`, or since 1.0 `rollout.backend`: `vllm:d4t2+…` are 4 servers of 2 devices each."""
+    names = ("rollout.backend", "allocation_mode")
+    if not o.given(*names):
+        return
+    kind, _, layout = str(o.get(*names, default="")).partition("+")[0].partition(":")
+    if kind.startswith("sglang"):
+        d.drops(next(name for name in names if o.given(name)), f"sglang: {SGLANG}")
+    elif kind.startswith("vllm"):
+        sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", layout)}
+        _served(d, o, AREAL, o.origin(*names), replicas=sizes.get("d", 1), parallel=sizes.get("t", 1))
+
+
+def _served(
+    d: Draft, o: Options, names: ServerNames, origin: str, *, replicas: int = 1, parallel: int | None = None
+) -> None:
+    """`engine: {kind: vllm, serve: …}`."""
+    path = "engine.serve"
+    d.put("engine.kind", "vllm", origin, SERVED)
+    d.put(f"{path}.replicas", replicas, origin if replicas > 1 else "one server with all weights")
+    share = o.number(names.gpu_memory, least=0, most=1)
+    if share:
+        d.put(f"{path}.gpu_memory", share, o.origin(names.gpu_memory))
+    if names.eager and o.given(names.eager):
+        d.put(f"{path}.eager", o.flag(names.eager), o.origin(names.eager))
+    if names.dtype and o.given(names.dtype):
+        dtype = o.choice(DTYPES, names.dtype, default="auto")
+        d.put(f"{path}.dtype", DTYPES[dtype], o.origin(names.dtype))
+    if names.quantization and o.given(names.quantization):
+        d.put("engine.quantization", str(o.get(names.quantization)), o.origin(names.quantization))
+    devices = parallel if parallel is not None and parallel > 1 else o.whole(names.parallel, default=1, least=1)
+    if devices > 1:
+        source = o.origin(names.parallel) if o.given(names.parallel) else origin
+        d.put(f"{path}.arguments", ["--tensor-parallel-size", str(devices)], source)

@@ -1,0 +1,345 @@
+"""TRL: `GRPOConfig` as YAML, JSON or a Python file's call; names and defaults of 1.16, older spellings understood."""
+
+import math
+from typing import Any
+
+from proxima.config.tree import FILL_IN
+from proxima_peers.convert import common, trackers
+from proxima_peers.convert.adapter import PEFT_TARGETS, LoraNames, lora
+from proxima_peers.convert.draft import Draft, Fields
+from proxima_peers.convert.options import Options
+from proxima_peers.convert.rollout_servers import trl_engine
+from proxima_peers.convert.trl_rewards import reads_solutions, rewards
+
+LIST = "algorithm.correction"
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+
+
+def convert(o: Options) -> Draft:
+    """A recipe from a GRPOConfig."""
+    d = Draft()
+    adapted_model(d, o)
+    longest = o.whole("max_completion_length", default=512)
+    prompt = o.whole("max_prompt_length")
+    if prompt is not None:
+        d.put("model.max_length", prompt + longest, "from max_prompt_length + max_completion_length")
+    split, subset = str(o.get("dataset_train_split", default="train")), o.get("dataset_config")
+    columns = {"question": str(o.get("dataset_prompt_column", default="prompt"))}
+    columns |= {"answer": "solution"} if reads_solutions(o) else {}
+    common.task(d, o, "dataset_name", split=split, **columns)
+    if subset is not None and d.entries["task.kind"].value == "dataset":
+        d.put("task.subset", str(subset), "from dataset_config")
+    if o.given("train_dataset"):
+        rows = f"the script makes its rows: {o.get('train_dataset')}"
+        d.wait("task", "train_dataset", f"{rows}; write them to a file, or name the task's columns and data.system")
+    if o.given("system_prompt"):
+        d.put("data.system", str(o.get("system_prompt", default="")), o.origin("system_prompt"))
+    if o.given("model_revision"):
+        d.put("model.revision", str(o.get("model_revision", default="main")), o.origin("model_revision"))
+    d.flag("data.shuffle", o, "shuffle_dataset")
+    common.template_arguments(d, o, "chat_template_kwargs")
+    trl_engine(d, o)
+    rewards(d, o)
+    why = "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it"
+    d.put("algorithm.proximal", "recompute", why)
+    kind = _surrogate(d, o)
+    _aggregate(d, o, kind, longest)
+    _advantage(d, o)
+    _corrections(d, o, kind)
+    _penalties(d, o)
+    common.pruned_groups(d, o, "pruning", "metric", "allocation", "filling")
+    if o.flag("mask_truncated_completions"):
+        note = "after the advantages of the whole group, as in TRL"
+        d.append("algorithm.selection", "drop_truncated", "from mask_truncated_completions", note)
+    names = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p")}
+    common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
+    d.put("sampling.max_tokens", longest, o.origin("max_completion_length"))
+    made = _batch(d, o)
+    _training(d, o, made)
+    _evaluation(d, o, made, columns)
+    trackers.trl(d, o)
+    return d
+
+
+OF_PEFT: dict[str, Any]  # options of peft's LoraConfig
+OF_PEFT = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "dropout": "lora_dropout"}
+OF_PEFT |= {"rslora": "use_rslora", "dora": "use_dora"}
+OF_SCRIPT: dict[str, Any] = {field: f"peft_config.{name}" for field, name in OF_PEFT.items()}
+PEFT = LoraNames(**OF_SCRIPT, default_targets=PEFT_TARGETS)
+OF_COMMAND = OF_PEFT | {"rank": "lora_r", "targets": "lora_target_modules"}
+OF_COMMAND |= {"default_rank": 16, "default_alpha": 32, "default_dropout": 0.05}
+COMMAND_LINE = LoraNames(**OF_COMMAND, default_targets=PEFT_TARGETS)
+
+
+def rows_of_update(o: Options) -> tuple[int, str]:
+    """Rows of an optimizer update of a trainer without groups, and where the number is from."""
+    device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
+    gather = o.whole("gradient_accumulation_steps", default=1, least=1)
+    processes = o.whole("num_processes", "nproc_per_node", least=1)
+    factors = f"{device} * {gather} * {processes or 1}"
+    counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
+    origin = f"from {counts}" if processes else f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
+    return device * gather * (processes or 1), origin
+
+
+def adapted_model(d: Draft, o: Options) -> None:
+    """The model of the trainers that generate, its dtypes and its adapter."""
+    common.model(d, o, "model_name_or_path", "model")
+    d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")
+    dtypes_and_adapter(d, o)
+
+
+def dtypes_and_adapter(d: Draft, o: Options) -> None:
+    """`model.lora` is from the command line's `use_peft`, or the script's `LoraConfig(…)`."""
+    if o.given("bf16"):
+        d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
+    common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
+    written = any(name.startswith("peft_config.") for name in o.flat)
+    if written:
+        lora(d, o, PEFT)
+    elif o.flag("use_peft"):
+        lora(d, o, COMMAND_LINE)
+    if written or not o.flag("use_peft"):
+        why = "the script's LoraConfig holds" if written else "use_peft is off"
+        d.drops_given(o, why, *(name for name in OF_COMMAND.values() if name in o.flat))
+
+
+def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:
+    """`eval_strategy`: the test split of the same data, sampled as in training."""
+    strategy = o.choice(("no", "steps", "epoch"), "eval_strategy", "evaluation_strategy", default="no")
+    if strategy == "no":
+        return
+    o.given("num_generations_eval", "eval_on_start")
+    every = o.number("eval_steps", default=500, least=0, most=10**9)
+    if every < 1 or strategy == "epoch":
+        written = "epoch" if strategy == "epoch" else f"{every:g} of the run"
+        d.needs("eval.every", f"{'eval_strategy' if strategy == 'epoch' else 'eval_steps'}: {written}; set it in steps")
+        every = 0
+    split, due = str(o.get("dataset_test_split", default="test")), (math.ceil(every / made), o.origin("eval_steps"))
+    if not common.evaluation(d, o, "dataset_name", due, split=split, **columns):
+        d.wait("eval.task", "eval.task", f"eval_strategy: {strategy}; which held-out questions, and eval.every")
+        return
+    d.put("eval.before", o.flag("eval_on_start"), o.origin("eval_on_start"))
+    common.eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=False)
+
+
+def _surrogate(d: Draft, o: Options) -> str:
+    """`loss_type` at its `importance_sampling_level`; the loss type."""
+    kind = o.choice(LOSSES, "loss_type", default="dapo")
+    level = o.choice(("token", "sequence", "sequence_token"), "importance_sampling_level", default="token")
+    low, high = o.sourced("epsilon", default=0.2), o.sourced("epsilon_high", "epsilon", default=0.2)
+    sequence = (level.replace("sequence_token", "token"), o.origin("importance_sampling_level"))
+    path, origin = "algorithm.surrogate", o.origin("loss_type")
+    read = {"cispo": ("epsilon_high",), "sapo": (), "vespo": ()}.get(kind, ("epsilon", "epsilon_high", "delta"))
+    for name in ("epsilon", "epsilon_high", "delta"):
+        if o.given(name) and name not in read:
+            d.drops(name, f"not read by loss_type {kind} at level {level}")
+    if kind == "cispo":
+        note = f"TRL's epsilon_high is the cap itself, {high[0]:g}; ours is added to 1."
+        none, above = (1.0, "TRL's cispo has none"), (round(high[0] - 1, 12), f"{high[1]}, minus 1")
+        note += " It has no lower bound: epsilon_low 1 (T2)."
+        d.spec(path, "cispo", origin, note, epsilon_low=none, epsilon_high=above, level=sequence)
+    elif kind in ("sapo", "vespo"):
+        _smooth(d, o, kind, sequence)
+    elif level != "token":
+        form = ("token" if level == "sequence_token" else "sequence", sequence[1])
+        ours = "luspo" if kind == "luspo" else "gspo"
+        d.spec(path, ours, sequence[1], epsilon_low=low, epsilon_high=high, form=form)
+        _delta(d, o, high)
+    else:
+        note = "TRL's luspo at token level is the clipped loss, summed over each sequence (T1)"
+        d.spec(path, "ppo_clip", origin, note if kind == "luspo" else "", epsilon_low=low, epsilon_high=high)
+        _delta(d, o, high)
+    return kind
+
+
+def _smooth(d: Draft, o: Options, kind: str, level: tuple[str, str]) -> None:
+    """sapo and vespo, which have no clip."""
+    if kind == "sapo":
+        defaults = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+        names = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
+        note, more = "", {"level": level}
+    else:
+        signs = (("positive", "pos"), ("negative", "neg"))
+        names = {f"{ours}_{sign}": f"vespo_{ours}_{short}" for ours in ("k", "lambda") for sign, short in signs}
+        defaults = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+        note = "TRL multiplies its sampler correction into the weight; here a correction multiplies the loss (T7)"
+        more = {}
+    fields = {ours: o.sourced(name, default=defaults[name]) for ours, name in names.items()}
+    d.spec("algorithm.surrogate", kind, o.origin("loss_type"), note, **fields, **more)
+
+
+def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
+    """The two-sided clip: min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
+
+    From 1 + epsilon_high on it is a dual clip. Below, it is the upper clip of positive advantages, and for negative
+    ones the larger of delta and 1 + epsilon_high remains the bound.
+    """
+    value, path = o.number("delta"), "algorithm.surrogate."
+    if value is None:
+        return
+    if value >= 1 + high[0] and value > 1:
+        d.put(path + "dual_clip", value, o.origin("delta"))
+    elif value >= 1 and high[0] > 0:
+        note = f"delta {value:g} is below 1 + epsilon_high, {1 + high[0]:g}: it bounds positive advantages"
+        d.put(path + "epsilon_high", round(value - 1, 12), f"{o.origin('delta')}, minus 1", note)
+        d.put(path + "dual_clip", 1 + high[0], f"1 + epsilon_high, {high[1]}", "the bound of negative advantages (T3)")
+    else:
+        d.lacks("delta", f"{value:g}: a cap of the ratio below 1")
+
+
+def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
+    """How each loss type divides."""
+    origin, path = o.origin("loss_type"), "algorithm.aggregate"
+    if kind == "dr_grpo":
+        common.horizon(d, origin, longest, o.origin("max_completion_length"), "TRL divides by max_completion_length")
+    elif kind in ("grpo", "sapo"):
+        d.spec(path, "sequence_mean_token_mean", origin, "TRL counts completions without a loss token too (T1)")
+    elif kind == "luspo":
+        d.spec(path, "sequence_mean_token_sum", origin)
+    else:
+        note = "TRL divides by the tokens of each micro-batch; here by those of the whole update"
+        d.spec(path, "token_mean", origin, note if kind == "bnpo" else "")
+
+
+def _advantage(d: Draft, o: Options) -> None:
+    """`scale_rewards`, `multi_objective_aggregation`."""
+    written = str(o.get("scale_rewards", default="group"))
+    scale = {"true": "group", "false": "none"}.get(written.lower(), written)
+    if scale not in ("group", "batch", "none"):
+        scale = o.refuse("known are group, batch, none, true and false", "scale_rewards", default="group")
+    hows = ("sum_then_normalize", "normalize_then_sum")
+    how = o.choice(hows, "multi_objective_aggregation", default="sum_then_normalize")
+    epsilon = (1e-4, "TRL's constant")
+    if how == "normalize_then_sum":
+        fields: Fields = {"scale": ("group", "TRL: each reward by its own group"), "epsilon": epsilon}
+        fields["finish"] = ("completions", "TRL: the sum is standardised over the batch")
+        weights = o.get("reward_weights")
+        if isinstance(weights, list):
+            fields["weights"] = (weights, "from reward_weights")
+        d.spec("algorithm.advantage", "gdpo", o.origin("multi_objective_aggregation"), **fields)
+    else:
+        d.spec("algorithm.advantage", "grpo", "GRPOConfig", scale=(scale, o.origin("scale_rewards")), epsilon=epsilon)
+
+
+def _corrections(d: Draft, o: Options, kind: str) -> None:
+    """The sampler correction, off-policy sequence mask, top-entropy mask."""
+    prefix = "vllm_importance_sampling_"
+    names = [prefix + name for name in ("correction", "mode", "clip_max", "clip_min", "cap")]
+    if o.flag("use_vllm") and o.flag(prefix + "correction", default=True):
+        _sampler_correction(d, o, prefix)
+    else:
+        off = "the correction is switched off" if o.flag("use_vllm") else "use_vllm is false: TRL corrects no sampler"
+        d.drops_given(o, off, *names)
+    for name, ours, field, default in (
+        ("off_policy_mask_threshold", "off_policy_sequence", "threshold", None),
+        ("top_entropy_quantile", "top_entropy", "share", 1.0),
+    ):
+        value = o.number(name, default=default)
+        if value is not None and (default is None or value < default):
+            d.append(LIST, ours, f"from {name}", "", **{field: (value, f"from {name}")})
+
+
+def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
+    """TRL's weights for the gap between vLLM and the trainer, on by default with vLLM."""
+    modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    level, _, bound = o.choice(modes, prefix + "mode", default="sequence_mask").rpartition("_")
+    caps, low = (prefix + "cap", prefix + "clip_max"), prefix + "clip_min"
+    unbounded = caps[1] in o.flat and o.flat[caps[1]] is None
+    high = math.inf if unbounded else o.number(*caps, default=3.0)
+    origin = o.origin(prefix + "mode")
+    fields: Fields = {
+        "level": (level, origin),
+        "bound": ("clip" if bound == "mask" else "clamp", origin),
+        "upper": (high, o.origin(*(caps if o.given(caps[0]) else caps[1:]))),
+        "lower": (o.number(low, default=0.0), o.origin(low) if o.given(low) else "no lower bound"),
+    }
+    d.append(LIST, "importance", origin, "where vLLM gave no log-prob TRL takes ratio 1 (T11)", **fields)
+
+
+def _penalties(d: Draft, o: Options) -> None:
+    """`beta`, `entropy_coef`."""
+    beta = o.number("beta", default=0.0)
+    if beta:
+        unbiased = (o.flag("use_bias_correction_kl", default=True), o.origin("use_bias_correction_kl"))
+        origin = o.origin("beta")
+        d.spec("algorithm.reference_kl", "k3", origin, coefficient=(beta, origin), unbiased=unbiased)
+    common.entropy(d, o, "entropy_coef")
+
+
+def _batch(d: Draft, o: Options) -> int:
+    """One step is one generation of TRL: prompts, updates, passes; the optimizer steps it makes."""
+    device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
+    gather = o.whole("gradient_accumulation_steps", default=1, least=1)
+    group = o.whole("num_generations", default=8, least=1)
+    whole = o.whole("generation_batch_size", least=1)
+    written = o.whole("num_processes", "nproc_per_node", least=1)
+    processes = written or 1
+    times = o.whole("steps_per_generation", least=1)
+    if times is None:
+        times = gather if whole is None else max(1, whole // (device * processes))
+    total = device * processes * times if whole is None else whole
+    counts = "generation_batch_size / num_generations"
+    if whole is None:
+        factors = "per_device_train_batch_size * num_processes * steps_per_generation / num_generations"
+        counts = f"{factors}: {device} * {processes} * {times} / {group}"
+    origin = f"from {counts}"
+    if whole is None and written is None:
+        origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
+    elif total % group:
+        origin = f"{FILL_IN}: {counts} is no whole number"
+    prompts = max(1, total // group)
+    d.put("train.prompts_per_step", prompts, origin)
+    d.put("train.completions_per_prompt", group, o.origin("num_generations"))
+    made = common.updates(d, times / gather, "from steps_per_generation / gradient_accumulation_steps")
+    passes = o.whole("num_iterations", default=1, least=1)
+    d.put("train.epochs_per_step", passes, o.origin("num_iterations"))
+    return made * int(passes)
+
+
+def _training(d: Draft, o: Options, made: int) -> None:
+    adamw(d, o, 1e-6)
+    most = o.whole("max_steps", default=-1)
+    note = f"TRL counts optimizer steps, {made} in each of ours"
+    epochs = ("num_train_epochs", "TRL counts num_train_epochs, 3 by default")
+    common.steps(d, o, math.ceil(most / made), o.origin("max_steps"), note, *epochs)
+    warmup, share = warmups(o)
+    common.warmup(d, warmup, share, made, rounded="up")
+    clip_and_save(d, o, made)
+
+
+def adamw(d: Draft, o: Options, lr: float) -> None:
+    """AdamW and its schedule; `lr` is TRL's default."""
+    names = {"lr": ("learning_rate",), "eps": ("adam_epsilon",), "weight_decay": ("weight_decay",)}
+    names |= {"beta1": ("adam_beta1",), "beta2": ("adam_beta2",)}
+    common.optimizer(d, o, names, {"lr": lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0})
+    if o.given("optim") and not str(o.get("optim")).startswith("adamw_torch"):
+        d.lacks("optim", f"{o.get('optim')}: only AdamW")
+    common.schedule(d, o, "lr_scheduler_type", default="linear")
+    common.lowest_rate(d, o, ("lr_scheduler_kwargs.min_lr",), ("lr_scheduler_kwargs.min_lr_rate",))
+
+
+def warmups(o: Options) -> tuple[tuple[int, str], tuple[float, str]]:
+    """In updates, and as a share of the run, each with its origin."""
+    warmup = o.number("warmup_steps", default=0, least=0, most=10**9)
+    share, spelled = o.number("warmup_ratio", default=0, least=0, most=1), ("warmup_ratio", "warmup_steps")
+    if 0 < warmup < 1:
+        warmup, share, spelled = 0, warmup, ("warmup_steps", "warmup_ratio")
+    return (int(warmup), o.origin("warmup_steps")), (share, o.origin(*spelled))
+
+
+def clip_and_save(d: Draft, o: Options, made: int) -> None:
+    """Clipping, checkpoints and seed; `made` updates in each of our steps."""
+    d.copy("train.max_grad_norm", o, "max_grad_norm", default=1.0)
+    strategy = o.choice(("steps", "epoch", "no", "best"), "save_strategy", default="steps")
+    if strategy == "epoch":
+        d.needs("checkpoint.every", "save_strategy: epoch; set it in steps")
+    if strategy == "steps":
+        save = o.number("save_steps", default=500, least=0, most=10**9)
+        if 0 < save < 1:
+            d.needs("checkpoint.every", f"save_steps: {save:g} of the run; set it in steps")
+        elif save >= 1:
+            note = f"in our steps of {made} updates" if made > 1 else ""
+            d.put("checkpoint.every", math.ceil(save / made), o.origin("save_steps"), note)
+        d.copy("checkpoint.keep_last", o, "save_total_limit", whole=True)
+    d.copy("seed", o, "seed", default=42)

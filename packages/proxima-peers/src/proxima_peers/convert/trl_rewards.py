@@ -1,0 +1,199 @@
+"""TRL's reward functions by name: those of `trl.rewards`, and of open-r1, whose recipes are GRPOConfigs with the
+functions' options."""
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from proxima_peers.convert import common
+from proxima_peers.convert.draft import Draft, Fields
+from proxima_peers.convert.options import Options
+from proxima_peers.convert.read_python import literal
+
+Found = tuple[str, Fields] | None  # our kind with its fields; None: no equivalent
+# ast.parse raises these for text that is not an expression, or nested too deeply
+UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
+THINK = r"^<think>(?!.*<think>).*?</think>"
+THINK_ANSWER = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(\n|$)"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A reward function as the file names it: `accuracy_reward`, or `get_soft_overlong_punishment(4096, 512)`.
+
+    Args:
+        text: as in the file.
+        name: of the function, without its package where that is TRL, open_r1 or unknown.
+        arguments: of the call by name or position; None where one can't be read.
+        called: whether the text is a call.
+        is_model: it names a reward model.
+    """
+
+    text: str
+    name: str
+    arguments: dict[str | int, Any] | None
+    called: bool
+    is_model: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> "Named":
+        if _HUB_NAME.fullmatch(bare := text.strip().strip("'\"")):
+            return cls(text, bare, None, False, is_model=True)
+        try:
+            node = ast.parse(text.strip(), mode="eval").body
+        except UNPARSED:
+            return cls(text, text.strip(), None, False)
+        called = isinstance(node, ast.Call)
+        package, _, name = ast.unparse(node.func if isinstance(node, ast.Call) else node).rpartition(".")
+        name = name if package.partition(".")[0] in ("", "trl", "open_r1") else f"{package}.{name}"
+        try:
+            given: dict[str | int, Any] = {}
+            if isinstance(node, ast.Call):
+                given |= {index: literal(argument, {}) for index, argument in enumerate(node.args)}
+                given |= {str(keyword.arg): literal(keyword.value, {}) for keyword in node.keywords}
+        except ValueError:
+            return cls(text, name, None, called)
+        return cls(text, name, given, called)
+
+    def place(self, o: Options) -> str | None:
+        """`package.module:function` for what `trl grpo` would import by its name; None for a function of a script,
+        whose import would run the script."""
+        module, _, name = self.name.rpartition(".")
+        importable = module not in ("", "__main__") and not self.called and re.fullmatch(r"[\w.]+", self.text.strip())
+        return f"{module}:{name}" if importable and not o.file.endswith(".py") else None
+
+
+MODEL = "reward_model_name_or_path"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def reads_solutions(o: Options) -> bool:
+    """Whether a reward compares with the column `solution`."""
+    return any(function.name in ("accuracy_reward", "accuracy") for function in _functions(o))
+
+
+def _functions(o: Options) -> list[Named]:
+    """The rewards in TRL's order: the reward model, then `reward_funcs`."""
+    written, model = o.get("reward_funcs"), o.get(MODEL)
+    texts = written if isinstance(written, list) else _split(str(written)) if written else []
+    models = [] if model is None else [Named(str(model), str(model), None, False, is_model=True)]
+    return models + [Named.of(str(text)) for text in texts]
+
+
+def rewards(d: Draft, o: Options) -> None:
+    """`reward_funcs` with `reward_weights`; a placeholder with its weight stands in for an unknown function."""
+    functions, weights = _functions(o), o.get("reward_weights")
+    if weights is not None and not (isinstance(weights, list) and all(_is_number(one) for one in weights)):
+        weights = o.refuse("must be a list of numbers", "reward_weights")
+    if weights is not None and functions and len(weights) != len(functions):
+        d.lacks("reward_weights", f"{weights}: {len(weights)} for {len(functions)} rewards")
+        weights = None
+    if not functions:
+        common.reward(d)
+        if weights is not None:
+            d.lacks("reward_weights", f"{weights}: they are the `weight` of each entry of `reward`")
+    how = o.get("multi_objective_aggregation", default="sum_then_normalize")
+    summed = weights if how == "sum_then_normalize" else None
+    for index, function in enumerate(functions):
+        place = f"reward.{common.rewards_of(d)}"
+        _one(d, o, place, index, function)
+        if summed is not None and summed[index] != 1:
+            d.put(f"{place}.weight", summed[index], "from reward_weights")
+    for name, function_of in OPTIONS.items():
+        if not any(function.name == function_of for function in functions):
+            d.drops_given(o, f"reward_funcs does not name {function_of}", name)
+
+
+def _one(d: Draft, o: Options, place: str, index: int, function: Named) -> None:
+    """The entry of one reward."""
+    origin = f"from reward_funcs: {function.name}"
+    make = KNOWN.get((function.name, function.called)) if function.arguments is not None else None
+    if function.is_model:
+        d.append("reward", "model", o.origin(MODEL if o.given(MODEL) else "reward_funcs"), path=(function.name, origin))
+    elif make is not None and (one := make(function, o)) is not None:
+        d.append("reward", one[0], origin, **one[1])
+    elif (path := function.place(o)) is not None:
+        d.append("reward", "function", origin, path=(path, "as TRL imports it"))
+    else:
+        home = function.name.removeprefix("__main__.")
+        where = home if "." not in home else ":".join(home.rsplit(".", 1))
+        where = where if ":" in where else f"rewards.py:{where}"
+        why = f"name it as {{kind: function, path: {where}}}, in a file of its own; `math` stands in"
+        d.ask(place, "math", f"{function.text}: {why}", kind=True)
+        d.put(f"{place}.name", _label(function, index), "the function's")
+
+
+def _label(function: Named, index: int) -> str:
+    """A name for the entry of a function, one for each."""
+    last = re.sub(r"\W", "", function.name.rpartition(".")[2])[:40]
+    return f"{last or 'function'}_{index}"
+
+
+def _split(text: str) -> list[str]:
+    """The items of a Python list, or words separated by blanks or commas."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except UNPARSED:
+        return text.replace(",", " ").split()
+    return [ast.unparse(item) for item in node.elts] if isinstance(node, ast.List | ast.Tuple) else [text.strip()]
+
+
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _plain(kind: str, **fields: Any) -> Callable[[Named, Options], Found]:
+    return lambda function, o: (kind, {name: (value, f"as {function.name}") for name, value in fields.items()})
+
+
+def _argument(function: Named, o: Options, position: int, name: str, default: Any, option: str) -> tuple[Any, str]:
+    """Of the call, by name or position; of a function that is not called, an option of open-r1. With its origin."""
+    if function.called:
+        given = function.arguments or {}
+        return given.get(name, given.get(position, default)), name
+    value = o.whole(option, default=default) if isinstance(default, int) else o.number(option, default=default)
+    return value, f"from {option}" if o.given(option) else f"open-r1's default of {option}"
+
+
+def _overlong(function: Named, o: Options) -> Found:
+    """The same penalty at every length; None without a buffer, where TRL's is a step that no completion reaches."""
+    defaults = (None, None) if function.called else (16384, 4096)
+    most = _argument(function, o, 0, "max_completion_len", defaults[0], "max_completion_len")
+    buffer = _argument(function, o, 1, "soft_punish_cache", defaults[1], "soft_punish_cache")
+    if not _is_number(most[0], int) or not _is_number(buffer[0], int) or not 1 <= buffer[0] <= most[0]:
+        return None
+    return "overlong", {"max_tokens": most, "buffer_tokens": buffer}
+
+
+def _repetition(function: Named, o: Options) -> Found:
+    """TRL writes the penalty as a negative number; its own counts tokens, open-r1's words."""
+    if function.called and set(function.arguments or {}) - {"ngram_size", "max_penalty", 0, 1}:
+        return None
+    n = _argument(function, o, 0, "ngram_size", 3, "repetition_n_grams")
+    penalty, origin = _argument(function, o, 1, "max_penalty", -1.0, "repetition_max_penalty")
+    if not _is_number(n[0], int) or not _is_number(penalty) or n[0] < 1 or penalty > 0:
+        return None
+    unit = ("tokens", "TRL's") if function.called else ("words", "open-r1's")
+    return "repetition", {"n": n, "unit": unit, "max_penalty": (0 - penalty, origin)}
+
+
+OPTIONS = {
+    "max_completion_len": "soft_overlong_punishment",
+    "soft_punish_cache": "soft_overlong_punishment",
+    "repetition_n_grams": "repetition_penalty",
+    "repetition_max_penalty": "repetition_penalty",
+}
+KNOWN: dict[tuple[str, bool], Callable[[Named, Options], Found]] = {  # (name, called) → our reward
+    ("accuracy_reward", False): _plain("math"),
+    ("think_format_reward", False): _plain("format", pattern=THINK),
+    ("get_soft_overlong_punishment", True): _overlong,
+    # as `trl grpo` knows it by name
+    ("get_soft_overlong_punishment", False): _plain("overlong", max_tokens=1280, buffer_tokens=256),
+    ("get_repetition_penalty_reward", True): _repetition,
+    ("accuracy", False): _plain("math"),
+    ("format", False): _plain("format", pattern=THINK_ANSWER),
+    ("soft_overlong_punishment", False): _overlong,
+    ("repetition_penalty", False): _repetition,
+}

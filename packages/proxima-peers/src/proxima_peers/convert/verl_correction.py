@@ -1,0 +1,189 @@
+"""verl's rollout correction in its four generations: `tis_imp_ratio_cap`, PR 3694, 0.7 and 0.9."""
+
+import math
+import re
+from typing import Any
+
+from proxima_peers.convert.draft import Draft, Fields
+from proxima_peers.convert.options import Options
+
+NEW = "algorithm.rollout_correction."
+LIST = "algorithm.correction"
+CAP = "actor_rollout_ref.actor.tis_imp_ratio_cap"
+FIRST = "algorithm.rollout_is"  # of PR 3694 and 0.6
+LEVELS = {"token": ("token", "mean"), "sequence": ("sequence", "sum"), "geometric": ("sequence", "mean")}
+BOUNDS = {"truncate": "truncate", "clip": "clip", "mask": "clip"}
+NEARLY = 1e-4  # nats: verl's own 0.999_1.001 counts as symmetric
+
+
+def correction(d: Draft, o: Options) -> str | None:
+    """Put the proximal policy and the corrections; returns the surrogate that `bypass_mode` implies, if any."""
+    first = o.given(*(f"{FIRST}_{name}" for name in ("threshold", "level", "mode")))
+    if first or isinstance(o.flat.get(FIRST), bool):
+        decoupled(d, o, NEW + "bypass_mode")
+        first_generation(d, o)
+        return None
+    cap = o.number(CAP, default=-1)
+    names = (NEW + "bypass_mode", NEW + "bypass_old_logprob_for_rollout")
+    bypass = o.flag(*names)
+    pure = o.flag(NEW + "use_pure_rollout_correction")
+    if bypass and not pure:
+        pure = str(o.get(NEW + "loss_type", default="ppo_clip")) == "reinforce"
+    if bypass:
+        note = "what verl then calls old_log_probs are the rollout's own"
+        d.put("algorithm.proximal", "behavior", o.origin(*names), note)
+    else:
+        decoupled(d, o, NEW + "bypass_mode")
+        d.drops_given(o, "verl reads it in bypass mode only", NEW + "loss_type")
+    if cap > 0 and bypass:
+        d.drops(CAP, "in bypass mode verl takes old_log_probs from the rollout, so the weights it caps are 1")
+    elif cap > 0:
+        fields: Fields = {"level": ("token", "verl's TIS"), "bound": ("truncate", "verl's TIS")}
+        d.append(LIST, "importance", f"from {CAP}", **fields, upper=(cap, f"from {CAP}"))
+    else:
+        d.drops_given(o, "-1: off", CAP)
+    veto(d, o)
+    rejections(d, o, towards="current" if bypass else "proximal")
+    weights(d, o, bypass=bypass, pure=pure)
+    return "reinforce" if pure else None
+
+
+def decoupled(d: Draft, o: Options, name: str) -> None:
+    note = "verl recomputes old_log_probs with the trainer before the first update"
+    d.put("algorithm.proximal", "recompute", o.origin(name), note)
+
+
+def first_generation(d: Draft, o: Options) -> None:
+    """PR 3694 and 0.6: `rollout_is` says whether weights are applied; rejected tokens get weight 0 and stay in the
+    denominator."""
+    upper = o.number(FIRST + "_threshold")
+    if upper is None:
+        names = (FIRST, *(f"{FIRST}_{name}" for name in ("level", "mode", "threshold_lower", "veto_threshold")))
+        d.drops_given(o, "rollout_is_threshold is null: off", *names)
+        return
+    bound = BOUNDS[o.choice(BOUNDS, FIRST + "_mode", default="truncate")]
+    level = o.choice(LEVELS, FIRST + "_level", default="token")
+    fields: Fields = {
+        "level": (level, o.origin(FIRST + "_level")),
+        "bound": (bound, o.origin(FIRST + "_mode")),
+        "upper": (upper, o.origin(FIRST + "_threshold")),
+    }
+    for name, field in (("_threshold_lower", "lower"), ("_veto_threshold", "veto")):
+        if (value := o.number(FIRST + name)) is not None:
+            fields[field] = (value, o.origin(FIRST + name))
+    applied = o.flag(FIRST)
+    fields["apply"] = (applied, o.origin(FIRST))
+    d.append(LIST, "importance", o.origin(FIRST + "_threshold"), "" if applied else "metrics only", **fields)
+
+
+def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
+    """verl writes "lower_upper", or the upper bound alone."""
+    low, _, high = str(text).strip().partition("_")
+    try:
+        return (float(low), float(high)) if high else (None, float(low))
+    except ValueError:
+        o.refuse('must be a number, or two as "0.5_5.0"', name)
+        return None, 2.0
+
+
+def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
+    """`rollout_is` of 0.7 and 0.9: a level, or null."""
+    name, normalise = NEW + "rollout_is_threshold", NEW + "rollout_is_batch_normalize"
+    level = o.get(NEW + "rollout_is")
+    if level is None:
+        return
+    text, normalised = o.get(name, default=2.0), o.flag(normalise)
+    if bypass and not pure:
+        why = "in bypass mode with ppo_clip the ratio is the correction; verl computes the weights for its metrics only"
+        d.drops(NEW + "rollout_is", f"{why} (P13)")
+        return
+    low, high = _bounds(o, name, text)
+    origin = o.origin(name)
+    fields: Fields = {
+        "level": (str(level), o.origin(NEW + "rollout_is")),
+        "bound": ("truncate" if low is None else "clip", origin),
+        "upper": (high, origin),
+    }
+    if low is not None:
+        fields["lower"] = (low, origin)
+    if normalised:
+        fields["normalise"] = (True, o.origin(normalise))
+    if bypass or pure:
+        fields["towards"] = ("current", "verl weighs REINFORCE by the current policy against the rollout's")
+    d.append(LIST, "importance", o.origin(NEW + "rollout_is"), "" if low is None else "two bounds: IcePop", **fields)
+
+
+def veto(d: Draft, o: Options) -> None:
+    """0.7: a token below the veto takes its sequence out of the mask."""
+    name = NEW + "rollout_token_veto_threshold"
+    if (value := o.number(name)) is not None:
+        fields: Fields = {"bound": ("none", "no weights, only the veto"), "veto": (value, o.origin(name))}
+        d.append(LIST, "importance", o.origin(name), **fields, rejected=("drop", "verl reduces the mask"))
+
+
+def rejections(d: Draft, o: Options, towards: str) -> None:
+    """`rollout_rs`: in 0.7 one level with two thresholds, in 0.9 options separated by commas, each with its own."""
+    written = o.get(NEW + "rollout_rs")
+    threshold, lower = NEW + "rollout_rs_threshold", NEW + "rollout_rs_threshold_lower"
+    if written is None:
+        return
+    given, low = o.get(threshold), o.number(lower)
+    if str(written) in LEVELS:
+        upper = given if given is not None else o.number(NEW + "rollout_is_threshold", default=2.0)
+        origin = o.origin(threshold if given is not None else NEW + "rollout_is_threshold")
+        high = _bounds(o, threshold, upper)[1]
+        if high <= 0:
+            d.lacks(threshold if given is not None else NEW + "rollout_is_threshold", f"{upper}: must be above 0")
+            return
+        level, reduce = LEVELS[str(written)]
+        least = (1 / high if low is None else low, "verl: 1 / upper" if low is None else o.origin(lower))
+        _reject(d, o, towards, level, "ratio", reduce, upper=(high, origin), lower=least)
+        return
+    options = [part.strip() for part in str(written).split(",") if part.strip()]
+    limits = [part.strip() for part in str(given).split(",")] if given is not None else []
+    limits = limits * len(options) if len(limits) == 1 else limits
+    if len(limits) != len(options):
+        d.lacks(threshold, f"{given}: one value is needed, or one for each of {', '.join(options)}")
+        return
+    for option, limit in zip(options, limits, strict=True):
+        _option(d, o, option, limit, towards)
+
+
+def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None:
+    """`seq_mean_k1` with its threshold."""
+    name = NEW + "rollout_rs_threshold"
+    found = re.fullmatch(r"(?:token|seq_(sum|mean|max))_(k[123])", option)
+    if not found:
+        d.lacks(NEW + "rollout_rs", f"{option}: no such rejection; known are token_k1, seq_sum_k1, seq_mean_k3 …")
+        return
+    level, reduce, kind = "sequence" if found[1] else "token", found[1] or "mean", found[2]
+    low, high = _bounds(o, name, limit)
+    if kind != "k1":
+        _reject(d, o, towards, level, kind, reduce, upper=(high, o.origin(name)))
+        return
+    low = 1 / high if low is None and high > 0 else low
+    if low is None or low <= 0 or high <= 0:
+        d.lacks(name, f"{limit}: must be ratios above 0 for {option}")
+        return
+    note, upper, lower = "", high, low
+    if abs(math.log(low) + math.log(high)) > NEARLY:
+        upper, lower = 1 / low, 1 / high
+        note = f"verl 0.9.1 tests the reciprocal ratio against [{low:g}, {high:g}] (P25); these bounds reject what it "
+        note += f"rejects. As documented it would be lower {low:g}, upper {high:g}."
+    origin = f"from {name}"
+    _reject(d, o, towards, level, "ratio", reduce, note, upper=(upper, origin), lower=(lower, origin))
+
+
+def _reject(
+    d: Draft, o: Options, towards: str, level: str, statistic: str, reduce: str, note: str = "", **bounds: Any
+) -> None:
+    """Add a rejection; `bounds`: upper and lower, with their origins."""
+    origin = o.origin(NEW + "rollout_rs")
+    fields: Fields = {"level": (level, origin), "statistic": (statistic, origin)}
+    if level == "sequence":
+        fields["reduce"] = (reduce, origin)
+    fields |= bounds
+    fields["rejected"] = ("drop", "verl takes rejected tokens out of the mask and the denominator")
+    if towards != "proximal":
+        fields["towards"] = (towards, "bypass mode compares with the current policy")
+    d.append(LIST, "rejection", origin, note, **fields)

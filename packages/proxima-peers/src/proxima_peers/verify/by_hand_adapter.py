@@ -1,0 +1,23 @@
+"""Records worked out by hand, among those of peers: see `proxima.check.by_hand_records`."""
+
+from collections.abc import Iterator
+
+from proxima.check.by_hand import TOLERANCE
+from proxima.check.by_hand_records import numbers_of_record
+from proxima.config.problems import suggestion
+from proxima_peers.verify.record import Attempt, NoReading, Record
+from proxima_peers.verify.verdict import uncovered
+
+
+def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
+    """Ours against the numbers of the record.
+
+    Raises:
+        UserError: the record names no spec, or one that doesn't exist or refuses a field.
+        NoReading: nothing of ours computes an expected number.
+    """
+    numbers = numbers_of_record(record.name, record.params.read(), record.inputs.read(), import_code)
+    if unknown := uncovered(record, numbers):
+        raise NoReading(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
+    computed = {leaf: numbers[leaf] for leaf in record.leaves if leaf in numbers}
+    yield None, [record.check(leaf, value, record.leaves[leaf], **TOLERANCE) for leaf, value in computed.items()]

@@ -1,0 +1,260 @@
+"""A golden record, its numbers as tensors, and their comparison with ours."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.check.by_hand import SLOTS, as_tensor, leaves, padded_to
+from proxima.data import PolicyBatch, UserError
+
+BY_HAND = "by hand"
+SINGLE = {"rtol": 2e-5, "atol": 2e-6}  # the least tolerance of a record in float32
+
+
+class NoReading(Exception):
+    """Nothing of ours computes this record; the message says why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Ours compared with theirs; `rtol`, `atol` as `torch.allclose`. NaN (or null) equals NaN, infinities themselves.
+
+    Args:
+        name: the expected leaf that `theirs` is, as `Record.leaves` calls it.
+        ours: a tuple holds values as good as each other: with the peer's own rounding, or without.
+        scale: the sum of the magnitudes that cancel in the result; `rtol` is of it where it is larger than the result.
+        where: [B, T] bool, the positions that both of us define; none: all.
+    """
+
+    name: str
+    ours: Any
+    theirs: Any
+    rtol: float = 1e-9
+    atol: float = 1e-11
+    scale: float = 0.0
+    where: Tensor | None = None
+
+    def error(self) -> float:
+        """How far outside the tolerance, 0 when inside; infinite when the shapes differ."""
+        candidates = self.ours if isinstance(self.ours, tuple) else (self.ours,)
+        return min(self._outside(as_tensor(value)) for value in candidates)
+
+    def _outside(self, ours: Tensor) -> float:
+        theirs = as_tensor(self.theirs)
+        if ours.shape != theirs.shape:
+            return float("inf")
+        allowed = self.atol + self.rtol * theirs.abs().nan_to_num(nan=0.0, posinf=0.0).clamp(min=self.scale)
+        return max(0.0, float((self.distance(ours, theirs) - allowed).max())) if ours.numel() else 0.0
+
+    def distance(self, ours: Tensor, theirs: Tensor) -> Tensor:
+        """|ours − theirs|; 0 where both are NaN, the same infinity or undefined, infinite where one of them is NaN."""
+        same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+        if self.where is not None:
+            same = same | ~self.where
+        return torch.where(same, 0.0, (ours - theirs).abs().nan_to_num(nan=torch.inf))
+
+
+# One interpretation of a record: the peculiarity that it imitates (None: our own definition), and its checks.
+Attempt = tuple[str | None, list[Check]]
+
+
+class Tracked(dict[str, Any]):
+    """Inputs or options that remember which of them were read, also those inside of another."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__({key: Tracked(value) if isinstance(value, dict) else value for key, value in given.items()})
+        self.seen: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        self.seen.add(key)
+        return super().get(key, default)
+
+    def section(self, name: str) -> "Tracked":
+        """The options inside of another one; none if it is absent or null."""
+        found = self.get(name)
+        return found if isinstance(found, Tracked) else Tracked({})
+
+    def mark_irrelevant(self, *names: str) -> None:
+        """Mark names, dotted inside of another one, that affect no number of this record."""
+        for name in names:
+            own, dot, inside = name.partition(".")
+            self.seen.add(own)
+            if dot:
+                self.section(own).mark_irrelevant(inside)
+
+    def read(self) -> dict[str, Any]:
+        """All of it, marked as read."""
+        self.seen.update(self)
+        return {key: value.read() if isinstance(value, Tracked) else value for key, value in self.items()}
+
+    @property
+    def unread(self) -> list[str]:
+        """The names that were never read, dotted inside of another one."""
+        found = {key for key in self if key not in self.seen}
+        for key in self.seen & self.keys():
+            found |= {f"{key}.{name}" for name in self.section(key).unread}
+        return sorted(found)
+
+
+KEYS = ("name", "source", "dtype", "inputs", "params", "expected", "layout")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One golden record. Non-finite floats are the strings 'nan', 'inf', '-inf' in the JSON."""
+
+    name: str
+    source: str
+    dtype: str
+    inputs: Tracked
+    params: Tracked
+    expected: dict[str, Any]
+    unknown: tuple[str, ...] = ()  # keys beside those above
+
+    @classmethod
+    def of(cls, raw: dict[str, Any]) -> "Record":
+        """A record as read from JSON. One whose source is "by hand" names our specs by slot instead of `params`.
+
+        Raises:
+            UserError: names the key that is missing or no mapping.
+        """
+        known: tuple[str, ...] = KEYS
+        if raw.get("source") in ("hand", BY_HAND):
+            known = (*KEYS, *SLOTS)
+            specs = {slot: raw[slot] for slot in SLOTS if slot in raw}
+            raw = {"dtype": "float64", **raw, "source": BY_HAND, "params": specs}
+        for key in ("name", "source", "dtype", "inputs", "params", "expected"):
+            if key not in raw:
+                raise UserError(f"golden record {raw.get('name', '?')!r} has no {key!r}")
+            if key in ("inputs", "params", "expected") and not isinstance(raw[key], dict):
+                kind = type(raw[key]).__name__
+                raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected a mapping")
+        fields = {key: raw[key] for key in ("name", "source", "dtype", "expected")}
+        unknown = tuple(sorted(set(raw) - set(known)))
+        return cls(**fields, inputs=Tracked(raw["inputs"]), params=Tracked(raw["params"]), unknown=unknown)
+
+    @cached_property
+    def leaves(self) -> dict[str, Any]:
+        """The expected values by path: `loss`, `metrics.actor/ppo_kl`, `agg.token-mean.loss` …; a list is one leaf."""
+        return leaves(self.expected)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[B, T] bool, the input `mask`."""
+        return as_tensor(self.inputs["mask"]) != 0
+
+    def checks(
+        self,
+        ours: Mapping[str, Any],
+        under: str = "metrics.",
+        rtol: float = 2e-7,
+        atol: float = 1e-10,
+        where: Tensor | None = None,
+    ) -> list[Check]:
+        """A check for each of `ours` that the record expects under that name with the prefix `under`.
+
+        Shares of tokens or rows are float32 in all peers.
+        """
+        expected = {under + name: value for name, value in ours.items() if under + name in self.leaves}
+        return [self.check(leaf, value, self.leaves[leaf], rtol, atol, where=where) for leaf, value in expected.items()]
+
+    def expect(
+        self,
+        name: str,
+        ours: Any,
+        rtol: float = 1e-9,
+        atol: float = 1e-11,
+        *,
+        scale: float = 0.0,
+        where: Tensor | None = None,
+    ) -> Check:
+        """A check of a number that the record must have."""
+        return self.check(name, ours, self.expected[name], rtol, atol, scale=scale, where=where)
+
+    def check(
+        self,
+        name: str,
+        ours: Any,
+        theirs: Any,
+        rtol: float = 1e-9,
+        atol: float = 1e-11,
+        *,
+        scale: float = 0.0,
+        where: Tensor | None = None,
+    ) -> Check:
+        """A check, within float32's tolerance where the whole record is float32; `scale`, `where` as `Check`."""
+        if self.single:
+            rtol, atol = max(rtol, SINGLE["rtol"]), max(atol, SINGLE["atol"])
+        return Check(name, ours, theirs, rtol, atol, scale, where)
+
+    def loss_checks(
+        self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: dict[str, float] | None = None
+    ) -> list[Check]:
+        """A check of the loss, and one of d value / d leaf, which the record calls `gradient`.
+
+        A loss is a sum of terms of either sign, each about as large as its gradient times max(1, |leaf|).
+        """
+        within = self.tolerance() if tolerance is None else tolerance
+        (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+        scale = float((slope.abs() * leaf.detach().abs().clamp(min=1)).nan_to_num().sum())
+        return [self.expect("loss", value.detach(), **within, scale=scale), self.expect(gradient, slope, **within)]
+
+    @property
+    def single(self) -> bool:
+        """True when the whole record is float32."""
+        return self.dtype.strip().startswith("float32")
+
+    def tensor(self, name: str) -> Tensor:
+        """An input as float64, or float32 where the whole record is."""
+        return as_tensor(self.inputs[name]).to(torch.float32 if self.single else torch.float64)
+
+    def has(self, name: str) -> bool:
+        """Whether the record has the input."""
+        return self.inputs.get(name) is not None
+
+    def batch(self, **fields: Tensor) -> "Padded":
+        """The record's rows as a packed batch; `log_prob` gets a gradient."""
+        return Padded.of(self.mask, **fields)
+
+    def actor_batch(self, **fields: Tensor) -> "Padded":
+        """`batch` with the policy's and the behavior policy's log-probs and the advantages."""
+        names = {"log_prob": "logp", "behavior_log_prob": "behavior_logp", "advantage": "advantages"}
+        return self.batch(**{field: self.tensor(name) for field, name in names.items()}, **fields)
+
+    def tolerance(self) -> dict[str, float]:
+        """rtol and atol for losses and gradients of this record."""
+        if not self.source.startswith("verl"):
+            return {"rtol": 1e-9, "atol": 1e-11}
+        # verl divides rows, and the weights of a batch, by n + 1e-8 (P2, P10, P31): 1e-8 off for a single token.
+        correction = self.params.section("policy_loss").section("rollout_correction")
+        if self.params.get("loss_mode") == "geo_mean" or correction.get("rollout_is_batch_normalize"):
+            return {"rtol": 1e-7, "atol": 1e-11}
+        padded = self.params.get("loss_agg_mode") == "seq-mean-token-mean"
+        return {"rtol": 2e-8, "atol": 1e-11} if padded else {"rtol": 1e-9, "atol": 1e-11}
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A packed batch, and the conversion back to the record's [B, T] layout."""
+
+    b: PolicyBatch
+    leaf: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor, **fields: Tensor) -> "Padded":
+        leaf = fields.pop("log_prob").clone().requires_grad_()
+        return cls(PolicyBatch.from_padded(mask, log_prob=leaf, **fields), leaf, mask)
+
+    def rows(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """[N] → [B, T], `fill` at padding."""
+        return padded_to(self.b, values, self.mask.shape, fill)

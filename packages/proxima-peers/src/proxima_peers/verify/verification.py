@@ -1,0 +1,58 @@
+"""The verdict on a record: its adapter is found by its source, and everything of it is accounted for."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from proxima.data import NoFieldError, UserError
+from proxima_peers.verify import ADAPTERS
+from proxima_peers.verify.by_hand_adapter import by_hand
+from proxima_peers.verify.record import NoReading, Record
+from proxima_peers.verify.verdict import RecordVerdict, Status, judge, uncovered
+
+
+def verify_record(raw: dict[str, Any], *, import_code: bool = False) -> RecordVerdict:
+    """The verdict on a record as read from JSON; `unsupported` names what we can't interpret. `import_code`: import the
+    classes outside proxima that a record by hand names.
+
+    Raises:
+        UserError, NoFieldError: a record by hand names no spec, an unknown one or field, a value that the spec refuses,
+            or other inputs than it reads. In a record of a peer these are `unsupported`.
+    """
+    record = Record.of(raw)
+    if record.unknown:
+        return unsupported(record, f"no reading of the keys {', '.join(record.unknown)}")
+    adapter = next((found for words, found in ADAPTERS if all(word in record.source for word in words)), None)
+    if adapter is None:
+        return unsupported(record, f"no adapter for source {record.source!r}")
+    try:
+        verdict = judge(record.name, by_hand(record, import_code) if adapter is by_hand else adapter(record))
+    except KeyError as error:
+        return unsupported(record, f"no reading of {error.args[0]!r} in {record.source!r}")
+    except NoReading as error:
+        return unsupported(record, str(error))
+    except (UserError, NoFieldError) as error:
+        if adapter is by_hand:
+            raise
+        return unsupported(record, f"refused: {error}")
+    if verdict.status == "unsupported":
+        return unsupported(record, f"no reading of {record.params}")
+    if unread := record.params.unread:
+        return unsupported(record, f"no reading of the options {', '.join(unread)} in {record.source!r}")
+    missing = uncovered(record, verdict.compared)
+    if missing and verdict.status != "failed":
+        reason = f"no reading of the expected {', '.join(missing[:3])} in {record.source!r}"
+        return unsupported(record, reason, verdict.compared)
+    if record.inputs.unread:
+        return unsupported(record, f"no reading of the inputs {', '.join(record.inputs.unread)} in {record.source!r}")
+    return verdict
+
+
+def unsupported(record: Record, reason: str, compared: tuple[str, ...] = ()) -> RecordVerdict:
+    return RecordVerdict(record.name, "unsupported", reason, compared)
+
+
+def totals(verdicts: Sequence[RecordVerdict]) -> dict[str, int]:
+    """How many records there are, and how many of each status."""
+    counts = Counter(verdict.status for verdict in verdicts)
+    return {"records": len(verdicts), **{status: counts[status] for status in get_args(Status)}}

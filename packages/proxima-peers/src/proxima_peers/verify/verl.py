@@ -1,0 +1,303 @@
+"""verl's policy losses, aggregation, value loss and KL."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core import AGGREGATE_ALIASES, AGGREGATES, PENALTIES
+from proxima.core.advantage import whiten
+from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm
+from proxima.core.loss import Loss, apply_corrections
+from proxima.core.metrics import Metrics, SumCount
+from proxima.core.penalty import AdaptiveCoefficient
+from proxima.core.ratio import masked_log_ratio
+from proxima.core.reward_kl import RewardKl
+from proxima.core.segment import segment_mean
+from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlCov, PpoClip, Reinforce, Sapo
+from proxima.core.value import ValueLoss
+from proxima.data import PolicyBatch
+from proxima_peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.variants import (
+    Changed,
+    beyond_limit,
+    beyond_ten,
+    clamped_at_ten,
+    given_weights,
+    loss_of,
+    reasons,
+)
+from proxima_peers.verify.verl_metrics import actor_numbers, number_checks
+from proxima_peers.verify.verl_rollout import correction_numbers, importance, readings, rejections_of
+
+# What verl's actor may be given; a loss that does not look at one of them is not affected by it.
+ACTOR_OPTIONS = (
+    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "policy_loss.loss_mode"),
+    *(f"policy_loss.{name}" for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio")),
+    *("policy_loss.ppo_kl_coef", "policy_loss.dro_beta", "policy_loss.rollout_correction"),
+)
+STEP_COUNTS = ("dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_factor")
+
+
+def counts_of_step(record: Record) -> dict[str, Any]:
+    """The denominators of the whole step that a record may give, in `global_batch_info` or beside it."""
+    own = record.params.section("global_batch_info")
+    found = {name: record.params.get(name) for name in STEP_COUNTS}
+    return {name: found[name] if (inside := own.get(name)) is None else inside for name in STEP_COUNTS}
+
+
+def aggregate_of(record: Record, width: int) -> Any:
+    """The aggregation a record asks for; verl's norm divides by the padded width unless told otherwise (P1)."""
+    kind = AGGREGATES[AGGREGATE_ALIASES[record.params["loss_agg_mode"]]]
+    horizon = counts_of_step(record)["loss_scale_factor"]
+    return kind(horizon=width if horizon is None else horizon) if kind is SequenceMeanTokenSumNorm else kind()
+
+
+def token_loss(record: Record, values: Tensor, b: PolicyBatch) -> Loss:
+    """Values [N] under the aggregation of the record."""
+    spec = aggregate_of(record, record.mask.shape[1])
+    return Loss(spec(values, b), spec.denominator(b.loss_mask, b.cu_seqlens), {})
+
+
+def step_value(record: Record, loss: Loss) -> Tensor:
+    """The loss under the denominators of the whole step, where the record gives them."""
+    counts, mode = counts_of_step(record), record.params["loss_agg_mode"]
+    name = {"token-mean": "batch_num_tokens", "token-sum": None}.get(mode, "global_batch_size")
+    given = None if name is None else counts[name]
+    return (loss.value if given is None else loss.numerator / given) * (counts["dp_size"] or 1)
+
+
+def clip_range(p: Tracked) -> tuple[float, float, float]:
+    """The clip range below and above, and the dual clip. Absent ones are .2 and 3, whatever `clip_ratio` is (P4)."""
+    both = p.get("clip_ratio", 0.2)
+    low, high = (p.get(name, 0.2) for name in ("clip_ratio_low", "clip_ratio_high"))
+    return both if low is None else low, both if high is None else high, p.get("clip_ratio_c", 3.0)
+
+
+def verl_surrogate(record: Record) -> Any:
+    """Our spec for verl's `loss_mode` and its options; None when there is none."""
+    p = record.params
+    own = p.section("policy_loss")
+    low, high, cap = clip_range(p)
+    floor = min(low, 1.0)  # a ratio is positive: 1 is no bound at all
+    cov = (("clip_cov_ratio", 2e-4), ("clip_cov_lb", 1.0), ("clip_cov_ub", 5.0))
+    makers: dict[str, Any] = {
+        "vanilla": lambda: PpoClip(floor, high, cap),
+        "dppo_tv": lambda: Dppo("binary_tv", high, low, cap),
+        "dppo_kl": lambda: Dppo("binary_kl", high, low, cap),
+        "gspo": lambda: Gspo(floor, high),
+        "sapo": lambda: Sapo(p.get("tau_pos", 1.0), p.get("tau_neg", 1.05)),
+        "gpg": Reinforce,
+        "reinforce": Reinforce,
+        "clip_cov": lambda: ClipCov(floor, high, *(_or(own.get(name), default) for name, default in cov)),
+        "kl_cov": lambda: KlCov(_or(own.get("kl_cov_ratio"), 2e-4), own.get("ppo_kl_coef", 0.1)),
+        "geo_mean": lambda: GeoMean(low, high, "log_ratio"),
+        "dro": lambda: Dro(own["dro_beta"]),
+        "cispo": lambda: Cispo(floor, high),
+    }
+    maker = makers.get(p["loss_mode"])
+    return None if maker is None else maker()
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def policy(record: Record) -> Iterator[Attempt]:
+    """core_algos.compute_policy_loss_*"""
+    mode = record.params["loss_mode"]
+    if mode == "bypass_mode":
+        yield from bypass(record)
+        return
+    padded = policy_rows(record)
+    spec, aggregate = verl_surrogate(record), aggregate_of(record, padded.mask.shape[1])
+    counts_of_step(record)
+    record.params.mark_irrelevant(*ACTOR_OPTIONS)
+    if spec is None:
+        raise NoReading(f"no reading of loss_mode {mode!r}")
+    if isinstance(spec, ClipCov):
+        _refuse_random_choice(spec, padded.b)
+    weight = padded.b.weight
+    padded = replace(padded, b=replace(padded.b, weight=None))
+    correction = None if weight is None else Changed(given_weights, weight)
+    metrics = number_checks(record, actor_numbers(spec, padded.b))
+    loss = loss_of(padded.b, spec, aggregate, correction)
+    yield None, [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
+    if not bool(padded.b.loss_mask.any()):
+        yield _of_no_token(record, actor_numbers(spec, padded.b))
+    if mode in ("sapo", "geo_mean"):  # a mean over sequences, whatever is requested
+        record = replace(record, params=Tracked({**record.params, "loss_agg_mode": "seq-mean-token-mean"}))
+    if mode == "sapo" and not isinstance(aggregate, SequenceMeanTokenMean):
+        value = step_value(record, loss_of(padded.b, spec, SequenceMeanTokenMean(), correction))
+    elif mode == "geo_mean":
+        own = spec if weight is None else Changed(_geo_mean_weighted, spec, weight)
+        value = loss_of(padded.b, own, SequenceMeanTokenMean(), bounded=False).numerator / len(padded.mask)
+    elif mode == "gspo" and beyond_ten(padded.b):
+        own = Changed(clamped_at_ten, spec)
+        value = step_value(record, loss_of(padded.b, own, aggregate, correction, bounded=False))
+    elif mode in ("clip_cov", "kl_cov") and beyond_limit(masked_log_ratio(padded.b)):
+        value = step_value(record, loss_of(padded.b, spec, aggregate, correction, bounded=False))
+    else:
+        return
+    reason = {"sapo": "P6", "geo_mean": "P10", "gspo": "P5", "clip_cov": "P8", "kl_cov": "P9"}[mode]
+    yield reason, [*record.loss_checks(value, padded.leaf), *metrics]
+
+
+def _refuse_random_choice(spec: ClipCov, b: PolicyBatch) -> None:
+    """verl picks at random among more eligible tokens than it may drop (P8)."""
+    eligible = int(replace(spec, share=1.0).select_tokens(b).sum())
+    most = max(int(spec.share * int(b.loss_mask.sum())), 1)
+    if eligible > most:
+        raise NoReading(f"P8: verl picks {most} of {eligible} tokens at random; the record does not say which")
+
+
+def _of_no_token(record: Record, numbers: Metrics) -> Attempt:
+    """verl's loss of no token is NaN, its metrics 0 (P1)."""
+    zeros = {name: SumCount(torch.zeros(()), torch.ones(())) for name in numbers}
+    nowhere = torch.zeros_like(record.mask)
+    gradient = record.expect("grad_logp", nowhere, where=nowhere)
+    return "P1", [record.expect("loss", math.nan), gradient, *number_checks(record, zeros)]
+
+
+def policy_rows(record: Record) -> Padded:
+    given = next((key for key in ("is_weights", "rollout_is_weights") if record.has(key)), None)
+    return record.actor_batch(**({} if given is None else {"weight": record.tensor(given)}))
+
+
+def _geo_mean_weighted(spec: GeoMean, weight: Tensor, b: PolicyBatch) -> Any:
+    """verl's geo_mean: given weights enter as the geometric mean of w + 1e-10 (P10)."""
+    out, mean = spec(b), segment_mean((weight + 1e-10).log(), b.loss_mask, b.cu_seqlens).exp()
+    return replace(out, loss=out.loss * mean[b.sequence_index])
+
+
+def bypass(record: Record) -> Iterator[Attempt]:
+    """Bypass mode: proximal is behavior, rejection by the current policy; only REINFORCE applies weights (P13)."""
+    record.params.section("policy_loss").section("rollout_correction").mark_irrelevant("bypass_mode")
+    own = record.params.section("policy_loss")["rollout_correction"]
+    padded = policy_rows(record)
+    aggregate = aggregate_of(record, padded.mask.shape[1])
+    reinforce = {"reinforce": True, "ppo_clip": False}[own.get("loss_type", "ppo_clip")]
+    low, high, dual = clip_range(record.params)
+    record.params.mark_irrelevant(*ACTOR_OPTIONS)
+    spec: Any = Reinforce() if reinforce else PpoClip(min(low, 1.0), high, dual)
+    for reason, inverted, more in readings(own, padded, proximal=False):
+        chosen: list[Any] = rejections_of(own, "current", inverted=inverted)
+        kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen).loss_mask)
+        if reinforce and own.get("rollout_is"):
+            chosen.append(importance(own, "current"))
+        checks = record.loss_checks(step_value(record, loss_of(padded.b, spec, aggregate, chosen)), padded.leaf)
+        actor, others = actor_numbers(spec, kept), correction_numbers(own, padded, more, "current", inverted=inverted)
+        yield reason, [*checks, *number_checks(record, actor | others)]
+        if not bool(kept.loss_mask.any()):
+            empty, nothing = _of_no_token(record, actor)
+            yield ", ".join(filter(None, (empty, reason))), [*nothing, *number_checks(record, others)]
+
+
+def aggregation(record: Record) -> Iterator[Attempt]:
+    """core_algos.agg_loss"""
+    counts_of_step(record)
+    matrix = record.tensor("loss_mat").requires_grad_()
+    b = PolicyBatch.from_padded(record.mask, log_prob=matrix)
+    loss = token_loss(record, b.log_prob, b)
+    yield None, record.loss_checks(step_value(record, loss), matrix, "grad_loss_mat")
+
+
+def value_loss(record: Record) -> Iterator[Attempt]:
+    """core_algos.compute_value_loss"""
+    counts_of_step(record)
+    leaf = record.tensor("vpreds").requires_grad_()
+    fields = {"advantage": record.tensor("values"), "behavior_log_prob": record.tensor("returns")}
+    b = PolicyBatch.from_padded(record.mask, log_prob=leaf, **fields)
+    assert b.advantage is not None and b.behavior_log_prob is not None
+    spec = ValueLoss(epsilon=record.params["cliprange_value"])
+    token, metrics = spec(b.log_prob, b.advantage, b.behavior_log_prob, b.loss_mask)
+    value = step_value(record, token_loss(record, token, b))
+    checks = record.loss_checks(value, leaf, "grad_vpreds")
+    yield None, [*checks, *record.checks({"vf_clipfrac": metrics["value_clip_fraction"].value})]
+
+
+KL_NAMES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+def kl_spec(name: str) -> Any:
+    """verl's name of a KL estimator → ours, with its clamp of k3 at 10."""
+    kind = KL_NAMES[name.removesuffix("+")]
+    more = {"limit": 10.0} if kind == "k3" else {}
+    return PENALTIES[kind](coefficient=1.0, straight_through=name.endswith("+"), **more)
+
+
+def kl_penalty(record: Record) -> Iterator[Attempt]:
+    """core_algos.kl_penalty, over all positions, masked or not."""
+    leaf = record.tensor("logp").requires_grad_()
+    kl = kl_spec(record.params["kl_penalty"]).divergence(leaf, record.tensor("reference_logp"))
+    (gradient,) = torch.autograd.grad(kl.sum(), leaf, retain_graph=True)
+    loose = record.tolerance()
+    checks = [record.expect("kl", kl.detach(), **loose), record.expect("grad_sum_kl", gradient, **loose)]
+    b = PolicyBatch.from_padded(record.mask, log_prob=kl)
+    for mode, numbers in record.expected.get("agg", {}).items():
+        aggregated = replace(record, params=Tracked({"loss_agg_mode": mode}))
+        value, loose = token_loss(aggregated, b.log_prob, b).value, aggregated.tolerance()
+        checks.append(record.check(f"agg.{mode}.loss", value.detach(), numbers["loss"], **loose))
+        if "grad_logp" in numbers:
+            (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+            checks.append(record.check(f"agg.{mode}.grad_logp", slope, numbers["grad_logp"], **loose))
+    yield None, checks
+
+
+def adaptive_kl(record: Record) -> Iterator[Attempt]:
+    """core_algos.AdaptiveKLController"""
+    p = record.params
+    controller, sizes = AdaptiveCoefficient(p["target_kl"], p["horizon"]), record.inputs["n_steps"]
+    for unbounded in (False, True) if max(sizes, default=0) > controller.horizon else (False,):
+        beta, values = p["init_kl_coef"], []
+        for kl, samples in zip(record.inputs["current_kl"], sizes, strict=True):
+            beta = _next_coefficient(controller, beta, kl, samples, unbounded=unbounded)
+            values.append(beta)
+        yield reasons(P23=unbounded), [Check("values", values, record.expected["values"])]
+
+
+def _next_coefficient(
+    controller: AdaptiveCoefficient, beta: float, kl: float, samples: int, *, unbounded: bool
+) -> float:
+    """Ours; `unbounded`: a step of several horizons moves it as many times as far as one of a horizon (P23)."""
+    times = max(1.0, samples / controller.horizon) if unbounded else 1.0
+    return beta + times * (controller.next(beta, kl, samples) - beta)
+
+
+def kl_in_reward(record: Record) -> Iterator[Attempt]:
+    """ray_trainer.apply_kl_penalty"""
+    p, mask = record.params, record.mask
+    estimator: Any = {"kl": "k1", "low_var_kl": "k3"}.get(p["kl_penalty"], p["kl_penalty"])
+    adaptive = AdaptiveCoefficient(p["target_kl"], p["horizon"])
+    spec = RewardKl(p["init_kl_coef"], estimator, adaptive, 10.0 if estimator == "k3" else math.inf)  # P22
+    policy, reference = (record.tensor(name)[mask] for name in ("old_log_probs", "reference_logp"))
+    cu_seqlens = torch.cat([mask.new_zeros(1, dtype=torch.long), mask.sum(1).cumsum(0)])
+    shaped = spec(record.tensor("token_level_scores").sum(1), policy, reference, mask[mask], cu_seqlens)
+    rewards = torch.zeros(mask.shape, dtype=torch.float64).masked_scatter(mask, shaped.reward.double())
+    empty, beta = not bool(shaped.some.all()), p["init_kl_coef"]
+    for of_all in (False, True) if empty else (False,):
+        mean = float(shaped.kl.mean()) if of_all else shaped.mean_kl
+        for unbounded in (False, True) if len(mask) > adaptive.horizon else (False,):
+            after = _next_coefficient(adaptive, beta, mean, len(mask), unbounded=unbounded)
+            # verl divides a row by n + 1e-8, and the coefficient multiplies the error
+            scale = beta * max(1.0, len(mask) / adaptive.horizon) * float(shaped.kl.abs().max()) / adaptive.target
+            checks = [record.expect("token_level_rewards", rewards)]
+            checks.append(record.expect("kl_coef_after", after, 1e-8, scale=scale))
+            # the coefficient before the update (P23)
+            metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": beta}
+            yield reasons(P23=unbounded, P27=of_all), [*checks, *record.checks(metrics)]
+
+
+def whitening(record: Record) -> Iterator[Attempt]:
+    """torch_functional.masked_mean, masked_var, masked_whiten; at padding verl leaves garbage (P18)."""
+    mask, values = record.mask, record.tensor("values")
+    chosen = values[mask]
+    checks = [record.expect("mean", chosen.mean(), 1e-8, scale=float(chosen.abs().mean()))]
+    checks += record.checks({"var": chosen.var(), "var_biased": chosen.var(correction=0)}, under="")
+    for name, shift in (("whiten", True), ("whiten_noshift", False)):
+        ours = whiten(values.flatten(), mask.flatten(), shift=shift).view(mask.shape)
+        checks.append(record.expect(name, ours, 1e-7, 1e-8, where=mask))
+    yield None, checks

@@ -1,0 +1,216 @@
+"""verl's rollout correction in its three generations, PR 3694, 0.7 and 0.9: our specs for its options, and metrics."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from proxima.core.correction import Importance, Rejection
+from proxima.core.loss import Corrections, apply_corrections
+from proxima.core.metrics import Metrics
+from proxima.data import PolicyBatch
+from proxima_peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.variants import reasons
+from proxima_peers.verify.verl_metrics import (
+    APPLIED,
+    RAW,
+    ReportedRejection,
+    masked_numbers,
+    number_checks,
+    policy_numbers,
+    weight_numbers,
+)
+
+
+def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
+    """verl writes "lo_hi", or the upper bound alone."""
+    low, _, high = str(threshold).partition("_")
+    return (float(low), float(high)) if high else (None, float(low))
+
+
+def importance(options: Tracked, towards: Any = "proximal") -> Importance:
+    """`rollout_is` of verl 0.9: an upper bound truncates, two bounds are IcePop."""
+    low, high = threshold_bounds(options.get("rollout_is_threshold", 2.0))
+    bound: Any = "truncate" if low is None else "clip"
+    normalise = bool(options.get("rollout_is_batch_normalize"))
+    return Importance(options["rollout_is"], bound, high, low, normalise=normalise, towards=towards)
+
+
+def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
+    """`rollout_rs` of verl 0.9, separated by commas: level and reduction, statistic, and bounds as written."""
+    names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
+    given = options.get("rollout_rs_threshold")
+    limits = [x.strip() for x in str(given).split(",")] if given is not None else []
+    if len(limits) == 1:
+        limits = limits * len(names)
+    if names and len(limits) != len(names):
+        raise NoReading(f"rollout_rs has {len(names)} statistics, rollout_rs_threshold={given!r} {len(limits)} bounds")
+    for name, limit in zip(names, limits, strict=False):
+        level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
+        low, high = threshold_bounds(limit)
+        if kind == "k1" and low is None:
+            low = 1 / high
+        yield {"level": level, "reduce": reduce[0] if reduce else "mean"}, kind, low, high
+
+
+def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[Rejection]:
+    """Our rejections for `rollout_rs`. `inverted`: k1's bounds act on the reciprocal of the documented ratio (P25)."""
+    found = []
+    for how, kind, low, high in rejection_rules(options):
+        statistic: Any = "ratio" if kind == "k1" else kind
+        if kind == "k1" and inverted:
+            assert low is not None
+            low, high = 1 / high, 1 / low
+        found.append(Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how))
+    return found
+
+
+def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[ReportedRejection]:
+    """What 0.9 reports of each: k1 = −log ratio with its bounds, of the documented ratio or, `inverted`, as it runs."""
+    found = []
+    for how, kind, low, high in rejection_rules(options):
+        if kind == "k1":
+            assert low is not None
+            low, high = (math.log(low), math.log(high)) if inverted else (-math.log(high), -math.log(low))
+        statistic: Any = kind
+        found.append(ReportedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
+    return found
+
+
+def readings(
+    options: Tracked, padded: Padded, *, proximal: bool = True
+) -> Iterator[tuple[str | None, bool, PolicyBatch | None]]:
+    """Ours, then verl's where it differs: whether k1's bounds are inverted (P25), and the batch with its empty rows
+    counted (P27), for `filled`."""
+    uneven = [low for _, kind, low, high in rejection_rules(options) if kind == "k1" and abs(low * high - 1) > 1e-9]  # type: ignore[operator]
+    more = filled(padded, proximal=proximal)
+    for inverted in (False, True) if uneven else (False,):
+        for rows in (None,) if more is None else (None, more):
+            yield reasons(P25=inverted, P27=rows is not None), inverted, rows
+
+
+def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
+    """The batch with a token of log-prob 0 under both policies in each empty row; None where no row is empty.
+
+    `proximal`: the training log-probs are the proximal policy's; else the current one's alone."""
+    empty = ~padded.mask.any(1)
+    if not bool(empty.any()):
+        return None
+    b = padded.b
+    assert b.behavior_log_prob is not None
+    mask = padded.mask.clone()
+    mask[empty, 0] = True
+    training, behavior = (padded.rows(x) for x in (b.log_prob, b.behavior_log_prob))
+    more = {"proximal_log_prob": training} if proximal else {}
+    return Padded.of(mask, log_prob=training, behavior_log_prob=behavior, **more).b
+
+
+def prefixed(numbers: Metrics, prefix: str) -> Metrics:
+    """The numbers with `prefix` before their bare names."""
+    return {prefix + name: metric for name, metric in numbers.items()}
+
+
+def correction_numbers(
+    options: Tracked, padded: Padded, more: PolicyBatch | None, towards: Any = "proximal", *, inverted: bool
+) -> Metrics:
+    """All that 0.9 reports for its options; `inverted` and `more` as `readings` has them."""
+    b = padded.b
+    numbers = policy_numbers(b, more, towards)
+    if options.get("rollout_is"):
+        numbers |= prefixed(weight_numbers(importance(options, towards), b, more, APPLIED), "rollout_is_")
+    keep: Tensor = b.loss_mask
+    for one in reported_rejections(options, towards, inverted=inverted):
+        numbers |= prefixed(one.numbers(b), f"rollout_rs_{one.rule.name}_")
+        keep = keep & one.keep(b)
+    return numbers | masked_numbers(b, keep, all_rows=more is not None)
+
+
+def rows(record: Record) -> Padded:
+    """Training log-probs are the proximal policy's."""
+    training = record.tensor("logp")
+    return record.batch(log_prob=training, behavior_log_prob=record.tensor("behavior_logp"), proximal_log_prob=training)
+
+
+def weight_check(padded: Padded, done: Corrections, record: Record) -> Check:
+    """The weights, 0 at padding; None where the options ask for none."""
+    weight = None if done.weight is None else padded.rows(done.weight)
+    return record.expect("rollout_is_weights", weight, 1e-7, 1e-10)
+
+
+def pr3694(record: Record) -> Iterator[Attempt]:
+    """mismatch_helper.compute_rollout_importance_weights"""
+    p = record.params
+    padded = rows(record)
+    bounds: dict[str, Any] = {"truncate": "truncate", "clip": "clip", "mask": "clip"}
+    level, bound = p.get("rollout_is_level", "token"), bounds[p.get("rollout_is_mode", "truncate")]
+    upper, lower = p.get("rollout_is_threshold"), p.get("rollout_is_threshold_lower")
+    veto = p.get("rollout_is_veto_threshold", 1e-4)
+    if upper is None:  # off (P35)
+        yield None, [record.expect("rollout_is_weights", None)]
+        return
+    spec = Importance(level, bound, upper, lower, veto)
+    weight = weight_check(padded, apply_corrections(padded.b, [spec]), record)
+    for reason, more in _readings(padded, "P35"):
+        numbers = prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_") | policy_numbers(padded.b, more)
+        numbers |= {name.replace("clipped", "masked"): x for name, x in numbers.items() if "clipped" in name}  # in 0.6
+        yield reason, [weight, *number_checks(record, numbers)]
+
+
+def _readings(padded: Padded, reason: str) -> Iterator[tuple[str | None, PolicyBatch | None]]:
+    """Ours, without the empty rows, and verl's, with them where there are any."""
+    yield None, None
+    if (more := filled(padded)) is not None:
+        yield reason, more
+
+
+def version07(record: Record) -> Iterator[Attempt]:
+    """0.7: weights are only truncated, rejection and veto go to the mask."""
+    p = record.params
+    p.mark_irrelevant("rollout_is_threshold", "rollout_is_batch_normalize")  # without rollout_is
+    p.mark_irrelevant("rollout_rs_threshold", "rollout_rs_threshold_lower")  # without rollout_rs
+    padded = rows(record)
+    weights = [importance(p)] if p.get("rollout_is") else []
+    drops: list[Any] = []
+    bounded: Importance | None = None
+    if (level := p.get("rollout_rs")) is not None:
+        high, low = p.get("rollout_rs_threshold", 2.0), p.get("rollout_rs_threshold_lower")
+        where: tuple[Any, Any] = ("token" if level == "token" else "sequence", "sum" if level == "sequence" else "mean")
+        drops.append(Rejection(where[0], "ratio", where[1], high, 1 / high if low is None else low, "drop"))
+        bounded = Importance(level, "none", high, low)
+    threshold = p.get("rollout_token_veto_threshold")
+    vetoes = [] if threshold is None else [Importance(bound="none", veto=threshold, rejected="drop")]
+    checks = _mask_checks(record, padded, weights, [*drops, *vetoes])
+    for reason, more in _readings(padded, "P27"):
+        numbers = policy_numbers(padded.b, more)
+        for spec in weights:
+            numbers |= prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_")
+        if bounded is not None:
+            numbers |= prefixed(weight_numbers(bounded, padded.b, more, RAW, fractions_of_rows=True), "rollout_rs_")
+            keep = apply_corrections(padded.b, drops).loss_mask
+            numbers |= masked_numbers(padded.b, keep, all_rows=more is not None)
+        veto = weight_numbers(vetoes[0] if vetoes else Importance(), padded.b, more, RAW)
+        numbers |= {f"rollout_is_{name}": veto[name] for name in ("veto_fraction", "catastrophic_token_fraction")}
+        yield reason, [*checks, *number_checks(record, numbers)]
+
+
+def version09(record: Record) -> Iterator[Attempt]:
+    """0.9: compute_rollout_correction_and_rejection_mask"""
+    p = record.params
+    # without their kind
+    p.mark_irrelevant("rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold")
+    padded = rows(record)
+    weights = [importance(p)] if p.get("rollout_is") else []
+    for reason, inverted, more in readings(p, padded):
+        checks = _mask_checks(record, padded, weights, list(rejections_of(p, inverted=inverted)))
+        yield reason, [*checks, *number_checks(record, correction_numbers(p, padded, more, inverted=inverted))]
+
+
+def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
+    done = apply_corrections(padded.b, drops)
+    kept = done.loss_mask.double()
+    for share in (one(padded.b).weight for one in drops if isinstance(one, Rejection)):  # 0 or 1
+        kept = kept * share
+    mask = padded.rows(kept)
+    weight = weight_check(padded, apply_corrections(padded.b, weights), record)
+    return [weight, record.expect("modified_response_mask", mask)]

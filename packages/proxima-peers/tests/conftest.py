@@ -1,0 +1,3 @@
+from tests.cli.conftest import here, proxima
+
+__all__ = ["here", "proxima"]  # fixtures

@@ -1,0 +1,434 @@
+"""Dynamic sampling, length penalties and reward functions: what their options become, to the number."""
+
+import math
+
+import numpy as np
+import pytest
+import yaml
+
+from proxima.config import resolve
+from proxima.core.selection import DropUniformGroups
+from proxima.data import Completion, Prompt
+from proxima.reward import Format, Math, Overlong, Repetition
+from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima_peers.convert.read_python import from_python
+
+F = "algorithm.filter_groups."
+VERL = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 8, F + "enable": True, F + "metric": "acc"}
+AREAL = {"actor.kl_ctl": 0.0, "actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group"}
+PENALTY = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 40, "actor.overlong_penalty_factor": 0.5}
+
+
+def listed(done):
+    return {
+        kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
+    }
+
+
+def value(reward, text="", tokens=0):
+    """The reward's value of a completion, its weight included."""
+    completion = Completion.__new__(Completion)
+    object.__setattr__(completion, "tokens", np.arange(tokens) if isinstance(tokens, int) else np.array(tokens))
+    object.__setattr__(completion, "text", text)
+    return reward.score_one(Prompt.__new__(Prompt), completion).value * reward.weight
+
+
+# --- verl -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metric", "ours"),
+    [("acc", "accuracy"), ("score", "reward"), ("seq_reward", "reward"), ("seq_final_reward", "reward")],
+)
+def test_verls_metrics(specs, metric, ours):
+    assert specs("verl", VERL | {F + "metric": metric}).selection == (DropUniformGroups(ours),)
+
+
+def test_verls_score_is_taken_before_the_overlong_penalty(specs):
+    penalty = {"reward_model.overlong_buffer.enable": True, "reward_model.overlong_buffer.len": 64}
+    penalty |= {"reward_model.overlong_buffer.penalty_factor": 1.0, F + "metric": "score"}
+    assert specs("verl", VERL | penalty).selection == (DropUniformGroups("math"),)  # the name of the first reward
+    assert specs("verl", VERL | penalty | {F + "metric": "seq_reward"}).selection == (DropUniformGroups("reward"),)
+
+
+def test_a_metric_of_the_users_own_is_listed_and_a_missing_one_asked_for(converted):
+    own = converted("verl", VERL | {F + "metric": "brevity"})
+    assert F + "metric" in listed(own)["unsupported"] and own.recipe["algorithm"]["selection"][0]["metric"] == "reward"
+    none = converted("verl", {key: value for key, value in VERL.items() if key != F + "metric"})
+    assert "algorithm.selection.0.metric" in listed(none)["missing"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, DynamicSampling(max_num_gen_batches=0, oversample=1.0)),  # verl's default is no limit
+        ({F + "max_num_gen_batches": -1}, DynamicSampling(max_num_gen_batches=-1, oversample=1.0)),
+        (
+            {F + "max_num_gen_batches": 5, "data.gen_batch_size": 96, "data.train_batch_size": 64},
+            DynamicSampling(max_num_gen_batches=5, oversample=1.5),
+        ),
+    ],
+)
+def test_verls_refill(converted, options, expected):
+    config = resolve(converted("verl", VERL | options).recipe).config
+    assert config.algorithm.dynamic_sampling == expected and config.runtime.max_lag == 0  # verl discards the surplus
+    assert expected.exhausted == "stop"  # verl raises
+
+
+@pytest.mark.parametrize(("generated", "trained"), [(29, 7), (1536, 512), (100, 30), (1000, 999), (123, 7), (7, 7)])
+def test_as_many_prompts_are_generated_as_in_verl(specs, generated, trained):
+    found = specs("verl", VERL | {"data.gen_batch_size": generated, "data.train_batch_size": trained}).dynamic_sampling
+    assert math.ceil(found.oversample * trained) == generated
+
+
+def test_verl_generates_fewer_than_a_step_takes(converted):
+    done = converted("verl", VERL | {"data.gen_batch_size": 32, "data.train_batch_size": 64})
+    assert (
+        "data.gen_batch_size" in listed(done)["unsupported"]
+        and done.recipe["algorithm"]["dynamic_sampling"]["oversample"] == 1.0
+    )
+
+
+def test_verl_without_filter_or_with_groups_of_one(converted):
+    off = converted("verl", VERL | {F + "enable": False, F + "max_num_gen_batches": 3, "data.gen_batch_size": 8})
+    assert "dynamic_sampling" not in off.recipe["algorithm"] and "selection" not in off.recipe["algorithm"]
+    assert {F + "metric", F + "max_num_gen_batches"} <= listed(off)["ignored"] and "data.gen_batch_size" in listed(off)[
+        "unsupported"
+    ]
+    alone = converted("verl", VERL | {"actor_rollout_ref.rollout.n": 1})
+    assert (
+        "selection" not in alone.recipe["algorithm"] and F + "enable" in listed(alone)["ignored"]
+    )  # verl keeps groups of one
+
+
+def test_verls_own_pace_is_listed(converted):
+    done = converted("verl", VERL | {F + "max_inflight_gen_batches": 2})
+    assert F + "max_inflight_gen_batches" in listed(done)["unsupported"]
+
+
+@pytest.mark.parametrize("prefix", ["reward_model.overlong_buffer.", "reward.reward_kwargs.overlong_buffer_cfg."])
+@pytest.mark.parametrize(("buffer", "factor"), [(40, 1.0), (90, 0.5), (100, 2.0)])
+def test_verls_overlong_penalty_at_every_length(converted, prefix, buffer, factor):
+    """verl: min(-(n - (L - buffer)) / buffer * factor, 0), whatever the share of the buffer."""
+    options = {
+        prefix + "enable": True,
+        prefix + "len": buffer,
+        prefix + "penalty_factor": factor,
+        "data.max_response_length": 100,
+    }
+    reward = resolve(converted("verl", VERL | options).recipe).config.reward[1]
+    assert reward == Overlong(max_tokens=100, buffer_tokens=buffer, factor=factor)
+    for tokens in range(1, 101):
+        assert value(reward, tokens=tokens) == pytest.approx(
+            min(-(tokens - (100 - buffer)) / buffer * factor, 0), abs=1e-15
+        )
+
+
+def test_verls_penalty_has_its_own_limit(converted):
+    prefix = "reward_model.reward_kwargs."
+    options = {
+        "overlong_buffer_cfg.enable": True,
+        "overlong_buffer_cfg.len": 10,
+        "overlong_buffer_cfg.penalty_factor": 1.0,
+    }
+    options = {prefix + name: value for name, value in (options | {"max_resp_len": 60}).items()} | {
+        "data.max_response_length": 80
+    }
+    done = converted("verl", VERL | options)
+    assert done.recipe["reward"][1] == {"kind": "overlong", "max_tokens": 60, "buffer_tokens": 10, "factor": 1.0}
+    assert (
+        prefix + "max_resp_len" in listed(done)["unsupported"]
+    )  # verl's line has no floor, and completions may be longer
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"len": 0, "penalty_factor": 1.0}, "len: a buffer between 1 and the 200 tokens"),
+        ({"len": 300, "penalty_factor": 1.0}, "len: a buffer between 1 and the 200 tokens"),
+        ({"penalty_factor": 1.0}, "len: a buffer between 1 and the 200 tokens"),
+        ({"len": 50, "penalty_factor": -1.0}, "penalty_factor: a factor of at least 0"),
+        ({"len": 50, "penalty_factor": "${oc.env:F}"}, "penalty_factor: the file has ${oc.env:F}"),
+    ],
+)
+def test_a_penalty_that_cannot_be_has_a_stand_in_and_the_rest_is_converted(converted, options, why):
+    prefix = "reward_model.overlong_buffer."
+    given = {prefix + name: value for name, value in (options | {"enable": True}).items()}
+    done = converted("verl", VERL | given | {"data.max_response_length": 200})
+    assert any(why in one.why for one in done.missing if one.name.startswith("reward.1"))
+    assert done.recipe["reward"][1]["kind"] == "overlong" and done.recipe["sampling"]["max_tokens"] == 200
+
+
+def test_verls_warm_up_counts_steps(converted):
+    """Its scheduler moves once a step; ours once an update."""
+    base = {
+        "data.train_batch_size": 64,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
+        "actor_rollout_ref.actor.ppo_epochs": 2,
+    }
+    prefix = "actor_rollout_ref.actor.optim."
+    train = converted("verl", VERL | base | {prefix + "lr_warmup_steps": 3}).recipe["train"]
+    assert (train["updates_per_step"], train["warmup_steps"]) == (4, 24)
+    ratio = {prefix + "lr_warmup_steps_ratio": 0.1, "trainer.total_training_steps": 50}
+    assert converted("verl", VERL | base | ratio).recipe["train"]["warmup_steps"] == 40
+
+
+FIRST = """
+RAY_DATA_HOME=${RAY_DATA_HOME:-"${HOME}/verl"}
+MODEL_PATH=${MODEL_PATH:-"${RAY_DATA_HOME}/models/Qwen2.5-32B"}
+SIZE=${SIZE:-"24"}
+python3 -m recipe.dapo.src.main_dapo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=16 \\
+    data.train_batch_size=$SIZE data.max_response_length=100 actor_rollout_ref.model.path="${MODEL_PATH}" \\
+    actor_rollout_ref.actor.use_token_level_loss=LEVEL \\
+    custom_reward_function.overlong_buffer.enable=True custom_reward_function.overlong_buffer.len=20 \\
+    custom_reward_function.overlong_buffer.penalty_factor=1.0 actor_rollout_ref.actor.ppo_mini_batch_size=8
+"""
+
+
+@pytest.mark.parametrize(("level", "kind"), [("True", "token_mean"), ("False", "sequence_mean_token_mean")])
+def test_the_first_dapo_scripts(tmp_path, level, kind):
+    """Names of the first months, and paths that only the machine knows: asked for, not refused."""
+    from proxima_peers.convert.conversion import convert
+
+    (tmp_path / "run.sh").write_text(FIRST.replace("LEVEL", level))
+    done = convert(tmp_path / "run.sh", "verl")
+    assert done.recipe["algorithm"]["aggregate"] == {"kind": kind}
+    assert done.recipe["reward"][1] == {"kind": "overlong", "max_tokens": 100, "buffer_tokens": 20, "factor": 1.0}
+    assert (done.recipe["train"]["prompts_per_step"], done.recipe["train"]["updates_per_step"]) == (24, 3)
+    assert {"task", "launch"} <= listed(done)["missing"]  # recipe.dapo has defaults of its own
+    assert done.recipe["model"]["path"] == "~/verl/models/Qwen2.5-32B"  # the home folder, whichever it is
+    assert listed(done)["unknown"] == set()
+
+
+def test_a_place_that_only_a_run_knows_is_asked_for(converted):
+    done = converted("areal", AREAL | {"actor.path": "${oc.env:M}", "train_dataset.path": "${oc.env:D}\n\x00# end: {"})
+    assert {"model.path", "task"} <= listed(done)["missing"]
+    assert yaml.safe_load(done.text) == done.recipe
+
+
+def test_verl_without_filling(converted):
+    done = converted("verl", VERL | {F + "fill_to_train_bsz": False, "data.gen_batch_size": 2048})
+    assert "dynamic_sampling" not in done.recipe["algorithm"] and F + "fill_to_train_bsz" in listed(done)["unsupported"]
+
+
+# --- AReaL ------------------------------------------------------------------------------------------------------------
+
+
+def test_areals_overlong_penalty(converted):
+    options = AREAL | PENALTY | {"gconfig.max_new_tokens": 120, "actor.max_new_tokens": 100}
+    reward = resolve(converted("areal", options).recipe).config.reward[1]
+    assert reward == Overlong(max_tokens=100, buffer_tokens=40, factor=0.5)
+    assert [value(reward, tokens=n) for n in (60, 80, 100)] == [0.0, -0.25, -0.5]
+
+
+def test_areals_penalty_is_scaled_with_the_reward(converted):
+    """(r + penalty + bias) * scaling, where nothing divides it away."""
+    options = (
+        AREAL
+        | PENALTY
+        | {"actor.reward_norm.std_level": None, "actor.reward_scaling": 10.0, "gconfig.max_new_tokens": 100}
+    )
+    reward = resolve(converted("areal", options).recipe).config.reward
+    assert [one.weight for one in reward] == [10.0, 10.0]
+
+
+@pytest.mark.parametrize("name", ["actor.overlong_tokens", "actor.overlong_penalty_factor"])
+def test_areals_penalty_needs_both_numbers(converted, name):
+    done = converted("areal", AREAL | {key: value for key, value in PENALTY.items() if key != name})
+    assert any(name in one.why for one in done.missing) and done.recipe["reward"][1]["kind"] == "overlong"
+
+
+def test_areals_dynamic_sampling_generates_nothing(converted):
+    done = converted("areal", AREAL | {"actor.dynamic_sampling": True})
+    assert done.recipe["algorithm"]["selection"] == [{"kind": "drop_uniform_groups"}]
+    assert "dynamic_sampling" not in done.recipe["algorithm"]
+
+
+def test_areals_filter_functions_are_listed(converted):
+    done = converted("areal", AREAL | {"dynamic_bs": True, "rollout.should_accept_fn": "my_lab.keep"})
+    assert {"dynamic_bs", "rollout.should_accept_fn"} <= listed(done)["missing"]
+    assert "selection: []  # TO FILL IN: dynamic_bs, rollout.should_accept_fn" in done.text
+
+
+# --- TRL --------------------------------------------------------------------------------------------------------------
+
+
+def rewards(done):
+    return resolve(done.recipe).config.reward
+
+
+def test_trls_reward_functions(converted):
+    names = ["accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"]
+    done = converted("trl", {"reward_funcs": names, "reward_weights": [1.0, 0.25, 0.5]})
+    found = rewards(done)
+    assert [type(one) for one in found] == [Math, Format, Overlong] and [one.weight for one in found] == [
+        1.0,
+        0.25,
+        0.5,
+    ]
+    assert (found[2].max_tokens, found[2].buffer_tokens, found[2].factor) == (
+        1280,
+        256,
+        1.0,
+    )  # what `trl grpo` calls by that name
+    assert [value(found[2], tokens=n) for n in (1024, 1152, 1280, 2000)] == [0.0, -0.25, -0.5, -0.5]
+    assert listed(done)["missing"] == {"model.path", "task", "train.steps", "train.prompts_per_step"}
+    assert not {"reward_funcs", "reward_weights"} & listed(done)["unsupported"]
+
+
+def test_open_r1s_reward_functions(converted):
+    names = ["accuracy", "format", "repetition_penalty", "soft_overlong_punishment", "cosine"]
+    options = {
+        "repetition_n_grams": 2,
+        "repetition_max_penalty": -0.5,
+        "max_completion_len": 100,
+        "soft_punish_cache": 20,
+    }
+    done = converted("trl", {"reward_funcs": names} | options)
+    math_, form, repetition, overlong, cosine = rewards(done)
+    assert isinstance(math_, Math) and repetition == Repetition(n=2, unit="words", max_penalty=0.5)
+    assert value(repetition, text="To be or to be") == -0.125  # to-be, be-or, or-to, to-be: three of four
+    assert [value(overlong, tokens=n) for n in (80, 90, 100, 120)] == [0.0, -0.5, -1.0, -1.0]
+    assert isinstance(form, Format) and isinstance(cosine, Math) and cosine.name == "cosine_4"
+    assert [one.why for one in done.missing if one.name == "reward.4"] == [
+        "cosine: name it as {kind: function, path: rewards.py:cosine}, in a file of its own; `math` stands in"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern_of", "text", "fits"),
+    [
+        ("think_format_reward", "<think>\nso\n</think>\nanswer", True),
+        ("think_format_reward", "<think>so<think>so</think>answer", False),
+        ("think_format_reward", " <think>so</think>", False),
+        ("format", "<think>\nso\n</think>\n<answer>\n4\n</answer>", True),
+        ("format", "<think>\nso\n</think>\n<answer>\n4\n</answer>\nmore", True),  # their $ is the end of any line
+        ("format", "<think>\nso\n</think>\n<answer>\n4\n</answer> more", False),
+        ("format", "<think>so</think>\n<answer>4</answer>", False),
+    ],
+)
+def test_shapes_are_theirs(converted, pattern_of, text, fits):
+    from proxima.reward.workers.graders import grade_format
+
+    (form,) = (
+        one
+        for one in rewards(converted("trl", {"reward_funcs": [pattern_of, "accuracy_reward"]}))
+        if isinstance(one, Format)
+    )
+    assert grade_format(pattern=form.pattern, text=text)["value"] == fits
+
+
+SCRIPT = """
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward, get_repetition_penalty_reward, get_soft_overlong_punishment
+from my_lab import think_format_reward
+LONGEST = 4 * 1024
+def brevity(completions, **kwargs): ...
+funcs = [
+    accuracy_reward,
+    get_soft_overlong_punishment(max_completion_len=LONGEST, soft_punish_cache=LONGEST // 8),
+    get_repetition_penalty_reward(ngram_size=2, max_penalty=-0.5),
+    get_soft_overlong_punishment(LONGEST, 0),
+    get_soft_overlong_punishment(**more),
+    think_format_reward,
+    brevity,
+]
+trainer = GRPOTrainer(model="m", args=GRPOConfig(reward_weights=[1.0, 0.5, 0.1, 1, 1, 0.2, 0.3]), reward_funcs=funcs)
+"""
+
+
+def test_reward_functions_of_a_script(tmp_path):
+    from proxima_peers.convert.conversion import convert
+
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = convert(tmp_path / "train.py", "trl")
+    assert done.recipe["reward"] == [
+        {"kind": "math"},
+        {"kind": "overlong", "max_tokens": 4096, "buffer_tokens": 512, "weight": 0.5},
+        {"kind": "repetition", "n": 2, "unit": "tokens", "max_penalty": 0.5, "weight": 0.1},
+        {"kind": "math", "name": "get_soft_overlong_punishment_3"},
+        {"kind": "math", "name": "get_soft_overlong_punishment_4"},
+        {"kind": "math", "name": "think_format_reward_5", "weight": 0.2},
+        {"kind": "math", "name": "brevity_6", "weight": 0.3},
+    ]
+    assert [one.why.partition(":")[0] for one in done.missing if one.name.startswith("reward.")] == [
+        "trl.rewards.get_soft_overlong_punishment(4096, 0)",
+        "trl.rewards.get_soft_overlong_punishment(**more)",
+        "my_lab.think_format_reward",  # another's of the same name is another function
+        "__main__.brevity",
+    ]
+    assert value(rewards(done)[2], tokens=[5, 5, 5, 5, 5]) == pytest.approx(
+        -0.5 * 0.75 * 0.1
+    )  # TRL's own example, -0.75 of the penalty
+
+
+def test_a_function_nobody_knows_has_a_stand_in_with_its_weight(converted):
+    done = converted(
+        "trl",
+        {"reward_funcs": ["get_soft_overlong_punishment", "my_lab.check", "near"], "reward_weights": [0.5, 2.0, 1]},
+    )
+    assert done.recipe["reward"] == [
+        {"kind": "overlong", "max_tokens": 1280, "buffer_tokens": 256, "weight": 0.5},
+        {"kind": "function", "path": "my_lab:check", "weight": 2.0},
+        {"kind": "math", "name": "near_2"},
+    ]
+    assert "reward.2" in listed(done)["missing"] and "reward.1" not in listed(done)["missing"]
+
+
+def test_no_reward_is_added_to_those_of_the_file(converted):
+    done = converted("trl", {"reward_funcs": ["think_format_reward"], "num_generations": 8})
+    assert [one["kind"] for one in done.recipe["reward"]] == ["format"]
+
+
+def test_options_of_a_function_that_is_not_named(converted):
+    done = converted(
+        "trl", {"reward_funcs": ["accuracy"], "soft_punish_cache": 20, "reward_model_name_or_path": "org/rm"}
+    )
+    assert "soft_punish_cache" in listed(done)["ignored"]
+    assert done.recipe["reward"] == [{"kind": "model", "path": "org/rm"}, {"kind": "math"}]  # in TRL's order
+
+
+def test_weights_that_are_too_few(converted):
+    done = converted("trl", {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": [0.5]})
+    (why,) = (one.why for one in done.unsupported if one.name == "reward_weights")
+    assert "1 for 2 rewards" in why and len(done.recipe["reward"]) == 2
+
+
+@pytest.mark.parametrize("weights", [["1.0"], [True], [None], [[1.0]]])
+def test_weights_that_are_no_numbers(converted, weights):
+    done = converted("trl", {"reward_funcs": ["accuracy_reward"], "reward_weights": weights})
+    assert "reward_weights" in listed(done)["missing"] and done.recipe["reward"] == [{"kind": "math"}]
+
+
+HOSTILE = [
+    "",
+    "(",
+    "-" * 100_000 + "1",
+    "f(" * 500 + ")" * 500,
+    "__import__('os').system('false')()",
+    "a\nb",
+    "get_soft_overlong_punishment(True, 1)",
+]
+HOSTILE += [
+    "get_soft_overlong_punishment(10**9, -3)",
+    "get_repetition_penalty_reward(3, 0.5)",
+    "get_repetition_penalty_reward(n=3)",
+    None,
+    3,
+    {},
+    [],
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("listed_", [True, False])
+def test_whatever_is_written_is_listed_and_never_run(converted, text, listed_):
+    done = converted("trl", {"beta": 0.0, "reward_funcs": [text, "accuracy_reward"] if listed_ else text})
+    assert any(kind["kind"] == "math" for kind in done.recipe["reward"])
+    if listed_ or text not in ("", None, [], {}):
+        assert "reward.0" in listed(done)["missing"]
+
+
+def test_functions_of_a_call_are_read_not_run():
+    found = from_python("GRPOTrainer(args=GRPOConfig(beta=0), reward_funcs=[f(1 + 1), g.h, lambda c: 0])")
+    assert found["reward_funcs"] == ["f(2)", "g.h", "lambda c: 0"]

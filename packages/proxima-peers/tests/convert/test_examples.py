@@ -1,0 +1,183 @@
+"""Realistic files, converted whole: the numbers, where they came from, and what is listed."""
+
+import yaml
+
+from proxima.config import resolve
+from proxima.core.aggregate import SequenceMeanTokenSumNorm, TokenMean
+from proxima.core.correction import CapFloor, Importance, OffPolicySequence, Rejection, TopEntropy
+from proxima.core.penalty import K3
+from proxima.core.selection import DropTruncated, DropUniformGroups
+from proxima.core.surrogate import Cispo, Cppo, PpoClip
+from proxima.engine import LocalProcess
+from proxima.engine.http.vllm import Vllm
+from proxima.rollout.dynamic_sampling import DynamicSampling
+
+
+def names(leftovers):
+    return {one.name for one in leftovers}
+
+
+def test_verl_dapo(example):
+    done, resolved = example("verl_dapo.yaml", "verl")
+    config = resolved.config
+    assert config.algorithm.surrogate == PpoClip(0.2, 0.28, 10.0)
+    assert config.algorithm.aggregate == TokenMean()
+    assert config.algorithm.proximal == "recompute"
+    assert config.algorithm.selection == (DropUniformGroups("accuracy"),)
+    assert config.algorithm.dynamic_sampling == DynamicSampling(
+        max_num_gen_batches=10, exhausted="stop", oversample=3.0
+    )
+    assert config.runtime.max_lag == 0
+    assert config.algorithm.correction == (
+        Rejection("sequence", "ratio", "mean", 1.001, 0.999, "drop"),
+        Rejection("sequence", "k3", "mean", 0.01, None, "drop"),
+        Importance("token", "truncate", 2.0, normalise=True),
+    )
+    assert (config.train.prompts_per_step, config.train.updates_per_step, config.train.completions_per_prompt) == (
+        512,
+        16,
+        16,
+    )
+    assert (config.train.steps, config.train.warmup_steps, config.train.tokens_per_micro_batch) == (
+        400,
+        160,
+        22528,
+    )  # 10 steps of 16 updates
+    assert (config.train.optimizer.lr, config.train.optimizer.weight_decay, config.train.optimizer.beta2) == (
+        1e-6,
+        0.1,
+        0.95,
+    )
+    assert (config.sampling.max_tokens, config.sampling.top_k, config.model.max_length) == (20480, 0, 22528)
+    assert config.model.path == "Qwen/Qwen2.5-32B" and config.task.path == "data/dapo-math-17k.parquet"
+    assert names(done.unknown) == {"actor_rollout_ref.actor.clip_ratio_hgih"}
+    assert "did you mean 'actor_rollout_ref.actor.clip_ratio_high'?" in done.unknown[0].why
+    assert not done.unsupported
+    assert (config.eval.task.path, config.eval.every, config.eval.limit) == ("data/aime-2024.parquet", 5, 0)
+    assert (config.eval.samples, config.eval.sampling.temperature) == (1, 0)  # verl takes the most probable token
+    assert {"actor_rollout_ref.actor.kl_loss_coef", "trainer.project_name"} <= names(done.ignored)
+    assert isinstance(config.engine, Vllm) and config.engine.serve is not None
+    assert names(done.missing) == {"reward.0", "reward_model.reward_manager"}
+    assert done.problems == ()
+
+
+def test_dapos_overlong_penalty_is_the_same_at_every_length(example):
+    """Soft overlong punishment, DAPO Eq. 13: 0 at 16384 tokens, -0.5 at 18432, -1 at 20480."""
+    from proxima.data import Completion, Prompt
+
+    overlong = example("verl_dapo.yaml", "verl")[1].config.reward[1]
+    for tokens, expected in ((1, 0.0), (16384, 0.0), (18432, -0.5), (20480, -1.0)):
+        completion = Completion.__new__(Completion)
+        object.__setattr__(completion, "tokens", range(tokens))
+        score = overlong.score_one(Prompt.__new__(Prompt), completion)
+        assert score.value * overlong.weight == expected
+
+
+def test_trl_from_a_script_that_is_never_run(example):
+    done, resolved = example("trl_grpo.py", "trl")
+    config = resolved.config
+    assert config.algorithm.surrogate == Cispo(1.0, 4.0, "token")  # TRL's 5.0 is the cap itself
+    assert config.algorithm.correction == (
+        Importance("token", "clip", 2.0, 0.0),
+        OffPolicySequence(0.5),
+        TopEntropy(0.2),
+    )
+    assert config.algorithm.reference_kl == K3(0.001, unbiased=True)
+    assert config.algorithm.selection == (DropTruncated(),)
+    assert (config.algorithm.advantage.scale, config.algorithm.advantage.epsilon) == ("batch", 1e-4)
+    assert config.sampling.max_tokens == 4096
+    train = config.train
+    assert (train.prompts_per_step, train.updates_per_step, train.epochs_per_step, train.completions_per_prompt) == (
+        16,
+        2,
+        2,
+        16,
+    )
+    assert (train.steps, train.warmup_steps, train.schedule) == (
+        100,
+        40,
+        "cosine",
+    )  # 400 optimizer steps, 4 in a step; a tenth of 400
+    assert config.model.path == "Qwen/Qwen2.5-3B-Instruct"
+    assert names(done.unknown) == {"epsilon_hihg"}
+    assert "repetition_penalty" in names(done.unsupported)
+    assert isinstance(config.engine, Vllm) and config.engine.serve.gpu_memory == 0.4
+    assert names(done.missing) == {"reward.0", "train.prompts_per_step"}  # the number of processes
+    assert config.task.path == "x"  # load_dataset("x")
+
+
+def test_areal_decoupled(example):
+    done, resolved = example("areal_async.yaml", "areal")
+    config = resolved.config
+    assert config.algorithm.proximal == "recompute"
+    assert config.algorithm.correction == (CapFloor(upper=5.0, lower=0.2),)
+    assert config.algorithm.surrogate == PpoClip(0.4, 0.4)
+    assert (config.algorithm.advantage.scale, config.algorithm.advantage.finish) == ("group", "tokens")
+    assert (config.train.prompts_per_step, config.train.completions_per_prompt, config.train.updates_per_step) == (
+        256,
+        4,
+        4,
+    )
+    assert (config.train.optimizer.lr, config.train.warmup_steps) == (1.7e-5, 116)  # 29 steps of 4 updates
+    assert (config.sampling.temperature, config.sampling.top_k) == (0.9, 0)
+    assert [type(one).__name__ for one in config.reward] == ["Gsm8kReward"] and config.reward[
+        0
+    ].weight == 1  # the scaling cancels
+    assert (config.runtime.max_lag, config.runtime.max_concurrent_rollouts) == (2, 256)
+    assert isinstance(config.engine, LocalProcess)
+    assert "actor.kl_ctl" in names(done.unsupported)
+    assert names(done.unknown) == {"rollout.pauze"}
+    assert "actor.reward_scaling" in names(done.ignored)
+    assert done.missing == ()
+
+
+def test_unirl_cppo(example):
+    done, resolved = example("unirl_cppo.yaml", "unirl")
+    config = resolved.config
+    assert config.algorithm.proximal == "behavior"
+    assert config.algorithm.surrogate == Cppo(0.15, 0.8, 0.02)
+    assert config.algorithm.aggregate == SequenceMeanTokenSumNorm(16384)
+    assert config.algorithm.advantage.scale == "none"
+    assert (config.train.steps, config.train.updates_per_step, config.train.tokens_per_micro_batch, config.seed) == (
+        800,
+        4,
+        10240,
+        42,
+    )
+    assert config.model.path == "Qwen/Qwen3-4B-Base"  # the default inside ${oc.env:…}; the environment is not looked at
+    assert config.task.path == "data/dapo_math/train.jsonl"
+    assert names(done.unknown) == {"algorithm.cppo_gamma"}
+    assert {"eval.task"} <= names(done.missing) and "eval_interval" in " ".join(one.why for one in done.missing)
+
+
+def test_the_text_is_the_recipe_with_its_origins(example, tmp_path):
+    done, _ = example("verl_dapo.yaml", "verl")
+    assert yaml.safe_load(done.text) == done.recipe
+    (tmp_path / "recipe.yaml").write_text(done.text)
+    assert resolve(tmp_path / "recipe.yaml").config == resolve(done.recipe).config
+    assert "    epsilon_high: 0.28  # from actor_rollout_ref.actor.clip_ratio_high\n" in done.text
+    assert "    kind: ppo_clip  # verl's default of actor_rollout_ref.actor.policy_loss.loss_mode\n" in done.text
+    assert "# unknown option:\n#   actor_rollout_ref.actor.clip_ratio_hgih: " in done.text
+
+
+def test_every_leaf_of_an_example_is_converted_or_listed(example):
+    """No option is lost: each is named in the text, as an origin or in a list, or was read to compute another."""
+    from proxima_peers.convert import PEERS
+    from proxima_peers.convert.conversion import module_of
+    from proxima_peers.convert.known import option_rules, sort_out
+    from proxima_peers.convert.options import Options
+    from proxima_peers.convert.read import read
+
+    from .conftest import EXAMPLES
+
+    for name, peer in (
+        ("verl_dapo.yaml", "verl"),
+        ("trl_grpo.py", "trl"),
+        ("areal_async.yaml", "areal"),
+        ("unirl_cppo.yaml", "unirl"),
+    ):
+        o = Options(PEERS[peer].title, read(EXAMPLES / name), name)
+        draft = module_of(PEERS[peer].online).convert(o)
+        sort_out(draft, o, option_rules(peer))
+        listed = {one.name for _, found in draft.leftovers() for one in found}
+        assert (listed | o.asked) >= set(o.flat), name

@@ -1,0 +1,432 @@
+"""Files: YAML with OmegaConf's references, JSON, launch scripts, Python."""
+
+import pytest
+
+from proxima.config import ConfigError
+from proxima_peers.convert.conversion import convert
+from proxima_peers.convert.read import interpolated, read
+from proxima_peers.convert.read_python import UNREADABLE, from_python
+from proxima_peers.convert.read_script import Doubtful, from_script
+
+
+def test_references():
+    flat = {
+        "a.b": 3,
+        "a.c": "${a.b}",
+        "a.d": "${.b}",
+        "a.e.f": "${..b}",
+        "x": "${oc.select:a.b,512}",
+        "y": "${oc.select:no.such,512}",
+        "z": "${oc.select:no.such,${oc.select:neither,null}}",
+        "name": "run-${a.c}",
+        "env": "${oc.env:HOME,/somewhere}",
+        "open": "${oc.env:HOME}",
+        "circle": "${circle}",
+        "to": "${nowhere}",
+    }
+    found = interpolated(flat)
+    assert {key: found[key] for key in ("a.c", "a.d", "a.e.f", "x", "y", "z", "name", "env")} == {
+        "a.c": 3,
+        "a.d": 3,
+        "a.e.f": 3,
+        "x": 3,
+        "y": 512,
+        "z": None,
+        "name": "run-3",
+        "env": "/somewhere",
+    }
+    assert (found["open"], found["to"]) == ("${oc.env:HOME}", "${nowhere}")
+
+
+SCRIPT = """\
+#!/usr/bin/env bash
+set -xeuo pipefail
+max_len=$((1024 * 20))
+low=0.2   # a comment
+high=${HIGH:-0.28}
+export N=16
+# algorithm.adv_estimator=rloo
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    +actor_rollout_ref.actor.clip_ratio_low=${low} \\
+    actor_rollout_ref.actor.clip_ratio_high="$high" \\
+    ++data.max_response_length=${max_len} \\
+    actor_rollout_ref.rollout.n=$N data.train_files="['a.parquet','b.parquet']" \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.default_local_dir=${CKPTS} actor_rollout_ref.actor.optim.lr=1e-6 $@
+"""
+
+
+def test_a_launch_script():
+    assert from_script(SCRIPT) == {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+        "actor_rollout_ref.actor.clip_ratio_high": 0.28,
+        "data.max_response_length": 20480,
+        "actor_rollout_ref.rollout.n": 16,
+        "data.train_files": ["a.parquet", "b.parquet"],
+        "trainer.logger": ["console", "wandb"],
+        "trainer.default_local_dir": Doubtful("the script has ${CKPTS}"),
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+    }
+
+
+def test_a_script_is_converted_as_its_config_would_be(tmp_path):
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    recipe = convert(tmp_path / "run.sh", "verl").recipe
+    assert recipe["algorithm"]["surrogate"] == {
+        "kind": "ppo_clip",
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.28,
+        "dual_clip": 3.0,
+    }
+    assert recipe["sampling"]["max_tokens"] == 20480 and recipe["task"]["path"] == ["a.parquet", "b.parquet"]
+
+
+BRANCHES = """\
+case "$1" in
+  small) LR=1e-6; N=8 ;;
+  large) LR=5e-7; N=8 ;;
+esac
+MODE=${2:-grpo}
+TAG=${TAG:-}
+if [ "$MODE" = gspo ]; then
+    KL=0.1
+    extra+=(trainer.nnodes=2)
+else KL=0.0
+fi
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=$MODE actor.lr=$LR rollout.n=$N actor.kl=${KL:-0.5} \\
+    data.x=$TAG a.dict='{b: 1, c: {d: x}}' ~a.gone=1
+"""
+
+
+def test_what_a_script_decides_by_a_branch_is_in_doubt_and_nothing_else():
+    assert from_script(BRANCHES) == {
+        "algorithm.adv_estimator": "grpo",
+        "actor.lr": Doubtful("the script has ${LR}: LR is 1e-6 or 5e-7"),
+        "rollout.n": 8,  # the same in every branch
+        "actor.kl": Doubtful("the script has ${KL}: KL is 0.1 or 0.0"),
+        "data.x": None,
+        "trainer.nnodes": Doubtful("the script has 2, by a branch or command"),
+        "a.dict.b": 1,
+        "a.dict.c.d": "x",
+        "a.gone": 1,
+    }
+
+
+def test_commands_of_a_script():
+    two = "python -m verl.trainer.main_ppo a.b=1 a.c=2\npython -m verl.trainer.main_ppo a.b=3 a.c=2\n"
+    assert from_script(two) == {"a.b": Doubtful("the script has 1 or 3, by a branch or command"), "a.c": 2}
+    other = from_script("python -m recipe.dapo.main_dapo a.b=1")
+    assert other["a.b"] == 1 and "recipe.dapo.main_dapo may have defaults of its own" in other["launch"].why
+    flags = "accelerate launch --num_processes 3 x.py --learning-rate 1e-6 --filling --reward_funcs a b --beta=0.0"
+    assert from_script(flags) == {
+        "num_processes": 3,
+        "learning_rate": 1e-6,
+        "filling": True,
+        "reward_funcs": ["a", "b"],
+        "beta": 0.0,
+    }
+
+
+def test_a_file_that_it_builds_on_is_read_or_told(tmp_path):
+    (tmp_path / "run.sh").write_text("python x.py --config base.yaml actor.lr=2")
+    assert "the options of base.yaml come first" in read(tmp_path / "run.sh")["config"].why
+    (tmp_path / "base.yaml").write_text("actor: {lr: 1, path: x}")
+    assert read(tmp_path / "run.sh") == {"actor.lr": 2, "actor.path": "x"}
+    (tmp_path / "top.yaml").write_text("defaults: [base, ppo_trainer, _self_]\nactor: {lr: 3}")
+    found = read(tmp_path / "top.yaml")
+    assert (found["actor.lr"], found["actor.path"]) == (3, "x") and "the options of ppo_trainer" in found[
+        "defaults"
+    ].why
+
+
+CONFIGS = {
+    "trainer.yaml": """
+defaults:
+  - engine: dp
+  - actor@job.actor: ${engine}_actor
+  - data@data: rows
+  - _self_
+  - elsewhere
+job: {rollout: {length: "${oc.select:data.length,512}"}}
+""",
+    "big.yaml": "defaults: [trainer, {override engine: mega}, _self_]\njob: {actor: {lr: 5}}",
+    "engine/dp.yaml": "# @package _global_\nengine: dp",
+    "engine/mega.yaml": "# @package _global_\nengine: mega",
+    "actor/dp_actor.yaml": "defaults: [{../optim@optim: adam}, actor, _self_]\nkind: dp",
+    "actor/mega_actor.yaml": "defaults: [actor, _self_]\nkind: mega",
+    "actor/actor.yaml": "lr: 1\nkind: none\nsize: ${data.length}",
+    "optim/adam.yaml": "beta: 0.9",
+    "data/rows.yaml": "length: 64",
+    "round.yaml": "defaults: [round2, _self_]\na: 1",
+    "round2.yaml": "defaults: [round, _self_]\nb: 2",
+}
+
+
+def test_hydras_defaults_are_composed_from_the_folders_beside_the_file(tmp_path):
+    """Groups with packages, relative ones, `${engine}` in a name, `override`; references are resolved at the end."""
+    for name, text in CONFIGS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = read(tmp_path / "trainer.yaml")
+    assert "the options of elsewhere come first" in found.pop("defaults").why
+    assert found == {
+        "engine": "dp",
+        "job.actor.optim.beta": 0.9,
+        "job.actor.lr": 1,
+        "job.actor.kind": "dp",
+        "job.actor.size": 64,
+        "data.length": 64,
+        "job.rollout.length": 64,  # not the 512 of the file alone
+    }
+    big = read(tmp_path / "big.yaml")
+    assert (big["job.actor.kind"], big["job.actor.lr"], big["engine"]) == ("mega", 5, "mega")
+    assert "job.actor.optim.beta" not in big
+    assert (read(tmp_path / "round.yaml")["a"], read(tmp_path / "round.yaml")["b"]) == (1, 2)  # a circle ends
+
+
+SHELL = r"""#!/usr/bin/env bash
+# it's a comment with a "quote
+TOTAL=${TOTAL:-$((UNKNOWN + 1024 * 2))}
+PROMPT=1024
+LENGTH=${LENGTH:-$((PROMPT + 1024))}
+NESTED=${NESTED:-${LENGTH}}
+TAG="a (b); c & d | e"
+WHERE=$(cd "$(dirname "$0")/.." && pwd)
+cat <<'EOF' > notes.txt
+actor.lr=9 is not an option; don't "read this
+EOF
+run() {
+    local size=$1
+    python3 -m verl.trainer.main_ppo "${DATA[@]}" algo.name=grpo data.dir=$WHERE data.size=$size engine=mega | tee x
+}
+DATA=(
+    # a comment in an array, isn't it
+    data.length=${NESTED}  # after a word
+    data.total=${TOTAL}
+    data.tag="$TAG"
+    data.files="['a b.parquet']"
+    'data.single=one two'
+)
+for lr in 1e-6 5e-7; do
+    extra=(actor.lr=$lr)
+done
+if [ "$X" = 1 ]; then more=(data.more=1); else more=(data.more=2 data.sure=3); fi
+more=(data.sure=4)
+run 7
+"""
+
+
+def test_a_script_is_split_into_words_as_bash_splits_it():
+    found = from_script(SHELL)
+    assert found == from_script(SHELL.replace("\n", "\r\n")) == from_script(SHELL.rstrip())
+    assert found == {
+        "data.length": 2048,
+        "data.total": Doubtful("the script has $((UNKNOWN + 1024 * 2))"),
+        "data.tag": "a (b); c & d | e",
+        "data.files": ["a b.parquet"],
+        "data.single": "one two",
+        "actor.lr": Doubtful("the script has ${lr}: lr is 1e-6 or 5e-7"),
+        "data.more": Doubtful("the script has 1 or 2, by a branch or command"),
+        "data.sure": 4,
+        "algo.name": "grpo",
+        "data.dir": Doubtful('the script has $(cd "$(dirname "$0")/.." && pwd)'),
+        "data.size": Doubtful("the script has $1"),
+        "engine": "mega",
+    }
+
+
+def test_commands_of_branches_servers_and_launchers():
+    branch = "if a; then python x.py --beta 1 --seed 2; else python x.py --beta 3 --seed 2 --lr 4; fi"
+    assert from_script(branch) == {
+        "beta": Doubtful("the script has 1 or 3, by a branch or command"),
+        "seed": 2,  # every command has it
+        "lr": Doubtful("the script has 4, by a branch or command"),
+    }
+    server = "trl vllm-serve --model x --host 0.0.0.0 &\nA=1 accelerate launch --num_processes 2 x.py --beta 1\n"
+    assert from_script(server) == {"num_processes": 2, "beta": 1}
+    ray = "ray job submit --working-dir . -- python3 -m verl.trainer.main_ppo --config-name=big a.b=1"
+    assert from_script(ray) == {"config_name": "big", "a.b": 1}
+
+
+def test_a_key_that_is_written_twice_loses_nothing(tmp_path):
+    text = "a: {x: 1, y: 2}\nb: 1\nb: 2\nc: 3\nc: 3\na: {y: 4, z: 5}\n"
+    twice = {"b": Doubtful("the file has both 1 and 2"), "a.y": Doubtful("the file has both 2 and 4")}
+    expected = {"a.x": 1, "a.z": 5, "c": 3} | twice
+    (tmp_path / "x.yaml").write_text(text)
+    assert read(tmp_path / "x.yaml") == expected
+    (tmp_path / "x.json").write_text('{"a": {"x": 1, "y": 2}, "b": 1, "b": 2, "c": 3, "c": 3, "a": {"y": 4, "z": 5}}')
+    assert read(tmp_path / "x.json") == expected
+
+
+PARSED = '''
+"""
+accelerate launch --num_processes 4 train.py --learning_rate 1e-6 --num_generations 8
+"""
+parser = TrlParser((GRPOConfig, ModelConfig))
+script_args, training_args, model_args = parser.parse_args_and_config()
+training_args.beta = 0.1
+dataset = load_dataset("my-lab/problems")
+def length(completions, **kwargs): ...
+trainer = GRPOTrainer(model="base", args=training_args, reward_funcs=[length], train_dataset=dataset, peft_config=f())
+'''
+
+
+def test_a_python_file_that_parses_its_options(tmp_path):
+    """They are in the command that its docstring shows; what it sets itself is read too."""
+    (tmp_path / "train.py").write_text(PARSED)
+    assert read(tmp_path / "train.py") == {
+        "num_processes": 4,
+        "learning_rate": 1e-6,
+        "num_generations": 8,
+        "beta": 0.1,
+        "model_name_or_path": "base",
+        "reward_funcs": ["__main__.length"],
+        "peft_config": UNREADABLE,
+        "dataset_name": "my-lab/problems",
+    }
+
+
+def test_accelerates_own_file_tells_the_number_of_processes(tmp_path):
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file zero.yaml x.py --num_generations 8")
+    missing = {one.name for one in convert(tmp_path / "run.sh", "trl").missing}
+    assert {"config_file", "train.prompts_per_step"} <= missing
+    (tmp_path / "zero.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: bf16\n")
+    assert read(tmp_path / "run.sh") == {"num_processes": 4, "mixed_precision": "bf16", "num_generations": 8}
+    done = convert(tmp_path / "run.sh", "trl")
+    assert done.recipe["train"]["prompts_per_step"] == 4  # 8 * 4 / 8
+    assert not {"config_file", "train.prompts_per_step"} & {one.name for one in done.missing}
+
+
+ROWS = """
+from trl import GRPOConfig, GRPOTrainer
+train_dataset, eval_dataset = load_dataset("my-lab/x", "main", split=["train[:5%]", "test"])
+train_dataset = train_dataset.map(make_conversation)
+scores = list(map(float, values))
+kwargs = {"a": {"b": 1}}
+args = GRPOConfig(beta=0.1, chat_template_kwargs={"level": LEVEL}, generation_kwargs=kwargs)
+"""
+
+
+def test_rows_that_a_python_file_makes_are_reported(tmp_path):
+    """A system prompt in `make_conversation`, say, would be lost with the data set's name alone."""
+    (tmp_path / "x.py").write_text(ROWS)
+    found = read(tmp_path / "x.py")
+    assert found == {
+        "beta": 0.1,
+        "chat_template_kwargs": UNREADABLE,  # LEVEL is not known
+        "generation_kwargs.a.b": 1,
+        "dataset_name": "my-lab/x",
+        "dataset_config": "main",
+        "dataset_train_split": "train[:5%]",
+        "dataset_test_split": "test",
+        "train_dataset": "train_dataset.map(make_conversation)",
+    }
+    missing = {one.name: one.why for one in convert(tmp_path / "x.py", "trl").missing}
+    assert "make_conversation" in missing["train_dataset"]
+    (tmp_path / "y.py").write_text('load_dataset("json", data_files="rows.jsonl")\nGRPOConfig()')
+    assert read(tmp_path / "y.py") == {"dataset_name": "rows.jsonl"}
+
+
+def test_python_is_read_not_run():
+    head = "import trl\nLR = 1e-6\nN = 4\nN += 1\nx = f()\n"
+    found = from_python(
+        head + "c = trl.GRPOConfig(learning_rate=LR * 2, beta=-(-0.5), epsilon=x, num_generations=N, **more)"
+    )
+    assert (found["learning_rate"], found["beta"]) == (2e-6, 0.5)
+    assert found["epsilon"] is found["num_generations"] is UNREADABLE  # N is assigned twice
+    assert "**more" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.py", "x = 1", "has no GRPOConfig(…) call"),
+        ("a.py", "GRPOConfig()\nGRPOConfig()", "has 2 GRPOConfig(…) calls, in lines 1, 2; keep one"),
+        ("a.py", "def (", "not Python"),
+        ("a.yaml", "a: [", "not YAML"),
+        ("a.yaml", "a: &x [*x]", ""),
+        ("a.yaml", "- 1", "holds no options"),
+        ("a.yaml", "", "holds no options"),
+        ("a.yaml", "a: !!python/object/apply:os.system ['true']", "not YAML"),
+        ("a.json", "{", "not JSON"),
+        ("a.sh", "echo hi", "has no words like"),
+        ("a.sh", "", "has no words like"),
+        ("a.yaml", "a: 1\n---\nb: 2", "not YAML"),
+        ("a.yaml", "a: \x00", "not YAML"),
+        ("a.yaml", "[" * 5000, "an anchor contains itself"),
+        ("a.json", "[" * 200000, "an anchor contains itself"),
+        ("a.py", "(" * 5000, "not Python"),
+        ("a.yaml", "a: " + "x" * 10**6, "is larger than 1 MB"),
+    ],
+)
+def test_files_that_hold_no_options(tmp_path, name, text, line):
+    (tmp_path / name).write_text(text)
+    if not line:
+        read(tmp_path / name)  # a list is kept as it is, whatever it holds
+        return
+    with pytest.raises(ConfigError) as found:
+        read(tmp_path / name)
+    assert line in str(found.value) and len(str(found.value).splitlines()) == 1
+
+
+def test_what_grows_without_end_is_refused_or_in_doubt(tmp_path):
+    twice = "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 40))
+    (tmp_path / "x.yaml").write_text("a0: &a0 {x: 1}\n" + twice)
+    with pytest.raises(ConfigError, match="holds too many options"):
+        read(tmp_path / "x.yaml")
+    found = from_script("A=xy\n" + 'A="$A$A"\n' * 60 + "python -m verl.trainer.main_ppo a.b=$A a.c=1")
+    assert isinstance(found["a.b"], Doubtful) and found["a.c"] == 1
+
+
+def test_a_missing_file_and_one_that_is_no_text(tmp_path):
+    with pytest.raises(ConfigError, match="can't be read"):
+        read(tmp_path / "none.yaml")
+    (tmp_path / "x.yaml").write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")  # a mark of Windows editors
+    assert read(tmp_path / "x.yaml") == {"a": 1, "b": 2}
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read(tmp_path / "x.yaml")
+
+
+IN_VARIABLES = """\
+ACTOR="
+    actor.lr=$lr \\
+    actor.clip=0.2"
+MEGATRON="actor.tp=2"
+if [[ $backend == megatron ]]; then
+    ACTOR="$ACTOR $MEGATRON"
+    CRITIC=""
+else
+    ACTOR="$ACTOR actor.sp=1 actor.tp=4"
+    CRITIC="critic.lr=1"
+fi
+NONE=""
+python -m verl.trainer.main_ppo \\
+    a.b=1 \\
+    $ACTOR \\
+    $CRITIC $NONE ${EXTRA} "$@"
+"""
+
+
+def test_options_in_a_variable_are_options_of_the_command():
+    found = from_script("lr=1e-6\n" + IN_VARIABLES)
+    assert found == {
+        "launch": Doubtful("$EXTRA may hold options, which are not in this file"),
+        "a.b": 1,
+        "actor.lr": 1e-6,
+        "actor.clip": 0.2,
+        "actor.tp": Doubtful("the script has 2 or 4, by a branch or command"),
+        "actor.sp": Doubtful("the script has 1, by a branch or command"),
+        "critic.lr": Doubtful("the script has 1, by a branch or command"),
+    }
+    # a later word of the command settles what a branch may have set, or not
+    assert from_script(IN_VARIABLES + "python -m verl.trainer.main_ppo a.b=1 actor.tp=8")["actor.tp"] == Doubtful(
+        "the script has 8 or 2 or 4, by a branch or command"
+    )
+
+
+def test_a_variable_that_is_a_program_or_a_value_holds_no_options():
+    script = "cd $REPO\naccelerate launch $FLAGS train.py --output_dir $OUT --beta 1\npython $MAIN a.b=1"
+    assert "launch" not in from_script(script)

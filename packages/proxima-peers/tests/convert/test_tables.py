@@ -1,0 +1,336 @@
+"""The tables of options without an equivalent, and what they say of a file: nothing is swallowed."""
+
+import fnmatch
+import re
+
+import pytest
+import yaml
+
+from proxima.config import resolve
+from proxima.core.selection import Prune
+from proxima.core.surrogate import Cppo
+from proxima_peers.convert import PEERS
+from proxima_peers.convert.conversion import convert
+from proxima_peers.convert.known import option_rules
+from proxima_peers.convert.read import read
+
+from .conftest import EXAMPLES
+
+FILES = [
+    ("verl_dapo.yaml", "verl"),
+    ("verl_cppo.sh", "verl"),
+    ("trl_grpo.py", "trl"),
+    ("trl_prune.sh", "trl"),
+    ("trl_prune.yaml", "trl"),
+    ("areal_async.yaml", "areal"),
+    ("unirl_cppo.yaml", "unirl"),
+]
+TABLES = {peer: EXAMPLES.parents[1] / "src/proxima_peers/convert/options" / f"{peer}.yaml" for peer in PEERS}
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+
+
+def names(leftovers):
+    return {one.name for one in leftovers}
+
+
+@pytest.mark.parametrize(("name", "peer"), FILES)
+def test_every_option_that_a_file_sets_is_reported_in_the_text(name, peer):
+    """As the origin of a value, or in a list: translated, to fill in, not supported, unknown, read, without effect."""
+    done = convert(EXAMPLES / name, peer)
+    told = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
+    given = {option for option, value in read(EXAMPLES / name).items() if value is not None}
+    assert len(given) > 15 and given - told == set()
+    assert yaml.safe_load(done.text) == done.recipe and resolve(done.recipe)
+
+
+def test_an_option_in_no_list_would_fail_the_test_above():
+    done = convert(EXAMPLES / "verl_dapo.yaml", "verl")
+    assert "data.train_batch_sizes" not in re.findall(r"[^\s()'=]+", done.text)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_table_names_each_option_once_in_a_section(peer):
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is written twice, which YAML would swallow."""
+
+    def mapping(loader, node, deep=False):
+        keys = [loader.construct_object(key, deep) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), (node.start_mark, sorted(keys))
+        return yaml.SafeLoader.construct_mapping(loader, node, deep)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    assert set(yaml.load(TABLES[peer].read_text(), Loader)) <= {
+        "training",
+        "no effect",
+        "changes",
+        "waits",
+        "part of",
+        "copies",
+        "to fill in",
+    }
+
+
+HARMLESS = (
+    "profiler",
+    "_target_",
+    "transfer_queue",
+    "npu_profile",
+    "nsight_options",
+    "actor.profile.",
+    "critic.profile.",
+    "name_remap.",
+)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_no_pattern_without_effect_can_hide_a_misspelling(peer):
+    table = option_rules(peer)
+    assert len(table) > 60
+    patterns = [name for name, rule in table.items() if rule.effect == "no effect" and "*" in name]
+    assert [name for name in patterns if not any(part in name for part in HARMLESS)] == []
+
+
+CHANGING = {
+    "verl": {
+        R + "do_sample": False,
+        R + "dtype": "float16",
+        R + "use_fire_sampling": True,
+        R + "logprobs_mode": "raw_logprobs",
+        R + "engine_kwargs.vllm.logits_processors": "x",
+        "actor_rollout_ref.model.override_config.rope_theta": 1e6,
+        "actor_rollout_ref.model.custom_chat_template": "x",
+        A + "optim.override_optimizer_config.amsgrad": True,
+        A + "optim.optimizer": "muon",
+        A + "optim.num_cycles": 2,
+        A + "megatron.override_transformer_config.moe_router_dtype": "fp32",
+        "data.image_key": "images",
+        "data.train_max_samples": 100,
+        "data.truncation": "left",
+        "algorithm.filter_groups.filter_type": "band_pass",
+        "trainer.v1.trainer_mode": "separate_async",
+        A + "megatron.dist_checkpointing_path": "/weights",
+        A + "ppo_micro_batch_size_per_gpu": 4,
+        A + "load_weight": False,
+        A + "rollout_n": 3,
+        A + "fsdp_config.mixed_precision.reduce_dtype": "bf16",
+        R + "limit_images": 2,
+        "actor_rollout_ref.ref.fsdp_config.model_dtype": "bf16",
+        "remote_backend.colocate": True,
+    },
+    "trl": {
+        "model_init_kwargs.rope_scaling": 2,
+        "lr_scheduler_kwargs.num_cycles": 3,
+        "optim_args": "betas=0.8",
+        "generation_kwargs.suppress_tokens": [1],
+        "peft_config": "x",
+        "chat_template": "x",
+        "load_in_4bit": True,
+        "accelerator_config.split_batches": True,
+        "use_liger_loss": True,
+        "use_liger_kernel": True,
+        "disable_dropout": False,
+        "cast_lm_head_to_fp32": True,
+        "tf32": True,
+        "split_batches": True,
+        "ignore_data_skip": True,
+    },
+    "areal": {
+        "actor.temperature": 0.5,
+        "actor.optimizer_dtype": "bfloat16",
+        "actor.optimizer.type": "adam_bf16",
+        "sglang.kv_cache_dtype": "fp8",
+        "sglang.context_length": 100,
+        "actor.megatron.moe_z_loss_coeff": 0.001,
+        "train_dataset.dataset_kwargs.seed": 1,
+        "gconfig.drop_incomplete_group": True,
+        "rollout.agent.chat_template_kwargs": {"x": 1},
+        "actor.rejection_sampling.metric": "kl_k3",
+        "ref.path": "another",
+        "ref.temperature": 0.5,
+        "ref.dtype": "float32",
+        "actor.enable_icepop": True,
+        "actor.disable_dropout": False,
+        "actor.grad_reduce_dtype": "bfloat16",
+        "gconfig.skip_special_tokens": False,
+        "vllm.speculative_config.method": "mtp",
+        "train_dataset.drop_last": True,
+        "recover.no_load_optim": True,
+    },
+    "unirl": {
+        "backend.optimizer_cfg.optimizer_type": "muon",
+        "rollout.config.engine_kwargs.top_logits": 3,
+        "rollout.config.top_k": 7,
+        "reward.backend.config.timeout": 1,
+        "dynamic_sampling_max_batches": 8,
+        "weight_sync_interval": 3,
+        "pipeline.logprob_precision": "bf16",
+        "backend.fsdp_cfg.reduce_dtype": "bf16",
+        "rollout.config.quantization": "fp8",
+        "rollout.config.env.max_turns": 4,
+        "sync.wire_dtype": "fp8",
+        "stop": ["</tool_call>"],
+    },
+}
+BASE = {
+    "verl": {"algorithm.adv_estimator": "grpo"},
+    "trl": {"num_generations": 8},
+    "areal": {
+        "actor.reward_norm.mean_level": "group",
+        "actor.use_decoupled_loss": True,
+        "train_dataset.max_length": 50,
+    },
+    "unirl": {"algorithm._target_": "x.CPPO"},
+}
+
+
+@pytest.mark.parametrize(
+    ("peer", "option", "value"), [(peer, *pair) for peer, options in CHANGING.items() for pair in options.items()]
+)
+def test_what_changes_numbers_is_never_without_effect(converted, peer, option, value):
+    done = converted(peer, BASE[peer] | {option: value})
+    near = {name for name in names(done.ignored) if fnmatch.fnmatchcase(name, f"{option}*")}
+    assert near == set()
+    told = names(done.unsupported) | names(done.missing)
+    assert any(name.startswith(option) for name in told) or f"from {option}" in done.text
+
+
+@pytest.mark.parametrize(
+    ("peer", "option", "meant"),
+    [
+        ("verl", "trainer.n_gpu_per_node", "trainer.n_gpus_per_node"),
+        ("verl", A + "fsdp_config.param_ofload", A + "fsdp_config.param_offload"),
+        ("verl", R + "multi_turn.enabel", R + "multi_turn.enable"),
+        ("verl", "data.apply_chat_template_kwarg", "data.apply_chat_template_kwargs"),
+        ("trl", "logging_step", "logging_steps"),
+        ("trl", "vllm_server_hosts", "vllm_server_host"),
+        ("trl", "include_for_metric", "include_for_metrics"),
+        ("areal", "sglang.mem_fraction_statik", "sglang.mem_fraction_static"),
+        ("areal", "cluster.n_node", "cluster.n_nodes"),
+        ("areal", "saver.freq_step", "saver.freq_steps"),
+        ("unirl", "backend.optimizer_cfg.weight_decays", "backend.optimizer_cfg.weight_decay"),
+        ("unirl", "stack.micro_planner.token_budgets", "stack.micro_planner.token_budget"),
+    ],
+)
+def test_a_misspelling_is_unknown_and_told_with_the_nearest_name(converted, peer, option, meant):
+    (found,) = converted(peer, BASE[peer] | {option: 3}).unknown
+    assert found.name == option and found.why == f"did you mean '{meant}'?"
+
+
+def test_a_copy_of_another_option_counts_where_it_differs(converted):
+    same = converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "a", "sglang.dtype": None})
+    assert {"ref.path"} <= names(same.ignored) and "as actor.path" in {one.why for one in same.ignored}
+    (other,) = [
+        one
+        for one in converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "b"}).missing
+        if one.name == "ref.path"
+    ]
+    assert other.why == "b: actor.path, a, holds here (at model.path)"
+
+
+def test_a_micro_batch_counts_in_the_actors_that_mean_over_it(converted):
+    """Up to verl 0.7: a mean of the micro batches' token means. Options of later versions tell them."""
+    option = A + "ppo_micro_batch_size_per_gpu"
+    for more, counts in (
+        ({}, True),
+        ({"model_engine": "dp"}, False),
+        ({A + "use_dynamic_bsz": True}, False),
+        ({A + "loss_agg_mode": "seq-mean-token-mean"}, False),
+    ):
+        done = converted("verl", BASE["verl"] | {option: 4} | more)
+        assert (option in names(done.unsupported), option in names(done.ignored)) == (counts, not counts)
+
+
+def test_a_reward_bias_cancels_only_where_a_mean_is_taken_off(converted):
+    bias = {"actor.reward_bias": -0.5, "actor.kl_ctl": 0}
+    assert "actor.reward_bias" in names(converted("areal", bias).unsupported)
+    centred = converted("areal", bias | {"actor.reward_norm.mean_level": "group"})
+    assert "actor.reward_bias" in names(centred.ignored)
+
+
+def test_a_schedule_that_ends_before_the_run_is_reported(converted):
+    options = {"algorithm._target_": "x.CPPO", "num_rollouts": 100, "backend.scheduler_cfg.total_steps": 50}
+    cosine = converted("unirl", options | {"backend.scheduler_cfg.type": "cosine"})
+    assert "backend.scheduler_cfg.total_steps" in names(cosine.unsupported)
+    assert "backend.scheduler_cfg.total_steps" in names(converted("unirl", options).ignored)
+
+
+@pytest.mark.parametrize(
+    ("peer", "options", "path"),
+    [
+        ("trl", {"save_strategy": "epoch"}, "checkpoint.every"),
+        ("trl", {"save_steps": 0.1}, "checkpoint.every"),
+        ("trl", {"eval_strategy": "epoch", "dataset_name": "x"}, "eval.every"),
+        ("areal", {"saver.freq_epochs": 1}, "saver.freq_epochs"),
+        ("areal", {"evaluator.freq_epochs": 1, "valid_dataset.path": "x"}, "eval.every"),
+        ("unirl", {"eval_interval": 5}, "eval.task"),
+    ],
+)
+def test_what_waits_for_the_size_of_the_data_or_a_path_is_to_fill_in(converted, peer, options, path):
+    done = converted(peer, BASE[peer] | options)
+    assert path in names(done.missing) and not names(done.unsupported) & set(options)
+
+
+def test_a_section_without_its_options_is_no_unknown_option(converted):
+    done = converted("areal", BASE["areal"] | {"valid_dataset": None, "ref": {}})
+    assert names(done.unknown) == set() and "ref" in names(done.ignored)
+
+
+def test_parts_of_a_feature_count_when_it_is_on(converted):
+    storage = {"num_generations": 8, "bnb_4bit_quant_type": "nf4"}
+    assert "bnb_4bit_quant_type" in names(converted("trl", storage).ignored)
+    assert "bnb_4bit_quant_type" in names(converted("trl", storage | {"load_in_4bit": True}).unsupported)
+
+
+def test_verl_cppo_from_a_script_with_arrays_and_branches(example):
+    done, resolved = example("verl_cppo.sh", "verl")
+    config = resolved.config
+    assert config.algorithm.surrogate == Cppo(0.15, 0.7, 0.03)
+    assert config.algorithm.proximal == "behavior"
+    assert done.recipe["task"]["path"] == ["~/data/dapo/train.parquet", "~/data/gsm8k/train.parquet"]  # not GSM8K alone
+    assert (config.task.messages, config.task.answer) == ("prompt", "reward_model.ground_truth")
+    assert (config.eval.samples, config.eval.sampling.temperature, config.eval.before) == (4, 0.6, False)
+    assert (config.eval.every, config.train.tokens_per_micro_batch, config.train.warmup_ratio) == (10, 18432, 0.05)
+    fill = {one.name: one.why for one in done.missing}
+    assert "RATE is 1e-6 or 5e-7" in fill["train.optimizer.lr"] and config.train.optimizer.lr == 1e-6  # verl's default
+    assert "prompts is 64 or 32" in fill["train.prompts_per_step"]
+    assert A + "entropy_coeff" in fill and "0.01, by a branch" in fill[A + "entropy_coeff"]
+    assert names(done.unknown) == {A + "megatron.param_ofload"}
+    assert {
+        A + "policy_loss.cppo.cppo_delta_b_q",
+        A + "clip_ratio_c",
+        A + "megatron.override_transformer_config.moe_router_dtype",
+        R + "do_sample",
+        "data.image_key",
+    } <= names(done.unsupported)
+    assert R + "engine_kwargs.vllm.logits_processors" in names(done.missing)
+
+
+def test_pruning_from_its_own_launch_script(example):
+    done, resolved = example("trl_prune.sh", "trl")
+    config = resolved.config
+    assert config.algorithm.selection == (Prune(0.5, "largest", "group", "drop", allocate=True),)
+    train = config.train  # 16 completions * 3 processes * 4 steps / 16 completions a prompt
+    assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step) == (12, 16, 1)
+    assert (train.epochs_per_step, train.warmup_ratio, train.warmup_steps, train.final_lr_ratio) == (2, 0.1, 0, 0.1)
+    assert (config.task.path, config.task.subset, config.task.question) == ("my-lab/problems", "default", "problem")
+    assert config.data.system == "Think, then answer in $\\boxed{{ANSWER}}$."
+    assert (config.eval.task.split, config.eval.every, config.eval.samples) == ("test", 40, 16)
+    assert config.model.dtype == "bfloat16"
+    assert {"train.steps", "reward.1", "config_file", "chat_template"} == names(done.missing)
+    assert "model_init_kwargs.rope_scaling" in names(done.unsupported)
+    assert dict(config.data.template_arguments) == {"enable_thinking": False}
+    assert "lr_scheduler_kwargs.num_cycles" in names(done.unsupported)
+    assert names(done.unknown) == {"gradient_checkpointing_kwargs.use_reentrent"}
+
+
+def test_verls_pruning(specs):
+    options = {"algorithm.adv_estimator": "grpo", "cppo.pruning_rate": 0.875, "cppo.metric": "smallest"}
+    assert specs("verl", options | {"cppo.allocation": False}).selection == (Prune(0.875, "largest", count="drop"),)
+    assert specs("verl", options | {"cppo.pruning_rate": 0}).selection == ()
+
+
+def test_a_warm_up_is_kept_as_a_ratio_where_the_steps_are_to_fill_in(converted):
+    ratio = {"num_generations": 8, "num_processes": 1, "warmup_ratio": 0.1}
+    assert converted("trl", ratio).recipe["train"]["warmup_ratio"] == 0.1
+    told = converted("trl", ratio | {"max_steps": 205}).recipe["train"]
+    assert told["warmup_steps"] == 21 and "warmup_ratio" not in told  # rounded up, as transformers does

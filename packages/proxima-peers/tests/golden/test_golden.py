@@ -1,0 +1,246 @@
+"""Every golden record is matched, or differs for a reason that this folder's README names; and no number of it may be
+wrong."""
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxima.core import AGGREGATES, DISTILLATIONS, PENALTIES
+from proxima.core.advantage import ADVANTAGES
+from proxima.core.correction import CORRECTIONS
+from proxima.core.loss import Corrected, TokenLoss
+from proxima.core.preference import PREFERENCES, Kto
+from proxima.core.surrogate import SURROGATES
+from proxima.core.value import RewardLoss, ValueLoss
+from proxima_peers.verify.record import Record
+from proxima_peers.verify.verification import totals, verify_record
+from tests.golden.altered import mutants
+
+HERE = Path(__file__).parent
+FILES = sorted(HERE.glob("*.json"))
+RECORDS = [record for file in FILES for record in json.loads(file.read_text())]
+REASONS = set(re.findall(r"\b[PTUA]\d+\b", (HERE / "README.md").read_text()))
+# The records that differ on purpose, and why; all others match.
+DIFFERS = {
+    name: reason
+    for reason, name in (line.split(maxsplit=1) for line in (HERE / "differs.txt").read_text().splitlines())
+}
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=[record["name"] for record in RECORDS])
+def test_record(record: dict[str, Any]) -> None:
+    verdict = verify_record(record)
+    reason = DIFFERS.get(record["name"])
+    expected = ("matched", None) if reason is None else ("differs", reason.replace("+", ", "))
+    assert (verdict.status, verdict.reason) == expected
+    assert reason is None or set(reason.split("+")) <= REASONS
+    assert set(Record.of(record).leaves) == set(verdict.compared)  # every expected number, metrics included
+
+
+def test_nearly_all_match_and_every_family_is_here() -> None:
+    assert set(DIFFERS) <= {record["name"] for record in RECORDS}
+    chosen = [name for name in DIFFERS if name.startswith("made/")]  # because they differ
+    assert len(RECORDS) >= 300 and len(DIFFERS) - len(chosen) <= 0.1 * len(RECORDS)
+    assert len({record["source"] for record in RECORDS}) >= 50
+    assert totals([verify_record(RECORDS[0])])["matched"] == 1
+
+
+def first_of_each_source() -> list[dict[str, Any]]:
+    """A record of each function of a peer, the one with most options."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in sorted(RECORDS, key=lambda one: -len(str(one["params"]))):
+        found.setdefault(record["source"], record)
+    return list(found.values())
+
+
+def sections(params: dict[str, Any], path: str = "") -> Iterator[tuple[dict[str, Any], str]]:
+    """The options, and those inside of others, with the path before a name in them."""
+    yield params, path
+    for key, value in params.items():
+        if isinstance(value, dict):
+            yield from sections(value, f"{path}{key}.")
+
+
+@pytest.mark.parametrize("record", first_of_each_source(), ids=lambda record: record["name"])
+def test_an_option_that_nobody_reads_is_unsupported(record: dict[str, Any]) -> None:
+    for _, path in list(sections(record["params"])):
+        changed = copy.deepcopy(record)
+        next(section for section, where in sections(changed["params"]) if where == path)["brand_new"] = 0.5
+        verdict = verify_record(changed)
+        assert verdict.status == "unsupported" and f"{path}brand_new" in str(verdict.reason)
+
+
+def absent(source: str) -> dict[str, Any]:
+    """What a peer's function takes where an option is absent, of those whose absence changes a verdict below."""
+    found = {}
+    for line in (HERE / "absent.txt").read_text().splitlines():
+        words, _, options = line.partition(": ")
+        if all(word in source for word in words.split()):
+            found |= {name: json.loads(value) for name, value in (option.split("=") for option in options.split())}
+    return found
+
+
+# Inputs that a peer does without.
+OPTIONAL = {"behavior_logp", "sampling_logp", "importance_sampling_ratio", "tool_mask", "margin", "rollout_is_weights"}
+OPTIONAL |= {"loss_mask", "group_indices", "num_items_in_batch", "mask", "is_weights", "kl_logps"}
+
+
+def without(record: dict[str, Any], part: str, path: str, name: str, **instead: Any) -> dict[str, Any]:
+    """The record without an option or input, or with another value of it."""
+    changed = copy.deepcopy(record)
+    section = next(section for section, where in sections(changed[part]) if where == path)
+    del section[name]
+    section |= instead
+    return changed
+
+
+@pytest.mark.parametrize("record", first_of_each_source(), ids=lambda record: record["name"])
+def test_an_absent_option_or_input_is_the_default_or_unsupported(record: dict[str, Any]) -> None:
+    def outcome(changed: dict[str, Any]) -> Any:
+        verdict = verify_record(changed)
+        return verdict.status, verdict.reason, [(one.field, one.at, str(one.ours)) for one in verdict.differences]
+
+    whole = outcome(record)
+    defaults = absent(record["source"])
+    for section, path in sections(record["params"]):
+        for name in section:
+            found = outcome(without(record, "params", path, name))
+            if found != whole and found[0] != "unsupported":
+                assert path + name in defaults, (record["name"], path + name, found)
+                given = without(record, "params", path, name, **{name: defaults[path + name]})
+                assert outcome(given) == found, (record["name"], path + name)
+    for name in record["inputs"]:
+        found = outcome(without(record, "inputs", "", name))
+        assert found[0] == "unsupported" or name in OPTIONAL, (record["name"], name, found)
+
+
+TABLES = (SURROGATES, CORRECTIONS, PENALTIES, AGGREGATES, ADVANTAGES, PREFERENCES, DISTILLATIONS)
+SPECS = {cls for table in TABLES for cls in table.values()} | {Kto, ValueLoss, RewardLoss}
+# Whitening undoes a factor; of these records a rejection or weight gives metrics alone; verl asks for an aggregation
+# that it then ignores (P6, P10), or has nothing to aggregate (P1).
+UNMOVED: dict[str, tuple[str, ...]] = {
+    "Grpo": ("verl/advantage/gdpo", "trl/advantages/normalize_then_sum"),
+    "Rloo": ("areal/normalization/",),
+    "Importance": ("verl070/rs_", "verl/policy_loss/bypass_mode", "verl/rollout_corr/", "verl_pr3694", "areal/"),
+    "Rejection": ("verl070/", "verl/rollout_corr/", "areal/"),
+    "SequenceMeanTokenSum": ("verl/policy_loss/sapo/", "verl/policy_loss/geo_mean/", "verl/policy_loss/bypass_mode/"),
+    "TokenMean": ("verl/policy_loss/sapo/", "verl/policy_loss/geo_mean/"),
+}
+
+
+def scaled(result: Any) -> Any:
+    """What a spec returns, 1 % too large."""
+    if isinstance(result, TokenLoss):
+        return replace(result, loss=result.loss * 1.01)
+    if isinstance(result, Corrected):
+        return replace(result, weight=result.weight * 1.01)
+    return (result[0] * 1.01, *result[1:]) if isinstance(result, tuple) else result * 1.01
+
+
+def called_by_record(monkeypatch: pytest.MonkeyPatch) -> dict[type, list[dict[str, Any]]]:
+    """The records whose verdict takes a call of the spec; one for each spec, source and set of options."""
+    found: dict[tuple[type, str, tuple[str, ...]], dict[str, Any]] = {}
+    now: dict[str, Any] = {}
+    with monkeypatch.context() as patch:
+        for owner in {next(k for k in cls.__mro__ if "__call__" in k.__dict__) for cls in SPECS}:
+
+            def spied(self: Any, *args: Any, _own: Any = owner.__dict__["__call__"]) -> Any:
+                found.setdefault((type(self), now["source"], tuple(sorted(now["params"]))), now["record"])
+                return _own(self, *args)
+
+            patch.setattr(owner, "__call__", spied)
+        for record in RECORDS:
+            now = {"source": record["source"], "params": record["params"], "record": record}
+            verify_record(record)
+    by_spec: dict[type, list[dict[str, Any]]] = {}
+    for (cls, _, _), record in found.items():
+        by_spec.setdefault(cls, []).append(record)
+    return {cls: by_spec[cls] for cls in SPECS if cls in by_spec}
+
+
+def test_a_spec_that_is_a_percent_off_fails_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No peculiarity excuses it: whatever a record may differ in is computed from our spec."""
+    unnoticed = []
+    used = called_by_record(monkeypatch)
+    for cls, records in used.items():
+        owner = next(k for k in cls.__mro__ if "__call__" in k.__dict__)
+
+        def wrong(self: Any, *args: Any, _own: Any = owner.__dict__["__call__"], _cls: type = cls) -> Any:
+            result = _own(self, *args)
+            return scaled(result) if type(self) is _cls else result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "__call__", wrong)
+            passed = [record["name"] for record in records if verify_record(record).status != "failed"]
+        expected = UNMOVED.get(cls.__name__, ("-",))
+        unnoticed += [(cls.__name__, name) for name in passed if not name.removeprefix("made/").startswith(expected)]
+    assert unnoticed == [] and len(used) >= 45
+
+
+# What a peer computes from float32, or as a sum of terms of either sign: there 1e-6 is too little
+# to tell.
+ROUNDED = r"grpo_vectorized|gdpo|gpg|opo_out|prox_logp|_std$|chi2|k3_|(ppo_actor_loss_fn|geo_mean) loss$"
+
+
+def change(record: dict[str, Any], leaf: str, number: Any) -> float:
+    """How much a number is altered, relatively."""
+    rounded = record["dtype"].startswith("float32") or re.search(ROUNDED, f"{record['source']} {leaf}")
+    small = isinstance(number, float) and abs(number) < 0.01
+    return 1e-3 if rounded or small else 1e-6
+
+
+# verl_pr3694_rollout_is has the functions of the first two
+LONG = {"verl070_rollout_correction", "verl_rollout_correction", "made_here", "verl_policy_loss"}
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(f, id=f.stem, marks=[pytest.mark.slow] if f.stem in LONG else []) for f in FILES]
+)
+def test_any_wrong_number_fails(file: Path) -> None:
+    """Verdicts come from the numbers: no function of a peer has an expected number that could be wrong unnoticed."""
+    made = list(mutants(json.loads(file.read_text()), change))
+    unnoticed = [(name, leaf) for name, leaf, wrong in made if verify_record(wrong).status != "failed"]
+    assert made and unnoticed == []
+
+
+def test_a_number_that_nobody_reads_is_unsupported() -> None:
+    record = copy.deepcopy(next(r for r in RECORDS if r["source"].endswith("compute_policy_loss_vanilla")))
+    record["expected"]["metrics"]["actor/brand_new"] = 0.5
+    verdict = verify_record(record)
+    assert verdict.status == "unsupported" and "metrics.actor/brand_new" in str(verdict.reason)
+    record["expected"]["metrics"] = {**record["expected"]["metrics"], "actor/lr": 1e-6}
+    del record["expected"]["metrics"]["actor/brand_new"]
+    assert verify_record(record).status == "matched"  # bookkeeping is beside the point
+
+
+def test_what_we_cannot_read_is_unsupported() -> None:
+    alien = {**RECORDS[0], "source": "somebody 1.0 else.loss", "name": "x"}
+    assert verify_record(alien).status == "unsupported" and "no adapter" in str(verify_record(alien).reason)
+    strange = copy.deepcopy(next(r for r in RECORDS if r["source"].endswith("compute_policy_loss_vanilla")))
+    strange["params"]["loss_agg_mode"] = "median"
+    assert verify_record(strange).status == "unsupported"
+    with pytest.raises(ValueError, match="has no 'params'"):
+        verify_record({"name": "y", "source": "", "dtype": "", "inputs": {}})
+
+
+def test_a_clip_schedule_needs_the_progress_of_the_run() -> None:
+    """UniRL gives it beside the batch; a record may have it there or among the options."""
+    record = copy.deepcopy(next(r for r in RECORDS if r["name"] == "made/unirl/GRPO/linear_decay"))
+    record["inputs"]["training_progress"] = record["params"].pop("training_progress")
+    assert verify_record(record).status == "matched"
+    record["inputs"]["training_progress"] *= 0.5
+    assert verify_record(record).status == "failed"
+    del record["inputs"]["training_progress"]
+    verdict = verify_record(record)
+    assert verdict.status == "unsupported" and "without a training_progress" in str(verdict.reason)
+
+
+def test_reasons_in_use() -> None:
+    used = {reason for reasons in DIFFERS.values() for reason in reasons.split("+")}
+    assert {"P6", "P10", "P16", "P25", "P27", "P35", "T1", "A3", "A5", "A7"} <= used

@@ -1,0 +1,133 @@
+"""Records worked out by hand: JSON that names our specs, their inputs and the numbers expected of them.
+
+    [{"name": …, "source": "by hand", "surrogate": {"kind": "topr", "upper": 1.0}, "inputs": …, "expected": …}, …]
+
+Slots: surrogate, correction, penalty, aggregate, advantage, distillation, selection, preference, reward_kl, proximal,
+mismatch. What inputs and expected numbers may be called is in `proxima.check.by_hand`."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from torch import Tensor
+
+from proxima.check.by_hand import SLOTS, numbers_by_hand, require_numbers
+from proxima.check.laws import Law, LawResult, Violation, check_law
+from proxima.config import resolve
+from proxima.config.problems import one_problem
+from proxima.config.slots import Slot
+from proxima.config.tree import Source, node_of
+from proxima.core.correction import MismatchGuard
+from proxima.core.reward_kl import RewardKl
+from proxima.data import NoFieldError, UserError
+from proxima.data.text_files import read_text
+
+SOURCES = ("by hand", "hand")
+KEYS = ("name", "source", "inputs", "expected", "dtype", "layout")
+
+
+@dataclass(frozen=True)
+class SpecsByHand:
+    """The specs that a record may name, as a recipe names them."""
+
+    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
+    correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
+    penalty: Annotated[Any, Slot("proxima.core:PENALTIES")] = None
+    aggregate: Annotated[Any, Slot("proxima.core:AGGREGATES")] = None
+    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
+    distillation: Annotated[Any, Slot("proxima.core:DISTILLATIONS")] = None
+    selection: Annotated[Any, Slot("proxima.core:SELECTIONS")] = None
+    preference: Annotated[Any, Slot("proxima.core.preference:PREFERENCES")] = None
+    reward_kl: RewardKl | None = None
+    proximal: Literal["next", "linear", "loglinear"] | None = None
+    mismatch: MismatchGuard | None = None
+
+
+def numbers_of_record(
+    name: str, specs: Mapping[str, Any], inputs: Mapping[str, Any], import_code: bool = False
+) -> dict[str, Tensor]:
+    """What our specs compute from the inputs of a record.
+
+    Args:
+        specs: by slot, as a recipe writes them; null as absent.
+        import_code: import the classes outside proxima that it names.
+
+    Raises:
+        UserError, NoFieldError: it names no spec, an unknown one or field, a value that the spec refuses, or other
+            inputs than the spec reads.
+    """
+    written = {slot: spec for slot, spec in specs.items() if spec is not None}
+    if not written:
+        raise UserError(f"golden record {name!r} names no spec", remedy=f"add one of {', '.join(SLOTS)}")
+    made = resolve({}, layer=node_of(written, Source(name)), root=SpecsByHand, import_code=import_code).config
+    return numbers_by_hand({slot: getattr(made, slot) for slot in written}, inputs)
+
+
+def read_records(file: Path, form: str, require_record: Callable[[dict[str, Any]], object]) -> list[dict[str, Any]]:
+    """The records of a file.
+
+    Args:
+        form: what a record holds, for the error.
+        require_record: raises a ValueError that says what is wrong with one.
+
+    Raises: UserError, of one line.
+    """
+
+    def refused(reason: str) -> UserError:
+        return one_problem(str(file), f"{reason}; give a JSON list of records {form}")
+
+    try:
+        records = json.loads(read_text(file))
+    except OSError as error:
+        raise refused(f"can't be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise refused("is not UTF-8 text") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise refused(f"not JSON: {error}") from None
+    if not isinstance(records, list):
+        raise refused(f"holds a {type(records).__name__}, not a list")
+    for index, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise refused(f"entry {index} is a {type(record).__name__}, not a record")
+        try:
+            require_record(record)
+        except ValueError as error:
+            raise refused(f"entry {index}: {str(error).rstrip('.')}") from None
+    return records
+
+
+def require_record_by_hand(record: Mapping[str, Any]) -> None:
+    """Raise a UserError unless it has the keys of a record by hand, and no others."""
+    title = f"golden record {record.get('name', '?')!r}"
+    for key in ("name", "source", "inputs", "expected"):
+        if key not in record:
+            raise UserError(f"{title} has no {key!r}")
+        if key in ("inputs", "expected") and not isinstance(record[key], dict):
+            raise UserError(f"{title}: {key!r} is a {type(record[key]).__name__}, expected a mapping")
+    if record["source"] not in SOURCES:
+        raise UserError(f"{title} is of {record['source']!r}, not by hand", remedy="check it with proxima verify")
+    if unknown := sorted(record.keys() - {*KEYS, *SLOTS}):
+        raise UserError(f"{title} has the unknown keys {', '.join(unknown)}")
+
+
+def check_record(record: Mapping[str, Any], import_code: bool = False) -> LawResult:
+    """Check a record by hand, as a law of its name."""
+
+    def check(record: Mapping[str, Any], _: None) -> None:
+        specs = {slot: record[slot] for slot in SLOTS if slot in record}
+        try:
+            numbers = numbers_of_record(record["name"], specs, record["inputs"], import_code)
+        except (UserError, NoFieldError) as error:
+            raise Violation(str(error)) from None
+        require_numbers(numbers, record["expected"])
+
+    return check_law(Law(record["name"], "the code is not the formula", check), record)
+
+
+def check_records(file: str, import_code: bool = False) -> Iterator[LawResult]:
+    """Check the records by hand of a file."""
+    form = "{name, source, inputs, expected} with a spec by slot"
+    for record in read_records(Path(file), form, require_record_by_hand):
+        yield check_record(record, import_code)

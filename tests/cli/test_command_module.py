@@ -1,0 +1,30 @@
+"""Commands that another distribution brings."""
+
+import importlib.metadata
+
+import pytest
+
+from proxima.cli import command_module
+from proxima.cli.main import COMMANDS, PEERS
+
+BROUGHT = sorted(name for name, (place, _) in COMMANDS.items() if place == PEERS)
+
+
+@pytest.fixture
+def not_installed(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **asked: ())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["any.yaml"]], ids=" ".join)
+@pytest.mark.parametrize("name", BROUGHT)
+def test_one_that_is_missing_says_how_to_install_it(name, words, proxima, not_installed, monkeypatch, here):
+    line = f"error: proxima {name} needs the package proxima-peers; pip install"
+    folder = command_module.CHECKOUT / "packages" / "proxima-peers"
+    assert proxima(name, *words) == (2, "", f"{line} --editable {folder}\n")
+    monkeypatch.setattr(command_module, "CHECKOUT", here)
+    assert proxima(name, *words) == (2, "", f"{line} proxima-peers\n")
+
+
+def test_the_help_lists_it_all_the_same(proxima, not_installed):
+    _, out, _ = proxima("--help")
+    assert BROUGHT == ["convert", "verify"] and all(f"\n    {name} " in out for name in BROUGHT)
