@@ -40,7 +40,7 @@ CASES = [
         "token_env",
         "must name an environment variable that is set",
     ),
-    ("reward={kind: function_batch, path: 'tests.reward.test_table:evry_text'}", "path", "did you mean 'every_text'?"),
+    ("reward={kind: function_batch, path: 'tests.reward.make:evry_text'}", "path", "did you mean 'every_text'?"),
     ("reward=overlogn", "overlogn", "did you mean 'overlong'?"),
     ("reward={kind: repetition, max_penlty: 1}", "max_penlty", "did you mean 'max_penalty'?"),
     ("data.max_unreadable=2", "data.max_unreadable=2", "must be a share in [0, 1]; 1 never refuses"),

@@ -12,16 +12,16 @@ from proxima.prepare.row_formats import SourceQuestion
 from .published import AFTER, BEFORE
 
 
-def fed(rows, kind="integer"):
-    distinct = Deduplicator(kind, io.StringIO())
+def fed(rows, kind="integer", rule="drop"):
+    distinct = Deduplicator(kind, io.StringIO(), rule)
     for number, row in enumerate(rows):
         distinct.add(row if isinstance(row, SourceRow) else SourceRow(SourceQuestion(*row), 0, number))
     distinct.close()
     return distinct
 
 
-def written(distinct, rule="drop"):
-    return [(entry.kept.question, entry.kept.answer, entry.repeats) for entry in distinct.questions(rule) if entry.kept]
+def written(distinct):
+    return [(entry.kept.question, entry.kept.answer, entry.repeats) for entry in distinct.questions() if entry.kept]
 
 
 def test_repeats_meet_whatever_their_spaces_and_instructions():
@@ -36,7 +36,7 @@ def test_repeats_meet_whatever_their_spaces_and_instructions():
 
 def test_the_first_row_is_the_one_that_is_kept():
     distinct = fed([("b?", "1", "first", "s", 2, "id-0"), ("a?", "1"), ("b?", "1", "second")])
-    first, second = (entry.kept for entry in distinct.questions("drop"))
+    first, second = (entry.kept for entry in distinct.questions())
     assert (first.solution, first.subject, first.level, first.source_id, first.row) == ("first", "s", 2, "id-0", 0)
     assert (second.question, second.row) == ("a?", 1)
 
@@ -53,16 +53,16 @@ CONFLICT = [("x?", "1"), ("x?", "2", "two"), ("y?", "5"), ("x?", "2"), ("x?", "2
     ],
 )
 def test_conflicts(rule, kept):
-    distinct = fed(CONFLICT)
-    assert written(distinct, rule) == kept
+    distinct = fed(CONFLICT, rule=rule)
+    assert written(distinct) == kept
     assert distinct.counts.conflicts == 2
-    answers = {entry.question: entry.answers for entry in distinct.questions(rule)}
+    answers = {entry.question: entry.answers for entry in distinct.questions()}
     assert answers == {"x?": {"1": 1, "2": 3}, "y?": {"5": 1}, "z?": {"3": 1, "4": 1}}
     assert distinct.counts.rows == distinct.counts.repeats + distinct.counts.questions
 
 
 def test_the_majority_brings_its_own_solution():
-    x = next(iter(fed(CONFLICT).questions("majority"))).kept
+    x = next(iter(fed(CONFLICT, rule="majority").questions())).kept
     assert (x.solution, x.row) == ("two", 1)
 
 
@@ -147,7 +147,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
         for number in range(10_000):
             distinct.add(SourceRow(SourceQuestion(f"{number % 5000} " + "x" * 4000, "1"), 0, number))
         distinct.close()
-        count = sum(entry.repeats == 2 for entry in distinct.questions("drop"))
+        count = sum(entry.repeats == 2 for entry in distinct.questions())
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert count == 5000

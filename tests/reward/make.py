@@ -49,3 +49,13 @@ def scored(rewards: Sequence[Any], answer: Any, *texts: str, **options: Any) -> 
 def corrects(reward: Any, answer: Any, *texts: str) -> list[bool | None]:
     """The verdicts of a reward called directly, in this process."""
     return [score.correct for score in reward.score(prompt(answer), completions(*texts))]
+
+
+def any_text(prompt, completion):
+    """A user's function: the length of the text."""
+    return float(len(completion.text))
+
+
+def every_text(groups):
+    """A user's function of all groups."""
+    return [[float(len(completion.text)) for completion in group.completions] for group in groups]

@@ -30,14 +30,14 @@ def test_a_response_without_end_is_read_up_to_its_limit():
 
     error, asked = error_of(lambda request, n: endless(), "abc")
     limit = http.RESPONSE_BYTES + http.COMPLETION_BYTES
-    assert (error, asked) == (f"http: PostFailed: it answers with more than {limit:,} bytes", 1)
+    assert (error, asked) == (f"http: PostFailed: it sends more than {limit:,} bytes", 1)
     assert len(sent) < 1024  # what the sockets buffer beyond the limit
 
 
 def test_a_compressed_response_is_not_unpacked():
     bomb = gzip.compress(json.dumps({"scores": [1, 2]}).encode() + b" " * (64 << 20))
     told = error_of(lambda request, n: (200, bomb, {"Content-Encoding": "gzip"}))
-    assert told == ("http: PostFailed: it answers with Content-Encoding gzip, and was asked for none", 1)
+    assert told == ("http: PostFailed: it sends an answer compressed by 'gzip', which was not asked for", 1)
 
 
 @pytest.mark.parametrize(

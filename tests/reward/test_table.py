@@ -1,4 +1,4 @@
-"""What holds for every reward of the table."""
+"""What holds for every reward of the table; a new one is found there, with its `example_fields`."""
 
 import asyncio
 import dataclasses
@@ -6,24 +6,25 @@ import inspect
 import math
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
+from proxima.check.reward_laws import readable_answer
 from proxima.data import Group, Score
 from proxima.model import load_scalar_model, save
 from proxima.reward import REWARDS, WeightedReward
 from tests.reward.make import completion, completions, prompt, runner, scored
 from tests.reward.server import lengths, scorer
 
-MADE = {
-    "function": {"path": "tests.reward.test_table:any_text"},
-    "function_batch": {"path": "tests.reward.test_table:every_text"},
-    "http": {"url": "http://127.0.0.1:9/"},  # while the tests run: a server in a thread
-    "model": {"path": "/"},  # while the tests run: a folder
-    "overlong": {"max_tokens": 8, "buffer_tokens": 4},
+OUTSIDE = {  # what the tests themselves provide: functions, while they run a server in a thread and a folder, and haste
+    "function": {"path": "tests.reward.make:any_text"},
+    "function_batch": {"path": "tests.reward.make:every_text"},
+    "http": {"url": "http://127.0.0.1:9/"},
+    "model": {"path": "/"},
     "unit_tests": {"seconds": 1.0},  # `9**9**9` takes all of them
 }
-ANSWERED = ("accuracy_1_5_2", "number", "exact", "gsm8k", "boxed", "regex", "math", "unit_tests")
+COMPARING = sorted(kind for kind, reward in REWARDS.items() if reward.needs_answer)
 HOSTILE = [
     "",
     "\x00" * 50,
@@ -38,25 +39,17 @@ HOSTILE = [
 ]
 
 
-def any_text(prompt, completion):
-    return float(len(completion.text))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def server(tiny_model, tmp_path_factory):
     found = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.0)
-    MADE["model"]["path"] = str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("scores-0")))
+    OUTSIDE["model"]["path"] = str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("scores-0")))
     with scorer(lengths) as made:
-        MADE["http"]["url"] = made.url
+        OUTSIDE["http"]["url"] = made.url
         yield
 
 
-def every_text(groups):
-    return [[float(len(completion.text)) for completion in group.completions] for group in groups]
-
-
 def make(kind, **fields):
-    return REWARDS[kind](**MADE.get(kind, {}), **fields)
+    return REWARDS[kind](**REWARDS[kind].example_fields, **OUTSIDE.get(kind, {}), **fields)
 
 
 @pytest.mark.parametrize("kind", sorted(REWARDS))
@@ -86,47 +79,29 @@ def test_weight_and_name(kind):
 
 @pytest.mark.parametrize("kind", sorted(REWARDS))
 def test_hostile_text_gets_an_answer_in_its_place(kind):
-    scores = _scores(kind, *completions("first 42", *HOSTILE, "last 42"))
+    scores = _scores(kind)[:-2]
     assert len(scores) == len(HOSTILE) + 2 and all(isinstance(score, Score) for score in scores)
     assert all(score.valid or score.error for score in scores)
     assert scores[0].valid and scores[-1].valid and scores[0].correct == scores[-1].correct
     assert all(score.correct is not True for score in scores[1:-1])
 
 
-EMPTY = {  # value and verdict of a completion without a token
-    "accuracy_1_5_2": (0.0, False),
-    "boxed": (0.0, False),
-    "diversity": (0.0, None),
-    "exact": (0.0, False),
-    "format": (0.0, None),
-    "function": (0.0, None),
-    "function_batch": (0.0, None),
-    "gsm8k": (0.0, False),
-    "http": (0.0, None),
-    "length": (0.0, None),
-    "math": (0.0, False),
-    "missing_eos": (0.0, None),
-    "model": (0.0, None),
-    "number": (0.0, False),
-    "overlong": (0.0, None),
-    "reasoning_gym": (0.0, False),
-    "regex": (0.0, False),
-    "repetition": (0.0, None),
-    "unit_tests": (0.0, False),
-}
-
-
 @pytest.mark.parametrize("kind", sorted(REWARDS))
 def test_an_empty_completion_gets_a_sensible_verdict(kind):
-    empty = completion("", tokens=0)
-    one, two = _scores(kind, empty, dataclasses.replace(empty, sample=1))
-    assert (one.valid, one.value, one.correct) == (True, *EMPTY[kind]) and one == two
-    assert all(math.copysign(1.0, value) == 1.0 for value in one.parts.values())  # no -0.0 in the logs
+    other, *_, first, second = _scores(kind)
+    assert (first.valid, first.value) == (True, 0.0) and first == second
+    assert first.correct is (None if other.correct is None else False)  # wrong where the reward tells at all
+    assert first.correct is False or not REWARDS[kind].needs_answer
+    assert all(math.copysign(1.0, value) == 1.0 for value in first.parts.values())  # no -0.0 in the logs
 
 
-def _scores(kind, *several):
-    """Scores as a run makes them: of the group, then of the batch."""
-    row = prompt(["assert answer() == 42"] if kind == "unit_tests" else "42")
+@cache
+def _scores(kind):
+    """Scores as a run makes them, of the group, then of the batch: of hostile texts between two ordinary ones, then of
+    two empty completions."""
+    several = completions("first 42", *HOSTILE, "last 42")
+    several += [completion("", tokens=0, sample=len(several) + i) for i in range(2)]
+    row = prompt(readable_answer(make(kind)) if kind in COMPARING else "42")
     if kind == "reasoning_gym":
         from proxima.task import ReasoningGymTask
 
@@ -158,7 +133,7 @@ def test_a_worker_may_import_the_room_without_torch():
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("kind", ANSWERED)
+@pytest.mark.parametrize("kind", COMPARING)
 def test_a_row_without_an_answer_is_invalid_never_zero(kind):
     (score,) = scored([make(kind)], None, "42")
     assert not score.valid and f"'{kind}' compares with an answer" in score.error

@@ -43,7 +43,7 @@ def test_frozen_values_survive_json(value):
     ("fields", "message"),
     [
         ({"task": "countdwn"}, "task='countdwn' is not a reasoning_gym task; did you mean 'countdown'"),
-        ({"task": "qqqq"}, "it has ab, acre, advanced_geometry"),
+        ({"task": "qqqq"}, "known: ab, acre, advanced_geometry"),
         ({"task": "countdown", "size": 0}, "size=0 must be >= 1"),
         ({"task": "countdown", "split": "dev"}, "split='dev' must be"),
         ({"task": "countdown", "config": {"seed": 3}}, r"config=\['seed'\] is set by the run's seed and by `size`"),
@@ -51,7 +51,7 @@ def test_frozen_values_survive_json(value):
             {"task": "countdown", "config": {"min_number": 3}},
             "is not a setting of the reasoning_gym task 'countdown'; did you mean 'min_numbers'",
         ),
-        ({"task": "countdown", "config": {"zzz": 3}}, "it has max_numbers, max_target"),
+        ({"task": "countdown", "config": {"zzz": 3}}, "known: max_numbers, max_target"),
         (
             {"task": "countdown", "config": {"min_numbers": 0}},
             "is refused by the reasoning_gym task 'countdown': min_numbers must be greater than 1",

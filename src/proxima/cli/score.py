@@ -16,7 +16,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ import numpy as np
 from proxima.cli.output import add_overrides
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
-from proxima.data import Completion, FieldError, Group, Prompt, Score, UserError, require
+from proxima.data import Completion, FieldError, Group, Prompt, UserError, require
 from proxima.data.recipe_files import find_recipe
 
 if TYPE_CHECKING:
@@ -46,6 +46,18 @@ class ScoreConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 
+@dataclass(frozen=True)
+class TextColumns:
+    """The columns of a file of texts; None: the first usual one that is there."""
+
+    prompt: str | None = None
+    completion: str | None = None
+    answer: str | None = None
+
+
+Texts = Sequence[tuple[Prompt, list[Completion]]]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help=".jsonl or .parquet file")
     add_overrides(parser)
@@ -60,23 +72,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return score_file(
+        arguments.file,
+        rewards=arguments.reward,
+        overrides=arguments.override,
+        columns=TextColumns(arguments.prompt, arguments.completion, arguments.answer),
+        model=arguments.model,
+        rows=arguments.rows,
+        json_out=arguments.json_out,
+    )
+
+
+def score_file(
+    file: str,
+    *,
+    rewards: Sequence[str],
+    overrides: Sequence[str] = (),
+    columns: TextColumns = TextColumns(),
+    model: str | None = None,
+    rows: int = 20,
+    json_out: Path | None = None,
+) -> int:
+    """Score the texts of a file, print a table and a summary. Returns 1 if a completion has no score.
+
+    Raises:
+        UserError: the file, a reward or a column is wrong.
+    """
     from proxima.runtime.watch.interrupt import quiet_transformers
 
-    if arguments.rows < 0:
-        raise UserError(f"--rows {arguments.rows} must be >= 0; 0 prints all")
-    resolved = resolve_rewards(arguments.reward, arguments.override)
+    if rows < 0:
+        raise UserError(f"--rows {rows} must be >= 0; 0 prints all")
+    resolved = resolve_rewards(rewards, overrides)
     with resolved.locating():
-        asked = read_texts(arguments)
+        texts = read_texts(Path(file), columns, model)
         with quiet_transformers():
-            groups, labels = score(resolved.config, asked, arguments)
+            groups, labels = score(resolved.config, texts, file, counts_tokens=model is not None)
     facts = summarise_scores(groups)
-    if arguments.json_out is not None:
+    if json_out is not None:
         from proxima.data.atomic_files import write_atomic
-        from proxima.data.jsonl import dumps
+        from proxima.data.jsonl import json_text
 
-        content = {"file": arguments.file, "rewards": labels, **facts, "rows": [row for row, _ in each(groups)]}
-        write_atomic(arguments.json_out, dumps(content, indent=2) + "\n")
-    print_scores(groups, facts, arguments.rows)
+        scored = [row for row, _ in score_rows(groups)]
+        write_atomic(json_out, json_text({"file": file, "rewards": labels, **facts, "rows": scored}))
+    print_scores(groups, facts, rows)
     return 1 if facts["failed"] else 0
 
 
@@ -130,76 +168,65 @@ def reward_word(text: str) -> str:
     return f"{{kind: function, path: {json.dumps(text)}}}" if function else f"{{kind: {json.dumps(text)}}}"
 
 
-def read_texts(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Completion]]]:
-    """The prompts with their completions.
+def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Texts:
+    """The prompts with their completions, whose tokens are those of `model`, if any.
 
     Raises:
         UserError: the file can't be read, a column is missing, or a row has no text; names file and row.
     """
-    from proxima.task import TASKS
     from proxima.task.column_mapping import as_messages
+    from proxima.task.local_files import Jsonl, Parquet
 
-    file = Path(arguments.file)
     if not file.is_file():
         raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is a folder; name a file in it")
-    present = columns_in(file)
-    prompt = chosen("prompt", arguments.prompt, PROMPT, present, file)
-    completion = chosen("completion", arguments.completion, COMPLETION, present, file)
-    answer = chosen("answer", arguments.answer, (), present, file) if arguments.answer else "answer"
-    kind = "parquet" if file.suffix == ".parquet" else "jsonl"
+    task = (Parquet if file.suffix == ".parquet" else Jsonl)(path=str(file))
     try:
-        rows = TASKS[kind](path=str(file), question=prompt, answer=None).rows(0)
+        present = task.columns()
+        if present is None:
+            raise UserError(f"{file} is empty; a row is {{prompt, completion, …}}")
+        prompt = chosen("prompt", columns.prompt, PROMPT, present, file)
+        completion = chosen("completion", columns.completion, COMPLETION, present, file)
+        answer = chosen("answer", columns.answer, (), present, file) if columns.answer else "answer"
+        rows = replace(task, question=prompt, answer=None).rows(0)
     except FieldError as error:  # its field is one of a task
         raise UserError(f"{file} {error.requirement}") from None
-    encode = tokens_of(arguments.model)
-    asked = []
+    encode = tokens_of(model)
+    texts = []
     for number in range(len(rows)):
         row, place = rows[number], f"{file}, row {number}"
-        columns = {name: value for name, value in row.metadata.items() if name != completion}
-        texts = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
+        metadata = {name: value for name, value in row.metadata.items() if name != completion}
         chat = as_messages(row.metadata[prompt], place) if isinstance(row.metadata[prompt], list) else None
-        made = Prompt(
+        asked = Prompt(
             uid=number,
             messages=chat or row.messages,
             tokens=NO_TOKENS,
-            answer=columns.get(answer),
-            metadata=columns,
+            answer=metadata.get(answer),
+            metadata=metadata,
             chat=chat is not None,
         )
-        asked.append((made, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(texts)]))
-    return asked
-
-
-def columns_in(file: Path) -> list[str]:
-    """The columns of a Parquet file, or the keys of the first row of any other; UserError if it has none."""
-    from proxima.task.local_files import content_lines, json_object
-
-    if file.suffix == ".parquet":
-        from proxima.evaluate.suites import columns_of
-
-        return sorted(columns_of(file))
-    if (line := next(content_lines(file), None)) is None:
-        raise UserError(f"{file} is empty; a row is {{prompt, completion, …}}")
-    return list(json_object(line[2], f"{file}:{line[0]}"))
+        answers = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
+        texts.append((asked, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]))
+    return texts
 
 
 def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence[str], file: Path) -> str:
     """The column that is named, or the first usual one."""
-    found = given if given in present else next((name for name in names if name in present and given is None), None)
-    if found is None:
+    column = next((name for name in (names if given is None else (given,)) if name in present), None)
+    if column is None:
         reason = f"{file} has no column {given or names[0]!r}"
         raise UserError(reason, remedy=f"name it with --{what} COLUMN; columns: {', '.join(present) or 'none'}")
-    return found
+    return column
 
 
 def completion_texts(value: Any, place: str) -> list[str]:
     """The texts of a completion, or of a list of them; each may be a list of messages, whose last one counts."""
     several = isinstance(value, list) and bool(value) and not isinstance(value[0], dict)
     texts = []
-    for one in value if several else [value]:
-        text = one[-1].get("content") if isinstance(one, list) and one and isinstance(one[-1], dict) else one
+    for given in value if several else [value]:
+        chat = isinstance(given, list) and bool(given) and isinstance(given[-1], dict)
+        text = given[-1].get("content") if chat else given
         if not isinstance(text, str):
-            raise UserError(f"{place} holds {one!r:.60}, expected a text, a list of texts, or messages")
+            raise UserError(f"{place} holds {given!r:.60}, expected a text, a list of texts, or messages")
         texts.append(text)
     return texts
 
@@ -214,28 +241,19 @@ def tokens_of(model: str | None) -> Callable[[str], list[int]]:
     return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def score(
-    config: ScoreConfig, asked: Sequence[tuple[Prompt, list[Completion]]], arguments: argparse.Namespace
-) -> tuple[list[Group], list[str]]:
-    """The scored groups, and the names of the rewards.
+def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) -> tuple[list[Group], list[str]]:
+    """The scored groups, and the names of the rewards; `counts_tokens`: the completions have their tokens.
 
     Raises:
         UserError: a reward asks for a column that is not there, counts tokens without a model, or is not ready.
     """
-    from proxima.reward import Function, ModelReward, RewardRunner
+    from proxima.reward import RewardRunner
     from proxima.runtime.launch.preflight import ReferenceAnswers, require_columns
 
-    prompts: Any = [prompt for prompt, _ in asked]
-    require_columns(config.reward, ReferenceAnswers(name=arguments.file, rows=prompts, count=len(prompts)), 0, 0)
-    for number, reward in enumerate(config.reward):
-        tokens = isinstance(reward, ModelReward) and reward.encode == "tokens"
-        reason = "reads the policy's tokens, and a file has texts alone"
-        require(not tokens, f"reward.{number}.encode", "tokens", reason, remedy="set encode=text")
-    if arguments.model is None:
-        require_no_tokens(config.reward)
-    objects = any(isinstance(reward, Function) and reward.call.gets_tokens for reward in config.reward)
-    if objects and all(prompt.answer is None for prompt in prompts):
-        print("NOTE prompt.answer is None; name the column of the answers with --answer COLUMN", file=sys.stderr)
+    prompts: Any = [prompt for prompt, _ in texts]
+    require_columns(config.reward, ReferenceAnswers(name=file, rows=prompts, count=len(prompts)), 0, 0)
+    unanswered = all(prompt.answer is None for prompt in prompts)
+    require_texts_suffice(config.reward, counts_tokens, unanswered)
     limits = config.runtime
     rewards = RewardRunner(
         config.reward,
@@ -245,51 +263,57 @@ def score(
     )
     try:
         rewards.check()
-        if rewards.needs_answers and all(prompt.answer is None for prompt in prompts):
-            raise UserError(
-                f"{arguments.file} has no answers to compare with", remedy="name their column with --answer"
-            )
-        return asyncio.run(_score(rewards, asked)), list(rewards.labels)
+        if rewards.needs_answers and unanswered:
+            raise UserError(f"{file} has no answers to compare with", remedy="name their column with --answer")
+        return asyncio.run(_score(rewards, texts)), list(rewards.labels)
     finally:
         rewards.close()
 
 
-async def _score(rewards: "RewardRunner", asked: Sequence[tuple[Prompt, list[Completion]]]) -> list[Group]:
-    scores = await asyncio.gather(*(rewards.score(prompt, texts) for prompt, texts in asked))
-    pairs = zip(asked, scores, strict=True)
-    groups = [Group(prompt=p, completions=tuple(texts), scores=tuple(found)) for (p, texts), found in pairs]
+async def _score(rewards: "RewardRunner", texts: Texts) -> list[Group]:
+    scores = await asyncio.gather(*(rewards.score(prompt, completions) for prompt, completions in texts))
+    groups = [
+        Group(prompt=prompt, completions=tuple(completions), scores=tuple(of))
+        for (prompt, completions), of in zip(texts, scores, strict=True)
+    ]
     return await rewards.score_batch(groups)
 
 
-def require_no_tokens(rewards: Sequence[Any]) -> None:
-    """Refuse a reward that counts tokens; where a function may, say that there are none."""
-    from proxima.reward import Function, Length, Overlong
+def require_texts_suffice(rewards: Sequence[Any], counts_tokens: bool, unanswered: bool) -> None:
+    """Refuse a reward that reads tokens which a file doesn't have; where a function may, say what is missing."""
+    from proxima.reward import Function, Length, ModelReward, Overlong
 
     for number, reward in enumerate(rewards):
-        if isinstance(reward, Length | Overlong) or getattr(reward, "unit", None) == "tokens":
+        of_policy = isinstance(reward, ModelReward) and reward.encode == "tokens"
+        reason = "reads the policy's tokens, and a file has texts alone"
+        require(not of_policy, f"reward.{number}.encode", "tokens", reason, remedy="set encode=text")
+        counts = isinstance(reward, Length | Overlong) or getattr(reward, "unit", None) == "tokens"
+        if counts and not counts_tokens:
             raise FieldError(f"reward.{number}.kind", reward.kind, "counts tokens", remedy="add --model PATH")
     if any(isinstance(reward, Function) and reward.call.gets_tokens for reward in rewards):
-        print("NOTE without --model PATH, completion.tokens is empty", file=sys.stderr)
+        if not counts_tokens:
+            print("NOTE without --model PATH, completion.tokens is empty", file=sys.stderr)
+        if unanswered:
+            print("NOTE prompt.answer is None; name the column of the answers with --answer COLUMN", file=sys.stderr)
 
 
-def each(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Completion]]:
+def score_rows(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Completion]]:
     """Per completion its row in the file, its number in the row, and its score; JSON values."""
     rows = []
     for group in groups:
-        for completion, one in zip(group.completions, group.scores, strict=True):
-            value = one.value if one.valid else None
-            place = {"row": group.prompt.uid, "sample": completion.sample}
-            facts = {"value": value, "correct": one.correct, "parts": dict(one.parts), "error": one.error}
-            rows.append((place | facts, completion))
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            facts = {"row": group.prompt.uid, "sample": completion.sample, **asdict(score)}
+            facts["value"] = score.value if facts.pop("valid") else None
+            rows.append((facts, completion))
     return rows
 
 
 def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
     """Counts, mean and spread (the population's) of the scores, and means of the parts; JSON values."""
-    scores: list[Score] = [one for group in groups for one in group.scores]
-    valid = [one for one in scores if one.valid]
-    values, known = [one.value for one in valid], [one.correct for one in valid if one.correct is not None]
-    parts = {name: [one.parts[name] for one in valid if name in one.parts] for one in valid for name in one.parts}
+    scores = [score for group in groups for score in group.scores]
+    valid = [score for score in scores if score.valid]
+    values, verdicts = [score.value for score in valid], [s.correct for s in valid if s.correct is not None]
+    names = dict.fromkeys(name for score in valid for name in score.parts)
     return {
         "completions": len(scores),
         "failed": len(scores) - len(valid),
@@ -297,10 +321,10 @@ def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
         "sd": pstdev(values) if values else None,
         "min": min(values, default=None),
         "max": max(values, default=None),
-        "known": len(known),
-        "correct": sum(known),
-        "parts": {name: fmean(found) for name, found in parts.items()},
-        "failures": dict(Counter(one.error for one in scores if not one.valid).most_common()),
+        "known": len(verdicts),
+        "correct": sum(verdicts),
+        "parts": {name: fmean(score.parts[name] for score in valid if name in score.parts) for name in names},
+        "failures": dict(Counter(score.error for score in scores if not score.valid).most_common()),
     }
 
 
@@ -309,15 +333,15 @@ def print_scores(groups: Sequence[Group], facts: dict[str, Any], most: int) -> N
     from proxima.view.formatting import NONE, fixed, printable
     from proxima.view.terminal import rendered, table_of_rows
 
-    rows, several = each(groups), any(len(group.completions) > 1 for group in groups)
+    rows, several = score_rows(groups), any(len(group.completions) > 1 for group in groups)
     shown = rows[: most or None]
-    names = list(facts["parts"])
+    names = facts["parts"] if len(facts["parts"]) > 1 else ()
     table = [
         {
             "row": f"{row['row']}.{row['sample']}" if several else str(row["row"]),
             "reward": fixed(row["value"], 3),
             "correct": {True: "yes", False: "no", None: NONE}[row["correct"]],
-            **({printable(name): fixed(row["parts"].get(name), 3) for name in names} if len(names) > 1 else {}),
+            **{printable(name): fixed(row["parts"].get(name), 3) for name in names},
             "completion": printable(completion.text, 60),
         }
         for row, completion in shown

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,51 +153,16 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
-    """The content of `README.md`; its recipe names `folder`, or `data/<name>`."""
-    return "\n".join(_lines(card, folder)) + "\n"
+    """The content of `README.md`, by `card.md.j2`; its recipe names `folder`, or `data/<name>`."""
+    import jinja2
 
-
-def _lines(card: Mapping[str, Any], folder: str | None) -> Iterator[str]:
-    source, prompt, overlap = card["source"], card["prompt"], card["overlap"]
-    yield f"# {card['name']}\n"
-    yield f"{card['title']}.\n"
-    where = source["name"] + (f" at {source['revision']}" if source["revision"] else "")
-    yield f"Source: {where}. License: {source['license'] or 'not known; see the source'}.\n"
-    made = f"Made with `{card['command']}`, proxima {card['versions']['proxima']}"
-    yield f"{made}; the same files and options give the same bytes.\n"
-    yield "## What became of the rows\n"
-    sides = list(card["counts"])
-    yield "| | " + " | ".join(sides) + " |\n|---|" + "---:|" * len(sides)
-    for key, meaning in _COUNTED.items():
-        values = [card["counts"][side][key] for side in sides]
-        if any(values) or key == "rows":
-            yield f"| {meaning} | " + " | ".join(f"{value:,}" for value in values) + " |"
-    for side in sides:
-        yield f"\nRepetition, {side}: {repetition_line(card['repetition'][side])}."
-    if overlap["against"]:
-        run = f", or {overlap['words']} words in a row (arXiv 2005.14165, appendix C)" if overlap["words"] else ""
-        yield f"\nContamination: the same normalised text{run}, against"
-        for one in overlap["against"]:
-            dropped = f"{one['left_out']:,} left out, {one['same_text']:,} of them the same text"
-            yield f"- {one['set']}, {one['questions']:,} questions: {dropped}"
-        if overlap["phrases_ignored"]:
-            phrases = f"{overlap['phrases_ignored']:,} runs are phrases"
-            yield f"\n{phrases}: more than {overlap['common']} training questions hold each."
-    else:
-        yield "\nNot compared with any evaluation set."
-    yield "\n## Prompt\n"
-    if prompt["system"] is not None:
-        yield f"System:\n\n{_quoted(prompt['system'])}\n"
-    yield f"Template `{prompt['template']}`:\n\n{_quoted(prompt['text'])}\n"
-    yield "## Files\n"
-    yield "| file | rows | sha256 |\n|---|---:|---|"
-    for name, facts in card["outputs"].items():
-        if name != README:  # which can't hold its own hash
-            yield f"| {name} | {facts['rows']:,} | {facts['sha256'][:16]}… |"
-    yield "".join(f"\n`{name}`: {LISTS[name]}.\n" for name in card["outputs"] if name in LISTS)
-    yield "| column | meaning |\n|---|---|"
-    yield from (f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items())
-    yield f"\n## In a recipe\n\n```yaml\n{recipe_snippet(card, folder)}\n```"
+    jinja = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    jinja.filters |= {"thousands": "{:,}".format, "quoted": _quoted}
+    template = jinja.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
+    tables = {"counted": _COUNTED, "lists": LISTS, "columns": COLUMNS, "repetition_line": repetition_line}
+    return template.render(card=card, snippet=recipe_snippet(card, folder), **tables)
 
 
 _COUNTED = {

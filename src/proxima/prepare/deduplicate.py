@@ -74,12 +74,14 @@ class Deduplicator:
     Args:
         kind: of answer, a key in `ANSWERS`.
         spool: a text file, open for writing and reading, for the first rows.
+        rule: for questions with different answers: `drop` them, keep the `first` row, or the first with the answer of
+            the `majority`, without which it is dropped.
     """
 
-    def __init__(self, kind: str, spool: IO[str]) -> None:
+    def __init__(self, kind: str, spool: IO[str], rule: Conflicts = "drop") -> None:
         self.counts = RowCounts()
         self.unreadable: list[dict[str, Any]] = []
-        self._canonical, self._spool = ANSWERS[kind], spool
+        self._canonical, self._spool, self._rule = ANSWERS[kind], spool, rule
         self._index: dict[bytes, int] = {}
         self._repeats = array("q")
         self._answers = array("Q")  # an 8-byte hash of each question's first answer
@@ -156,9 +158,8 @@ class Deduplicator:
         self._cache.clear()
         self._index.clear()
 
-    def questions(self, rule: Conflicts) -> Iterator[UniqueQuestion]:
-        """The distinct questions in the order of their first row; one with different answers by the rule: `drop` it,
-        keep its `first` row, or the first with the answer of the `majority`, without which it is dropped."""
+    def questions(self) -> Iterator[UniqueQuestion]:
+        """The distinct questions in the order of their first row."""
         self._spool.flush()
         self._spool.seek(0)
         for index, line in enumerate(self._spool):
@@ -169,7 +170,7 @@ class Deduplicator:
                 continue
             answers = {first.answer: self._repeats[index] - sum(count for count, _ in others.values())}
             answers |= {item.answer: count for count, item in others.values()}
-            kept = {"drop": None, "first": first, "majority": _majority(first, answers, others)}[rule]
+            kept = {"drop": None, "first": first, "majority": _majority(first, answers, others)}[self._rule]
             yield UniqueQuestion(kept, self._repeats[index], answers, first.question)
 
 

@@ -2,7 +2,7 @@
 
 import glob
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 CARD = "card.json"  # in every prepared folder
 
 NamedFiles = list[tuple[Path, str]]  # each file with its name in the card
+BySide = defaultdict[str, NamedFiles]  # "" holds files whose names don't say
 Sides = dict[str, tuple[tuple[Path, str], ...]]  # `train` and `test`
 
 
@@ -63,7 +64,8 @@ def locate_files(
     if given is not None and not _is_hub_name(given):
         if revision is not None:
             raise UserError(f"revision={revision!r} is for data sets on the hub; {given!r} is a path")
-        return SourceFiles("files", given, None, part.license, _sides(_local(given, subset), part, given))
+        sides = _sides(_by_side(_local(given, subset)), part, given)
+        return SourceFiles("files", given, None, part.license, sides)
     known = {hub.name: hub for hub in part.hubs}
     hubs = part.hubs if given is None else (known.get(given, Hub(given)),)
     problems = []
@@ -122,21 +124,26 @@ def _files(start: Path, top: Path) -> NamedFiles:
     return sorted(visible, key=lambda pair: pair[1])
 
 
-def _sides(files: NamedFiles, part: Part, given: str) -> Sides:
+def _by_side(files: NamedFiles) -> BySide:
     """The files of each side: by name (`train-00000-of-00002.parquet`) or a folder's (`test/algebra/1.json`)."""
-    by_side: dict[str, NamedFiles] = {"train": [], "test": [], "validation": [], "": []}
+    sides: BySide = defaultdict(list)
     for path, name in files:
-        by_side[_side(name)].append((path, name))
+        sides[_side(name)].append((path, name))
+    return sides
+
+
+def _sides(files: BySide, part: Part, given: str) -> Sides:
+    """The files that the part takes of each side; DataNotFound if there are none, or some are missing."""
     if part.side == "test":
-        chosen = by_side["test"] or by_side[""] or by_side["train"]  # some sets call their only split train
-        sides = {"test": tuple(chosen)} if chosen else {}
+        chosen = {"test": files["test"] or files[""] or files["train"]}  # some sets call their only split train
     else:
-        train = by_side["train"] or by_side[""]
-        sides = {side: tuple(found) for side, found in (("train", train), ("test", by_side["test"])) if found}
+        chosen = {"train": files["train"] or files[""], "test": files["test"]}
+    sides = {side: tuple(of) for side, of in chosen.items() if of}
     if part.side not in sides:
-        seen = ", ".join(name for _, name in files[:5]) or "no data file"
+        names = [name for of in files.values() for _, name in of]
+        seen = ", ".join(names[:5]) or "no data file"
         raise DataNotFound(f"{given} holds no {part.side} side ({seen}); expected Parquet, JSON Lines, JSON or Arrow")
-    _require_all_shards([pair for found in sides.values() for pair in found], given)
+    _require_all_shards([pair for of in sides.values() for pair in of], given)
     return sides
 
 
@@ -152,9 +159,9 @@ def _side(name: str) -> str:
 def _require_all_shards(files: Iterable[tuple[Path, str]], given: str) -> None:
     """Refuse `-00000-of-00002` without `-00001-of-00002`, an interrupted download."""
     seen = Counter((match[1], match[3]) for _, name in files if (match := _SHARD.fullmatch(name)))
-    for (stem, count), found in seen.items():
-        if found != int(count):
-            raise DataNotFound(f"{given} holds {found} of the {int(count)} files {stem}-*-of-{count}")
+    for (stem, count), shards in seen.items():
+        if shards != int(count):
+            raise DataNotFound(f"{given} holds {shards} of the {int(count)} files {stem}-*-of-{count}")
 
 
 def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
@@ -171,7 +178,7 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
                 hub.name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=cached
             )
             folder = Path(snapshot)
-            sides = _sides(_below(folder, hub.subsets, hub.name), part, hub.name)
+            sides = _sides(_by_side(_below(folder, hub.subsets, hub.name)), part, hub.name)
         except DataNotFound as error:
             problem = str(error)
         except Exception as error:  # the library and the network code below it raise dozens of types
@@ -189,24 +196,16 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
 
 def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
     """The Arrow files in the cache of the `datasets` library."""
-    sides: Sides = {}
-    commits = set()
+    files: BySide = defaultdict(list)
     for side in ("train", "test"):
-        files: NamedFiles = []
-        try:
-            for subset in hub.subsets or (None,):
-                stored: Any = load_hub_dataset(hub.name, subset, side, revision)
-                paths = [Path(entry["filename"]) for entry in stored.cache_files]
-                files += [(path, path.name if subset is None else f"{subset}/{path.name}") for path in paths]
-                commits |= {path.parent.name for path in paths}
-        except UserError:
-            continue
-        if files:
-            sides[side] = tuple(files)
-    if part.side == "test":
-        sides = {"test": sides.get("test") or sides["train"]} if sides else {}
-    if part.side not in sides:
-        raise DataNotFound(f"{hub.name} is in no cache")
+        with suppress(UserError):
+            stored: list[tuple[str | None, Any]] = [
+                (subset, load_hub_dataset(hub.name, subset, side, revision)) for subset in hub.subsets or (None,)
+            ]
+            paths = [(subset, Path(entry["filename"])) for subset, data in stored for entry in data.cache_files]
+            files[side] = [(path, path.name if subset is None else f"{subset}/{path.name}") for subset, path in paths]
+    commits = {path.parent.name for of in files.values() for path, _ in of}
+    sides = _sides(files, part, hub.name)
     commit = _commit(commits.pop()) if len(commits) == 1 else None
     return SourceFiles("hub", hub.name, commit or revision, hub.license, sides)
 

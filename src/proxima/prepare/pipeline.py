@@ -13,7 +13,7 @@ from proxima.prepare.atomic_folder import atomic_folder, refuse_existing
 from proxima.prepare.catalog import Part
 from proxima.prepare.dataset_card import build_card, write_card
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
-from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question
+from proxima.prepare.deduplicate import Deduplicator, Question
 from proxima.prepare.locate import SourceFiles
 from proxima.prepare.normalize import normalize
 from proxima.prepare.prepare_options import PrepareOptions
@@ -26,7 +26,6 @@ _REPORT_EVERY = 4096  # rows between two calls of the progress callback
 _OWN_TEST = "its own test side"  # name among the evaluation sets
 
 ProgressCallback = Callable[[str, int, int | None], None]  # stage, rows done, total rows or None
-Kept = tuple[int, Question, int]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def prepare(
     command: str = "",
     overwrite: bool = False,
     dry_run: bool = False,
-    progress: ProgressCallback = lambda stage, done, total: None,
+    progress: ProgressCallback | None = None,
 ) -> PreparedFolder:
     """Make one folder: `train.parquet`, `test.parquet`, `card.json`, `README.md` and the lists of excluded rows.
 
@@ -71,12 +70,13 @@ def prepare(
         command: for the card.
         overwrite: replace a prepared folder.
         dry_run: count everything, write nothing.
-        progress: called now and then.
+        progress: called now and then; None: not at all.
     Raises:
         UserError: damaged files, too many unreadable answers, no rows left, `out` exists. Nothing is written then.
     """
     template = resolve_template(options.template if options.template is not None else part.template, options.system)
     held_out = _held_out_share(part, source, options)
+    progress = progress or (lambda stage, done, total: None)
     if not dry_run:
         refuse_existing(out, overwrite=overwrite)
     with ExitStack() as stack:
@@ -87,18 +87,18 @@ def prepare(
         sides = {}
         for side in sorted(source.sides):
             spool = stack.enter_context((folder / f".{side}.spool").open("w+", encoding="utf-8"))
-            sides[side] = _read(part, side, source, Deduplicator(part.answer, spool), progress)
+            sides[side] = _read(part, side, source, Deduplicator(part.answer, spool, options.conflicts), progress)
             _refuse_unreadable(part, side, sides[side], options)
-        known = (*eval_sets, *_own_test(sides, options, held_out))
+        known = (*eval_sets, *_own_test(sides, held_out))
         overlap = OverlapIndex(options.words, options.common)
         for eval_set in known:
             overlap.add(eval_set)
-        writer, excluded = SplitWriter(folder, template, sides), ExclusionLists(sides, options.conflicts)
-        for entry in sides["test"].distinct.questions(options.conflicts) if "test" in sides else ():
+        writer, excluded = SplitWriter(folder, template, sides), ExclusionLists(sides)
+        for entry in sides["test"].distinct.questions() if "test" in sides else ():
             if entry.kept:
                 writer.write("test", entry.kept, entry.repeats)
         if "train" in sides:
-            _split(sides["train"].distinct, overlap, held_out, options.conflicts, writer, excluded, progress)
+            _split(sides["train"].distinct, overlap, held_out, writer, excluded, progress)
         files = writer.close() | excluded.write(folder)
         for side in sides:
             (folder / f".{side}.spool").unlink()
@@ -152,11 +152,11 @@ def _refuse_unreadable(part: Part, side: str, data: SplitData, options: PrepareO
         )
 
 
-def _own_test(sides: dict[str, SplitData], options: PrepareOptions, held_out: float | None) -> tuple[EvalSet, ...]:
+def _own_test(sides: dict[str, SplitData], held_out: float | None) -> tuple[EvalSet, ...]:
     """The part's own test questions as an evaluation set."""
     if "test" not in sides and not held_out:
         return ()
-    entries = sides["test" if "test" in sides else "train"].distinct.questions(options.conflicts)
+    entries = sides["test" if "test" in sides else "train"].distinct.questions()
     kept = [entry.kept for entry in entries if entry.kept]
     return (EvalSet(_OWN_TEST, [item.question for item in kept if "test" in sides or _is_held_out(item, held_out)]),)
 
@@ -170,7 +170,6 @@ def _split(
     distinct: Deduplicator,
     overlap: OverlapIndex,
     held_out: float | None,
-    rule: Conflicts,
     writer: SplitWriter,
     excluded: ExclusionLists,
     progress: ProgressCallback,
@@ -180,10 +179,10 @@ def _split(
     Reads the spool twice: the number of training questions that hold an n-gram is known after the first pass.
     """
     suspects: dict[int, list[OverlapMatch]] = {}
-    for number, item, _ in _kept(distinct, rule, "compare", progress):
+    for number, item, _ in _kept(distinct, "compare", progress):
         if matches := overlap.find(item.question, count=not _is_held_out(item, held_out)):
             suspects[number] = matches
-    for number, item, repeats in _kept(distinct, rule, "write", progress):
+    for number, item, repeats in _kept(distinct, "write", progress):
         test = _is_held_out(item, held_out)
         if matches := overlap.contaminated(suspects.get(number, ()), _OWN_TEST if test else None):
             excluded.add_contaminated(item, matches)
@@ -191,10 +190,10 @@ def _split(
             writer.write("test" if test else "train", item, repeats)
 
 
-def _kept(distinct: Deduplicator, rule: Conflicts, stage: str, progress: ProgressCallback) -> Iterator[Kept]:
+def _kept(distinct: Deduplicator, stage: str, progress: ProgressCallback) -> Iterator[tuple[int, Question, int]]:
     """Number, question and repeats of the questions that no conflict drops."""
     total = distinct.counts.questions
-    for number, entry in enumerate(distinct.questions(rule)):
+    for number, entry in enumerate(distinct.questions()):
         if entry.kept:
             yield number, entry.kept, entry.repeats
         if (number + 1) % _REPORT_EVERY == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.prepare.decontaminate import OverlapMatch
-from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question
+from proxima.prepare.deduplicate import Deduplicator, Question
 from proxima.prepare.normalize import question_key
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile
@@ -102,8 +102,8 @@ class SplitWriter:
 class ExclusionLists:
     """What was excluded and why: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
 
-    def __init__(self, sides: Mapping[str, SplitData], rule: Conflicts) -> None:
-        self._sides, self._rule = sides, rule
+    def __init__(self, sides: Mapping[str, SplitData]) -> None:
+        self._sides = sides
         self.contaminated: list[dict[str, Any]] = []
         self.by_set: Counter[str] = Counter()  # training questions that each evaluation set excludes
         self.same_text: Counter[str] = Counter()
@@ -122,7 +122,7 @@ class ExclusionLists:
         for side, data in self._sides.items():
             names = [file.name for file in data.inputs]
             unreadable += [{"side": side, **row, "file": names[row["file"]]} for row in data.distinct.unreadable]
-            for entry in data.distinct.questions(self._rule) if data.distinct.counts.conflicts else ():
+            for entry in data.distinct.questions() if data.distinct.counts.conflicts else ():
                 if len(entry.answers) > 1:
                     self.conflicts_dropped[side] += entry.kept is None
                     kept = None if entry.kept is None else entry.kept.answer

@@ -9,8 +9,9 @@ that a model wrote), `function` (a worker process that loads a user's function).
 Imports: stdlib, httpx, `proxima.data`, `proxima.model`; math-verify and reasoning_gym in the workers alone. Imported by
 `rollout`, `evaluate`, `prepare` and the rooms above; `core` and `train` see scores as numbers only.
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions,
-right and wrong, in `tests/reward/test_<name>.py`. Conformance tests (order, hostile text, docstring) find it in the
-dict. Out of tree: `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`, `WeightedReward`, `RewardRunner`.
+right and wrong, in `tests/reward/test_<name>.py`. The tests of all rewards (order, hostile text, docstring) find it in
+the dict, and construct it with its `example_fields` where a field has no default. Out of tree:
+`{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`, `WeightedReward`, `RewardRunner`.
 """
 
 from typing import TYPE_CHECKING

@@ -4,6 +4,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
@@ -25,6 +26,8 @@ class WeightedReward:
         weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and a failure
             of this reward then does not make the completion invalid.
         name: key of this reward among the parts of a score; null: the kind.
+
+    `example_fields` are values for the fields that have no default; the tests of all rewards construct it with these.
     """
 
     weight: float = 1.0
@@ -35,6 +38,7 @@ class WeightedReward:
     whole_group: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
     needs_answer: ClassVar[bool] = False
+    example_fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.weight), "weight", self.weight, "must be finite")

@@ -3,10 +3,11 @@
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score, require
 from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward
@@ -27,6 +28,7 @@ class UserFunction(PooledReward):
 
     where = "function"
     warm_up = "function"
+    called_with: ClassVar[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,12 +48,18 @@ class UserFunction(PooledReward):
 
     def check(self) -> None:
         try:
-            self.check_signature()
+            function = self.function
         except ValueError as error:
             raise FieldError("path", self.path, str(error)) from error
+        try:
+            self.bind(function)
+        except TypeError as error:
+            defined = f"and it is defined with {inspect.signature(function)}: {error}"
+            problem = f"names a function that '{self.kind}' calls with {self.called_with}, {defined}"
+            raise FieldError("path", self.path, problem) from None
 
-    def check_signature(self) -> None:
-        """ValueError if the function does not exist, or can't be called with what this kind calls it with."""
+    def bind(self, function: Callable[..., Any]) -> None:
+        """TypeError if the function can't be called with what this kind calls it with."""
         raise NotImplementedError
 
     @property
@@ -133,14 +141,10 @@ class Function(UserFunction):
     chat: bool | None = None
 
     kind = "function"
+    called_with = "(prompt, completion) and columns by name"
 
-    def check_signature(self) -> None:
-        function = self.function
-        try:
-            CallShape.of(function)
-        except TypeError as error:
-            called = "names a function that 'function' calls with (prompt, completion) and columns by name"
-            raise ValueError(f"{called}, and it is defined with {inspect.signature(function)}: {error}") from None
+    def bind(self, function: Callable[..., Any]) -> None:
+        CallShape.of(function)
 
     @cached_property
     def call(self) -> CallShape:
@@ -179,16 +183,11 @@ class FunctionBatch(UserFunction):
 
     kind = "function_batch"
     whole_batch = True
+    called_with = "(groups)"
 
-    def check_signature(self) -> None:
-        function = self.function
-        try:
+    def bind(self, function: Callable[..., Any]) -> None:
+        with suppress(ValueError):  # some functions written in C have no signature: the first call will tell
             inspect.signature(function).bind("groups")
-        except TypeError as error:
-            called = "names a function that 'function_batch' calls with (groups)"
-            raise ValueError(f"{called}, and it is defined with {inspect.signature(function)}: {error}") from None
-        except ValueError:  # some functions written in C have no signature: the first call will tell
-            return
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
         sent = [

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from proxima.data import Completion, Prompt, Score, UserError, require
-from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
+from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body
 from proxima.reward.base import WeightedReward, validated
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # may be over by the next attempt
@@ -124,10 +124,9 @@ class Http(WeightedReward):
         data = self._post(prompt, completions)
         try:
             response = parse_json(data, parse_int=_finite_int)
-        except TooLargeError as error:
-            raise ValueError(f"the answer has {error}") from None
-        except UnreadableError as error:
-            raise ValueError(f"the answer is {error}") from None
+        except (TooLargeError, UnreadableError) as error:
+            verb = "has" if isinstance(error, TooLargeError) else "is"
+            raise ValueError(f"the answer {verb} {error}") from None
         scores = response.get("scores") if isinstance(response, dict) else None
         if not isinstance(scores, list):
             raise ValueError(f"the answer has no list 'scores': {data[:80].decode(errors='replace')}")
@@ -141,8 +140,12 @@ class Http(WeightedReward):
             {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
             for c in completions
         ]
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        headers |= {"Accept-Encoding": "identity", "User-Agent": "proxima"}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "User-Agent": "proxima",
+            **IDENTITY,
+        }
         if self.token_env is not None:
             headers["Authorization"] = f"Bearer {bearer_token(self.token_env, 'token_env')}"
         body = json.dumps({"prompt": asked, "completions": sent}).encode()
@@ -184,24 +187,20 @@ async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: in
             note = ", a redirect, which is not followed" if 300 <= status < 400 else ""
             message = f"{url} answers {status} {response.reason_phrase[:80]}{note}{await _explanation(response)}"
             raise PostFailed(message, status, float(wait) if re.fullmatch(r"[0-9]{1,4}", wait) else 0.0)
-        if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
-            raise PostFailed(f"{url} answers with Content-Encoding {coding[:20]}, and was asked for none", status)
         try:
-            return await read_at_most(response.aiter_raw(), limit)
-        except TooLargeError as error:
-            raise PostFailed(f"{url} answers with {error}", status) from None
+            return await read_body(response, limit)
+        except (TooLargeError, UnreadableError) as error:
+            raise PostFailed(f"{url} sends {error}", status) from None
 
 
 async def _explanation(response: httpx.Response) -> str:
     """`: why`, of a short JSON body with `error`, or `detail` as some frameworks name it; else nothing."""
-    length = response.headers.get("Content-Length", "")
-    if not re.fullmatch(r"[0-9]{1,6}", length) or int(length) > ERROR_BYTES:
-        return ""
-    with suppress(ValueError, httpx.TransportError):
-        content = parse_json(await read_at_most(response.aiter_raw(), ERROR_BYTES))
-        whys = [content.get(key) for key in ("error", "detail")] if isinstance(content, dict) else []
-        return next((": " + " ".join(why.split())[:200] for why in whys if isinstance(why, str)), "")
-    return ""
+    content: Any = None
+    if "Content-Length" in response.headers:  # nobody waits for the end of a stream
+        with suppress(ValueError, httpx.TransportError):
+            content = parse_json(await read_body(response, ERROR_BYTES))
+    whys = [content.get(key) for key in ("error", "detail")] if isinstance(content, dict) else []
+    return next((": " + " ".join(why.split())[:200] for why in whys if isinstance(why, str)), "")
 
 
 def bearer_token(variable: str, field: str) -> str:

@@ -1,6 +1,7 @@
 """Penalties on the length of a completion, and on one that did not end."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from proxima.data import Completion, Prompt, Score, require
@@ -61,6 +62,7 @@ class Overlong(WeightedReward):
 
     kind = "overlong"
     where = "inline"
+    example_fields = MappingProxyType({"max_tokens": 8, "buffer_tokens": 4})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -106,10 +107,8 @@ class RewardRunner:
         """`check` of every reward whose weight is not 0, by name."""
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if reward.weight != 0:
-                try:
+                with _named(label):
                     reward.check()
-                except ValueError as error:
-                    raise UserError(f"reward '{label}': {error}") from None
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
         """For each row's answer, why a reward of nonzero weight can't score that row, or None; blocks.
@@ -144,10 +143,8 @@ class RewardRunner:
 
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if isinstance(reward, ComputeReward):
-                try:
+                with _named(label):
                     (self.compute or ComputeThread()).call(reward.load)
-                except ValueError as error:
-                    raise UserError(f"reward '{label}': {error}") from None
         for pool in self._pools.values():
             pool.start()
 
@@ -156,7 +153,7 @@ class RewardRunner:
         columns = await self._columns(False, [prompt.uid], lambda i: self._group_column(i, prompt, completions))
         before, last = Score(value=0.0), not self._batch_counts
         added = [{i: column[at] for i, column in columns.items()} for at in range(len(completions))]
-        return [self._add(before, one, last) for one in added]
+        return [self._add(before, scores, last) for scores in added]
 
     async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with the values of the whole-batch rewards added to each score; unchanged if there are none.
@@ -181,8 +178,6 @@ class RewardRunner:
         """End the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
         for pool in self._pools.values():
             pool.close()
-        for threads in self._threads:
-            threads.close()
 
     async def _columns(self, whole_batch: bool, uids: list[int], column: Callable[[int], Any]) -> dict[int, Any]:
         """By number, what each reward of one of the two kinds returns."""
@@ -239,7 +234,7 @@ class RewardRunner:
             return [score for call in calls for score in _scores(reward, prompt, call)]
         waiting = (self._run_in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
         columns = zip(await asyncio.gather(*waiting), calls, strict=True)
-        return [score for found, call in columns for score in _spread(found, len(call))]
+        return [score for scores, call in columns for score in _spread(scores, len(call))]
 
     async def _run_in_workers(
         self, i: int, reward: PooledReward, prompt: Prompt, of: Sequence[Completion]
@@ -276,6 +271,15 @@ class RewardRunner:
             return Score.failed(f"timed out after {seconds:g} s")
         except RuntimeError as error:
             return Score.failed(str(error))
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Let errors inside name the reward."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"reward '{label}': {error}") from None
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:

@@ -76,18 +76,15 @@ class UnitTests(PooledReward):
         setup = "" if self.setup is None else _column(prompt, self.setup)
         code = code_of(completion.text)
         if not code.strip():
-            return _score(0.0, 0.0, {"passed": 0.0, "runs": 0.0, "timed_out": 0.0})
+            return self.parse_result(prompt, {"passed": 0.0, "runs": 0.0, "timed_out": 0.0})
         arguments: dict[str, Any] = {"code": code, "tests": tests, "setup": setup, "entry_point": entry_point}
         arguments |= {"seconds": self.seconds, "memory_mb": self.memory_mb}
         return Job(grader=self.kind, arguments=arguments, seconds=self.seconds + 30)  # the grader keeps the time
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         parts = {name: float(result[name]) for name in ("passed", "runs", "timed_out")}
-        return _score(parts["passed"] if self.partial else float(parts["passed"] == 1), parts["passed"], parts)
-
-
-def _score(value: float, passed: float, parts: Mapping[str, float]) -> Score:
-    return Score(value=value, correct=passed == 1, parts=parts)
+        passed, correct = parts["passed"], parts["passed"] == 1
+        return Score(value=passed if self.partial else float(correct), correct=correct, parts=parts)
 
 
 def code_of(text: str) -> str:

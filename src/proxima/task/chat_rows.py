@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from proxima.data import FieldError, Message, OverLengthError, Trajectory, UserError, require
-from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
+from proxima.data import FieldError, Message, OverLengthError, Trajectory, require
+from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.task.column_mapping import fill, look_up, template_fields
-from proxima.task.prompts import with_system
+from proxima.task.prompts import answer_tokens, row_excerpt, with_system
 from proxima.task.protocol import Row
 
 
@@ -64,7 +64,7 @@ class ChatReader:
                 what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
                 remedy = "set sft.loss_on=completion, or repair the template"
                 raise FieldError(
-                    "messages", _shown(chat[turn]["content"]), what + "renders these differently", remedy=remedy
+                    "messages", row_excerpt(chat[turn]["content"]), what + "renders these differently", remedy=remedy
                 )
             between = context[len(known) :]
             tokens, mask = tokens + between + answer, mask + [False] * len(between) + learnt
@@ -78,7 +78,7 @@ class ChatReader:
         elif self.completion is not None:
             what = "ends with the assistant, and sft.completion would be one more turn of it"
             remedy = "set sft.completion=null, or map task.messages to chats that end with the user"
-            raise FieldError("messages", _shown(messages[-1]["content"]), what, remedy=remedy)
+            raise FieldError("messages", row_excerpt(messages[-1]["content"]), what, remedy=remedy)
         for message in messages:
             if message["role"] == "assistant":
                 name = "completion" if message is messages[-1] else "messages"
@@ -110,16 +110,11 @@ class ChatReader:
     def _turn(self, chat: Sequence[Message], turn: int) -> tuple[list[int], list[int], list[bool]]:
         """Tokens before a turn of the assistant, its own, and which of these are learnt."""
         prompt, text = chat[:turn], chat[turn]["content"]
-        require(bool(prompt), "messages", _shown(text), "begins with the assistant: nothing predicts its first token")
+        require(
+            bool(prompt), "messages", row_excerpt(text), "begins with the assistant: nothing predicts its first token"
+        )
         before = prompt_tokens(prompt, self.tokenizer, self.arguments)
-        try:
-            own = completion_tokens(prompt, text, self.tokenizer, self.arguments)
-        except FieldError:
-            raise
-        except UserError as error:
-            raise FieldError(
-                "completion", _shown(text), f"can't be used: {error.reason}", remedy=error.remedy
-            ) from None
+        own = answer_tokens(prompt, text, self.tokenizer, self.arguments, "completion")
         return before.tolist(), own.tolist(), [True] * len(own)
 
     def _cut(
@@ -128,18 +123,14 @@ class ChatReader:
         """The trajectory, within the context."""
         room = self.context - len(before)
         if len(tokens) > room:
-            used, shown = len(before) + len(tokens), _shown(chat[-1]["content"])
+            used, text = len(before) + len(tokens), row_excerpt(chat[-1]["content"])
             limit = f"the model holds {self.context}"
             remedy = "shorten it, raise model.max_length, or set data.over_length=truncate"
             if not self.truncate:
-                raise OverLengthError("messages", shown, f"has {used} tokens, {limit}", remedy=remedy)
+                raise OverLengthError("messages", text, f"has {used} tokens, {limit}", remedy=remedy)
             tokens, mask = tokens[: max(0, room)], mask[: max(0, room)]
             if not any(mask):
                 what = f"has {used} tokens, {limit}, and nothing that is trained is among these"
-                raise OverLengthError("messages", shown, what, remedy="shorten it, or raise model.max_length")
+                raise OverLengthError("messages", text, what, remedy="shorten it, or raise model.max_length")
         ids, learnt = np.array(tokens, np.int32), np.array(mask, np.bool_)
         return Trajectory(group=number, prompt_tokens=np.array(before, np.int32), tokens=ids, loss_mask=learnt)
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

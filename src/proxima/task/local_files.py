@@ -21,14 +21,11 @@ DEEPEST = 100  # levels of a row: what writes it into the run folder recurses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jsonl(ColumnMapping):
-    """Rows from JSON Lines files: one object a line, its keys are the columns.
-
-    Opening the data validates every line, so that a broken one is found before training; lines are then read on demand.
+class LocalFiles(ColumnMapping):
+    """Base of the tasks that read files of this machine.
 
     Args:
         path: a file, a pattern such as `data/*.jsonl`, or several of either; files in sorted order within a pattern.
-    Raises: UserError for a missing file, a broken line (file:line), an absent column, no rows.
     """
 
     path: str | tuple[str, ...]
@@ -36,6 +33,16 @@ class Jsonl(ColumnMapping):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.path), "path", self.path, "must name a file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jsonl(LocalFiles):
+    """Rows from JSON Lines files: one object a line, its keys are the columns.
+
+    Opening the data validates every line, so that a broken one is found before training; lines are then read on demand.
+
+    Raises: UserError for a missing file, a broken line (file:line), an absent column, no rows.
+    """
 
     def rows(self, seed: int) -> Rows:
         """The lines of all files, in order; the seed changes nothing."""
@@ -125,32 +132,20 @@ def _check_depth(value: Any, place: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(ColumnMapping):
+class Parquet(LocalFiles):
     """Rows from Parquet files.
 
-    Args:
-        path: a file, a pattern such as `data/*.parquet`, or several of either; files in sorted order within a pattern.
     Raises: UserError for a missing file, one that is not Parquet, an absent column, no rows.
     """
-
-    path: str | tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(bool(self.path), "path", self.path, "must name a file")
 
     def rows(self, seed: int) -> Rows:
         """The rows of all files, in order; the seed changes nothing. With `metadata`, only the mapped columns are held
         in memory."""
-        import pyarrow
         from pyarrow import parquet
 
         tables, lacking = [], dict[bool, str]()
         for file in find_files(self.path):
-            try:
-                present = parquet.read_schema(file).names
-            except (OSError, pyarrow.ArrowException) as error:
-                raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
+            present = parquet_columns(file)
             self.require_columns(present, str(file))
             self.refuse_media(present, str(file))
             lacking.setdefault(self.lacks_answer(present), str(file))
@@ -164,14 +159,23 @@ class Parquet(ColumnMapping):
 
     def columns(self) -> tuple[str, ...] | None:
         """Those of the first file."""
-        from pyarrow import parquet
-
         files = find_files(self.path)
-        return tuple(parquet.read_schema(files[0]).names) if files else None
+        return parquet_columns(files[0]) if files else None
 
     def _row(self, tables: Sequence[Any], index: int, position: tuple[int, int]) -> Row:
         number, start = position
         return self.row(tables[number].slice(start, 1).to_pylist()[0], f"{self.path}, row {index}")
+
+
+def parquet_columns(file: Path) -> tuple[str, ...]:
+    """The columns of a file; UserError if it is not Parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return tuple(parquet.read_schema(file).names)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
 
 
 def require_same_answers(lacking: Mapping[bool, str]) -> None:

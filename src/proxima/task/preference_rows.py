@@ -22,9 +22,9 @@ from proxima.data import (
     require,
 )
 from proxima.data.columns import LARGEST
-from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
+from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.task.column_mapping import as_messages, look_up
-from proxima.task.prompts import with_system
+from proxima.task.prompts import answer_tokens, row_excerpt, with_system
 from proxima.task.protocol import Row
 
 
@@ -81,7 +81,7 @@ class PreferenceReader:
         chosen = self._trajectory(number, 0, row, "chosen", better)
         rejected = self._trajectory(number, 1, row, "rejected", worse)
         equal = np.array_equal(chosen.tokens, rejected.tokens)
-        require(not equal, "rejected", _shown(worse), "equals chosen: the pair says nothing")
+        require(not equal, "rejected", row_excerpt(worse), "equals chosen: the pair says nothing")
         return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
 
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
@@ -96,19 +96,14 @@ class PreferenceReader:
     def _trajectory(self, number: int, sample: int, row: Row, field: str, text: str) -> Trajectory:
         require(bool(text.strip()), field, text, "is empty")
         prompt = _prompt(row)
-        require(bool(prompt), field, _shown(text), "follows no prompt", remedy="map task.question to the prompt")
+        require(bool(prompt), field, row_excerpt(text), "follows no prompt", remedy="map task.question to the prompt")
         chat = with_system(prompt, self.system)
         before = prompt_tokens(chat, self.tokenizer, self.arguments)
-        try:
-            tokens = completion_tokens(chat, text, self.tokenizer, self.arguments)
-        except FieldError:
-            raise
-        except UserError as error:
-            raise FieldError(field, _shown(text), f"can't be used: {error.reason}", remedy=error.remedy) from None
+        tokens = answer_tokens(chat, text, self.tokenizer, self.arguments, field)
         used = len(before) + len(tokens)
         if used > self.context:
             reason = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
-            raise OverLengthError(field, _shown(text), reason, remedy="shorten it or raise model.max_length")
+            raise OverLengthError(field, row_excerpt(text), reason, remedy="shorten it or raise model.max_length")
         return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens)
 
 
@@ -125,10 +120,12 @@ def _text(row: Row, field: str, column: str) -> str:
     try:
         chat = as_messages(value, f"column {column!r}")
     except UserError as error:
-        raise FieldError(field, _shown(value), f"is no chat: {error.reason}", remedy=error.remedy) from None
-    require(chat[-1]["role"] == "assistant", field, _shown(value), "must end with a message of the assistant")
+        raise FieldError(field, row_excerpt(value), f"is no chat: {error.reason}", remedy=error.remedy) from None
+    require(chat[-1]["role"] == "assistant", field, row_excerpt(value), "must end with a message of the assistant")
     remedy = "map task.question or task.messages to the prompt, or task.messages to one of the chats"
-    require(chat[:-1] in ((), prompt), field, _shown(value), "begins with another prompt than its row", remedy=remedy)
+    require(
+        chat[:-1] in ((), prompt), field, row_excerpt(value), "begins with another prompt than its row", remedy=remedy
+    )
     return chat[-1]["content"]
 
 
@@ -145,8 +142,3 @@ def _number(margin: Any) -> float:
     number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and abs(margin) <= LARGEST
     require(number, "margin", margin, "must be a finite number of float32")
     return float(margin)
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

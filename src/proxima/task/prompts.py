@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
-from proxima.model.chat import Tokenizer, prompt_tokens
+from proxima.data.columns import Ints
+from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
 
@@ -27,6 +28,24 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     if system is None or any(message["role"] == "system" for message in messages):
         return tuple(messages)
     return ({"role": "system", "content": system}, *messages)
+
+
+def row_excerpt(value: Any) -> str:
+    """A value of a row, or its beginning, for an error."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def answer_tokens(
+    chat: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
+) -> Ints:
+    """`completion_tokens` of a row, where `field` names what holds the text; FieldError if it can't be used."""
+    try:
+        return completion_tokens(chat, text, tokenizer, arguments)
+    except FieldError:
+        raise
+    except UserError as error:
+        raise FieldError(field, row_excerpt(text), f"can't be used: {error.reason}", remedy=error.remedy) from None
 
 
 def to_prompt(

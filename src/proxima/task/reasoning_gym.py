@@ -1,12 +1,12 @@
 """Every task of reasoning_gym, by its name."""
 
-import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
 from proxima.data import FieldError, UserError, require
+from proxima.data.errors import suggestion
 from proxima.data.random import mix
 from proxima.task.column_mapping import as_text
 from proxima.task.protocol import MappedRows, Row, Rows, user_message
@@ -82,22 +82,17 @@ def _tables() -> tuple[Mapping[str, Any], Callable[..., Any]]:
 
 
 def _require_task(name: str) -> None:
-    known, _ = _tables()
-    require(name in known, "task", name, "is not a reasoning_gym task", remedy=_nearest(name, known))
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
+    tasks, _ = _tables()
+    require(name in tasks, "task", name, "is not a reasoning_gym task", remedy=suggestion(name, tasks))
 
 
 def _create(name: str, settings: Mapping[str, Any]) -> Any:
     tables, create = _tables()
-    known = {field.name for field in fields(tables[name][1])}
+    names = {field.name for field in fields(tables[name][1])}
     for key in settings:
-        if key not in known:
-            message = f"is not a setting of the reasoning_gym task {name!r}"
-            raise FieldError(f"config.{key}", settings[key], message, remedy=_nearest(key, known - {"seed", "size"}))
+        remedy = suggestion(key, names - {"seed", "size"})
+        message = f"is not a setting of the reasoning_gym task {name!r}"
+        require(key in names, f"config.{key}", settings[key], message, remedy=remedy)
     try:
         return create(name, **_with_specs(name, settings))
     except Exception as error:  # the tasks check their settings by assertions

@@ -1,6 +1,6 @@
 """`proxima data show`, `check` and `list`."""
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +9,24 @@ from proxima.cli.output import print_json
 from proxima.data import UserError
 
 
-def show_folder(arguments: argparse.Namespace) -> int:
+def show_folder(name: str, *, rows: int = 3, as_json: bool = False) -> int:
+    """Print the card of a folder, and the first rows of each side."""
     from pyarrow import parquet
 
     from proxima.prepare import read_card
     from proxima.prepare.dataset_card import card_markdown
 
-    folder = Path(arguments.folder).expanduser()
+    folder = Path(name).expanduser()
     card = read_card(folder)
-    if arguments.json:
+    if as_json:
         print_json(card)
         return 0
-    print(card_markdown(card, arguments.folder).rstrip())
-    for name in card["outputs"]:
-        if not name.endswith(".parquet") or arguments.rows < 1:
-            continue
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name} is missing; see proxima data check {arguments.folder}")
-        print(f"\n## First rows of {name}")
-        for row in next(parquet.ParquetFile(folder / name).iter_batches(batch_size=arguments.rows)).to_pylist():
+    print(card_markdown(card, name).rstrip())
+    for table in (file for file in card["outputs"] if file.endswith(".parquet") and rows > 0):
+        if not (folder / table).is_file():
+            raise UserError(f"{folder / table} is missing; see proxima data check {name}")
+        print(f"\n## First rows of {table}")
+        for row in next(parquet.ParquetFile(folder / table).iter_batches(batch_size=rows)).to_pylist():
             facts = ", ".join(f"{key} {row[key]}" for key in ("subject", "level", "source_id") if row[key] is not None)
             print(f"\n{row['row']}{': ' + facts if facts else ''}, ×{row['repeats']}")
             for message in row["messages"]:
@@ -36,23 +35,25 @@ def show_folder(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_folders(arguments: argparse.Namespace) -> int:
+def check_folders(names: Sequence[str], *, as_json: bool = False) -> int:
+    """Compare folders with their cards. Returns 1 if a file differs."""
     from proxima.prepare import verify_folder
 
-    found = {name: verify_folder(Path(name).expanduser()) for name in arguments.folder}
-    bad = sum(status != "same" for files in found.values() for status in files.values())
-    if arguments.json:
-        print_json({"bad": bad, "folders": found})
+    folders = {name: verify_folder(Path(name).expanduser()) for name in names}
+    bad = sum(status != "same" for files in folders.values() for status in files.values())
+    if as_json:
+        print_json({"bad": bad, "folders": folders})
     else:
-        for name, files in found.items():
+        for name, files in folders.items():
             print("\n".join(f"{status:<8} {Path(name) / file}" for file, status in files.items()))
         if bad:
-            of = f"{bad} of {sum(map(len, found.values()))} files"
+            of = f"{bad} of {sum(map(len, folders.values()))} files"
             print(f"{of} do not match the card; prepare the folder again with --overwrite")
     return 1 if bad else 0
 
 
-def list_sources(arguments: argparse.Namespace) -> int:
+def list_sources(*, as_json: bool = False) -> int:
+    """Print what can be prepared."""
     from proxima.prepare import SOURCES
 
     rows: list[dict[str, Any]] = [
@@ -69,7 +70,7 @@ def list_sources(arguments: argparse.Namespace) -> int:
         for source, parts in SOURCES.items()
         for part in parts
     ]
-    if arguments.json:
+    if as_json:
         print_json(rows)
         return 0
     for row in rows:

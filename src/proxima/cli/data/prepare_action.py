@@ -1,9 +1,9 @@
 """`proxima data prepare`: which parts are made from what, and what happened to each row."""
 
-import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +13,9 @@ from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.prepare import EvalSet, Part, PreparedFolder, PrepareOptions
-    from proxima.prepare.locate import SourceFiles
+    from proxima.view.terminal import StageProgress
 
 DATA = Path("data")
-DEFAULTS = {"words": 13, "common": 10, "conflicts": "drop", "max_unreadable": 0.01}
 OPTIONS = ("template", "system", "held_out", "words", "common", "conflicts", "max_unreadable")  # of `PrepareOptions`
 
 
@@ -30,42 +29,86 @@ class PartRequest:
     required: bool
 
 
-def prepare_dataset(arguments: argparse.Namespace) -> int:
-    from proxima.prepare import PrepareOptions, locate_files, resolve_template
+def prepare_source(
+    source: str,
+    *,
+    options: "PrepareOptions",
+    places: Sequence[str] = (),
+    subset: str | None = None,
+    revision: str | None = None,
+    out: Path | None = None,
+    against: Sequence[str] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Prepare the parts of a source, and print what became of their rows; arguments as those of the command.
+
+    Raises:
+        UserError: see `prepare`; or no part could be made.
+    """
+    from proxima.prepare import locate_files, prepare, resolve_template
     from proxima.prepare.atomic_folder import refuse_existing
 
-    parts = _parts(arguments.source)
-    options = PrepareOptions(**{name: getattr(arguments, name) for name in OPTIONS})
+    parts = _parts(source)
     for part in parts:  # before anything is read
         resolve_template(options.template if options.template is not None else part.template, options.system)
-    requests = _requests(parts, arguments)
-    for request in requests if not arguments.dry_run else ():
-        if request.required:
-            refuse_existing(request.folder, overwrite=arguments.overwrite)
+    requests = _requests(parts, places, None if out is None else out.expanduser())
+    for request in (request for request in requests if request.required and not dry_run):
+        refuse_existing(request.folder, overwrite=overwrite)
     made: list[PreparedFolder] = []
     missing: list[str] = []
     for request in requests:
-        name, folder = request.part.name, request.folder
-        if not request.required and not arguments.overwrite and is_prepared(folder):
-            print(f"{name}: {folder} exists and is kept; --overwrite replaces it", file=sys.stderr)
+        part, folder = request.part, request.folder
+        if not request.required and not overwrite and is_prepared(folder):
+            print(f"{part.name}: {folder} exists and is kept; --overwrite replaces it", file=sys.stderr)
             continue
         try:
-            files = locate_files(request.part, request.place, subset=arguments.subset, revision=arguments.revision)
+            files = locate_files(part, request.place, subset=subset, revision=revision)
         except UserError as problem:
             if request.required:
                 raise
             missing.append(str(problem))
             continue
-        made.append(_prepare_part(request, files, options, made, arguments))
-        if not arguments.json:
-            print("\n".join(report(made[-1], arguments.dry_run)), flush=True)
-    for line in missing:
-        print(f"not made: {line}", file=sys.stderr)
-    if arguments.json:
-        print_json([done.card for done in made])
+        eval_sets = _eval_sets(folder, made, against) if part.side == "train" else ()
+        with _progress(folder) as progress:
+            made.append(
+                prepare(
+                    part,
+                    files,
+                    folder,
+                    options,
+                    eval_sets=eval_sets,
+                    command=_command(source, places, subset, revision, options, against),
+                    overwrite=overwrite,
+                    dry_run=dry_run,
+                    progress=None if quiet else progress.update,
+                )
+            )
+        if not as_json:
+            print("\n".join(report(made[-1], dry_run)), flush=True)
+    sys.stderr.writelines(f"not made: {line}\n" for line in missing)
+    if as_json:
+        print_json([prepared.card for prepared in made])
     if not made and missing:
-        raise UserError(f"no part of {arguments.source} could be prepared, see above")
+        raise UserError(f"no part of {source} could be prepared, see above")
     return 0
+
+
+@contextmanager
+def _progress(folder: Path) -> "Iterator[StageProgress]":
+    """Progress of a preparation; UserError for a full disk, or a folder that may not be written."""
+    from proxima.view.terminal import StageProgress
+
+    progress = StageProgress(sys.stderr, patience=10.0)
+    try:
+        yield progress
+    except OSError as problem:
+        reason = f"{problem.filename or folder}: {problem.strerror or problem}; nothing was written"
+        raise UserError(reason, remedy="free some space, or give another --out") from None
+    finally:
+        progress.clear()
 
 
 def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
@@ -88,9 +131,10 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
         ):
             if counts[key]:
                 yield f"        {counts[key]:>11,} {words:<13}{more}".rstrip()
-    compared = [one["set"] for one in card["overlap"]["against"]]
+    against = card["overlap"]["against"]
+    compared = [eval_set["set"] for eval_set in against]
     if "train" in card["counts"]:
-        alone = not any(one["sha256"] for one in card["overlap"]["against"]) and card["split"]["held_out"] is not None
+        alone = not any(eval_set["sha256"] for eval_set in against) and card["split"]["held_out"] is not None
         remedy = "; prepare some first, or name them with --against" if alone else ""
         named = ", ".join(compared) or "no evaluation set"
         yield f"  compared with {named}{' alone' if alone and compared else ''}{remedy}"
@@ -104,47 +148,17 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
         yield "  in a recipe: " + recipe_snippet(card, str(done.folder)).replace("\n", "\n               ")
 
 
-def _prepare_part(
-    request: PartRequest,
-    files: "SourceFiles",
-    options: "PrepareOptions",
-    made: "Sequence[PreparedFolder]",
-    arguments: argparse.Namespace,
-) -> "PreparedFolder":
-    from proxima.prepare import prepare
-    from proxima.view.terminal import StageProgress
-
-    progress = StageProgress(sys.stderr, patience=10.0)
-    eval_sets = _eval_sets(request, made, arguments.against) if request.part.side == "train" else ()
-    try:
-        return prepare(
-            request.part,
-            files,
-            request.folder,
-            options,
-            eval_sets=eval_sets,
-            command=_command(arguments),
-            overwrite=arguments.overwrite,
-            dry_run=arguments.dry_run,
-            **({} if arguments.quiet else {"progress": progress.update}),
-        )
-    except OSError as problem:  # a full disk, a folder that may not be written
-        place = problem.filename or request.folder
-        reason = f"{place}: {problem.strerror or problem}; nothing was written"
-        raise UserError(reason, remedy="free some space, or give another --out") from None
-    finally:
-        progress.clear()
-
-
-def _eval_sets(request: PartRequest, made: "Sequence[PreparedFolder]", against: list[str] | None) -> "list[EvalSet]":
+def _eval_sets(folder: Path, made: "Sequence[PreparedFolder]", against: Sequence[str] | None) -> "list[EvalSet]":
     """The evaluation sets that training questions are compared with: those named, else those beside the folder; and
     those made just now."""
     from proxima.prepare import load_eval_set, sibling_eval_sets
 
     fresh = {done.test.name: done.test for done in made if done.test}
-    named = sibling_eval_sets(request.folder) if against is None else against
-    known = [load_eval_set(name) for name in named if against is not None or Path(name).name not in fresh]
-    return known + [found for name, found in fresh.items() if name not in {other.name for other in known}]
+    if against is None:
+        named = [load_eval_set(name) for name in sibling_eval_sets(folder) if Path(name).name not in fresh]
+    else:
+        named = [load_eval_set(name) for name in against]
+    return named + [new for name, new in fresh.items() if name not in {eval_set.name for eval_set in named}]
 
 
 def _parts(name: str) -> tuple["Part", ...]:
@@ -160,12 +174,11 @@ def _parts(name: str) -> tuple["Part", ...]:
     return alone[name]
 
 
-def _requests(parts: Sequence["Part"], arguments: argparse.Namespace) -> list[PartRequest]:
+def _requests(parts: Sequence["Part"], given: Sequence[str], out: Path | None) -> list[PartRequest]:
     """The parts to make, evaluation sets first: training questions are compared with them."""
-    places = dict(_named_places(parts, arguments.given))
+    places = dict(_named_places(parts, given))
     main = next((part for part in parts if not part.optional), None)
-    out = None if arguments.out is None else Path(arguments.out).expanduser()
-    found = []
+    requests = []
     for part in parts:
         if places and part.name not in places and main is None:
             continue  # one year of the AIME was named, the other was not asked for
@@ -175,8 +188,8 @@ def _requests(parts: Sequence["Part"], arguments: argparse.Namespace) -> list[Pa
             folder = out / part.name
         else:
             folder = out if part is main else out.parent / part.name
-        found.append(PartRequest(part, places.get(part.name), folder, part.name in places or not part.optional))
-    return found
+        requests.append(PartRequest(part, places.get(part.name), folder, part.name in places or not part.optional))
+    return requests
 
 
 def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -201,18 +214,23 @@ def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tup
         yield meant[0].name, text
 
 
-def _command(arguments: argparse.Namespace) -> str:
+def _command(
+    source: str,
+    places: Sequence[str],
+    subset: str | None,
+    revision: str | None,
+    options: "PrepareOptions",
+    against: Sequence[str] | None,
+) -> str:
     """The options that decide the content: equal data have equal cards wherever they are written."""
-    words = ["proxima", "data", "prepare", arguments.source]
-    for place in arguments.given:
+    words = ["proxima", "data", "prepare", source]
+    for place in places:
         words += ["--from", place]
-    for name in ("subset", "revision", *OPTIONS):
-        value = getattr(arguments, name)
-        if value != DEFAULTS.get(name):
+    chosen = {"subset": subset, "revision": revision} | {name: getattr(options, name) for name in OPTIONS}
+    for name, value in chosen.items():
+        if value != getattr(type(options), name, None):  # the default
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if arguments.against is not None:
-        words += ["--against", *arguments.against]
-    return shlex.join(words)
+    return shlex.join(words if against is None else [*words, "--against", *against])
 
 
 def is_prepared(folder: Path) -> bool:

@@ -4,7 +4,9 @@ All parsing is exact and takes linear time. Operations are only evaluated to com
 """
 
 import ast
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,6 +20,12 @@ _EQUALS = re.compile(r"(\\(?:approx|simeq|sim|doteq)(?![A-Za-z])|≈)|(?<![<>!:]
 
 _DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,3}(?:[ ][0-9]{3})++|[0-9]++)(?![0-9])(?:\.[0-9]*+)?|\.[0-9]++)"
 _MARKUP = {"\\!": "", "{,}": ",", "\\$": "$", "\\%": "%", "\u2212": "-", " \u2013 ": " - "}
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _OPERATORS = {"\\times": "*", "\\cdot": "*", "×": "*", "\\div": "/", "÷": "/", "^": "**", "{": "(", "}": ")"}
 _VALUE = re.compile(
     rf"""(?P<sign>[-+]?)[ ]?(?P<currency>[$€£¥₹]?)[ ]?(?P<minus>-?)[ ]?
@@ -191,8 +199,8 @@ def _same_value(one: Fraction, other: Fraction, places: int | None) -> bool:
 def eval_arithmetic(side: str) -> Fraction | None:
     """The value of a sum, product, quotient or small power of plain numbers; None for anything else."""
     text = re.sub(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"((\1)/(\2))", side)
-    for operator, replacement in _OPERATORS.items():
-        text = text.replace(operator, replacement)
+    for sign, replacement in _OPERATORS.items():
+        text = text.replace(sign, replacement)
     text = re.sub(r"(?<![0-9.])0+(?=[0-9])", "", text.replace(",", "").replace("$", "").replace(" x ", "*"))
     if len(text) > 200 or not re.fullmatch(r"[-+*/(). 0-9]+", text):
         return None
@@ -214,12 +222,6 @@ def _arithmetic(node: ast.expr) -> Fraction:
         if right.denominator > 1 or abs(right) > 99 or max(abs(left.numerator), left.denominator) > 10**30:
             raise ValueError("the power is too large")
         return left ** int(right)
-    if isinstance(node.op, ast.Add):
-        return left + right
-    if isinstance(node.op, ast.Sub):
-        return left - right
-    if isinstance(node.op, ast.Mult):
-        return left * right
-    if isinstance(node.op, ast.Div):
-        return left / right
-    raise ValueError("not arithmetic")
+    if type(node.op) not in _BINARY:
+        raise ValueError("not arithmetic")
+    return _BINARY[type(node.op)](left, right)

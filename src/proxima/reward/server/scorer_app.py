@@ -59,13 +59,13 @@ class ScorerApp:
                 try:
                     content = await self._read(request, body)
                     asked = parse(content, self.limits)
-                    count = sum(len(one.completions) for one in asked)
-                    response = _json_response(200, shape(await self._score(request, asked)))
+                    count = sum(len(group.completions) for group in asked)
+                    response = JSONResponse(shape(await self._score(request, asked)))
                 finally:
                     self.held -= sum(map(len, body))
             except RefusedRequest as refusal:
                 await self._discard(request)
-                response = _json_response(refusal.status, {"error": refusal.reason}, refusal.headers)
+                response = JSONResponse({"error": refusal.reason}, refusal.status, refusal.headers)
                 _log(request, f"{refusal.status} {refusal.reason}")
             except ClientDisconnect:
                 dropped = "" if request.scope.get(READ) else " before its request was complete"
@@ -73,7 +73,7 @@ class ScorerApp:
                 return Response(status_code=499)
             except Exception as error:  # of the model: the next request may be fine
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                response = _json_response(500, {"error": why})
+                response = JSONResponse({"error": why}, 500)
                 _log(request, f"500 {why}")
             else:
                 seconds = time.monotonic() - start
@@ -172,7 +172,7 @@ class ScorerApp:
             status, reason = refusal.status, refusal.reason
         await self._discard(request)
         _log(request, f"{status} {reason}")
-        return _json_response(status, {"error": reason})
+        return JSONResponse({"error": reason}, status)
 
 
 def _results(scores: Scores) -> dict[str, Any]:
@@ -192,10 +192,6 @@ def _name(host: str) -> str:
         return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""
     except ValueError:
         return ""
-
-
-def _json_response(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse(content, status_code=status, headers=headers)
 
 
 def _log(request: Request, text: str) -> None:

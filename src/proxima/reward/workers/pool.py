@@ -1,15 +1,19 @@
 """A pool of worker processes that can be killed: jobs go in, results or one-line errors come out, in the same order.
 
-Each slot of the pool is a daemon thread with a worker of its own. A slot sends a chunk of jobs in one write; the worker
-reports the start and the end of each, so that every job has its own deadline without its own round trip. A worker that
-dies or misses a deadline costs the job that it was running; its successor gets the rest of the chunk. The reply to a
-job must hold the job's random id: a worker whose socket delivers anything else is killed, and its job fails. No worker
-outlives the run: when this process ends, however it ends, the workers end.
+Each slot of the pool is a daemon thread with a worker of its own, which gets one job at a time. A worker that dies or
+misses a job's deadline costs that job alone. The reply to a job must hold the job's random id: a worker whose socket
+delivers anything else is killed, and its job fails. No worker outlives the run: when this process ends, however it
+ends, the workers end.
+
+No kept library passes the same tests (`tests/reward/test_pool.py`; tried: `concurrent.futures` of 3.11, loky 3.7,
+Pebble 5.2). In the first two a worker that ends fails every job in the queue, and no job has a deadline. Pebble has
+deadlines and replaces workers, but its workers send pickles through pipes that all of them share: a job that writes
+into its open files makes the run itself execute what it wrote, or stops the pool for good; and a worker that hangs
+outlives a run that was killed.
 """
 
 import asyncio
 import json
-import math
 import os
 import queue
 import secrets
@@ -30,8 +34,8 @@ from typing import Any
 from proxima.data import require
 from proxima.reward.base import Job
 
-CHUNK = 64  # most jobs sent to a worker in one write
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
+REPLY_BYTES = 1 << 26  # of a reply; a worker that writes more is killed
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class WorkerPool:
         workers: worker processes; >= 1.
         timeout: wall-clock seconds for one job; > 0. A job's `cpu_seconds` applies as well.
         warm_ups: keys of `graders.WARM_UPS`, run once before workers are forked.
-        setup: jobs that each new worker runs before its first chunk; their time counts for no other job.
+        setup: jobs that each new worker runs before its first job; their time counts for no other job.
         restricted: workers write no files, open no connections and start no processes.
         memory_mb: memory limit, in MiB, of a worker beyond what it holds at its start; 0: none. Of address space where
             `restricted`, else of memory that it writes.
@@ -73,7 +77,7 @@ class WorkerPool:
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         self.workers, self.timeout, self.recycle, self.setup = workers, timeout, recycle, tuple(setup)
         self._options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
-        self._tasks: queue.SimpleQueue[tuple[Sequence[Job], Future[list[JobResult]]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Job, Future[JobResult]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._fork_server: _ForkServer | None = None
         self._lock = threading.Lock()
@@ -92,15 +96,14 @@ class WorkerPool:
 
     async def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """The result of each job, in the same order. Never raises for what a job does."""
-        chunks = await asyncio.gather(*(asyncio.wrap_future(future) for future in self._submit(jobs)))
-        return [result for chunk in chunks for result in chunk]
+        return list(await asyncio.gather(*map(asyncio.wrap_future, self._submit(jobs))))
 
     def run_now(self, jobs: Sequence[Job]) -> list[JobResult]:
         """`run` for a caller without an event loop; blocks."""
-        return [result for future in self._submit(jobs) for result in future.result()]
+        return [future.result() for future in self._submit(jobs)]
 
     def close(self) -> None:
-        """Kill the workers, whatever they are doing. Chunks that are still queued fail. May be called twice."""
+        """Kill the workers, whatever they are doing. Jobs that are still queued fail. May be called twice."""
         with self._lock:
             self._closed = True
             server, self._fork_server = self._fork_server, None
@@ -109,17 +112,12 @@ class WorkerPool:
         if server is not None:
             server.close()
 
-    def _submit(self, jobs: Sequence[Job]) -> "list[Future[list[JobResult]]]":
-        """Queue the jobs in chunks, small enough that all workers finish at about the same time."""
-        if not jobs:
-            return []
-        self.start()
-        size = min(CHUNK, math.ceil(len(jobs) / self.workers))
-        futures = []
-        for start in range(0, len(jobs), size):
-            future: Future[list[JobResult]] = Future()
-            self._tasks.put((jobs[start : start + size], future))
-            futures.append(future)
+    def _submit(self, jobs: Sequence[Job]) -> "list[Future[JobResult]]":
+        if jobs:
+            self.start()
+        futures: list[Future[JobResult]] = [Future() for _ in jobs]
+        for task in zip(jobs, futures, strict=True):
+            self._tasks.put(task)
         return futures
 
     def _slot(self) -> None:
@@ -127,49 +125,26 @@ class WorkerPool:
         with suppress(Exception):  # the first job reports the same problem
             worker = self._start_worker()
         while (task := self._tasks.get()) is not None:
-            jobs, future = task
-            if not future.set_running_or_notify_cancel():
-                continue
-            results: list[JobResult] = []
-            stuck = False
-            while (done := len(results)) < len(jobs):
-                try:
-                    worker = worker or self._start_worker()
-                    worker = self._work(worker, jobs[done:], results)
-                    if stuck and len(results) == done:
-                        results.append(JobResult(error="two workers in a row died before they started on it"))
-                    stuck = len(results) == done
-                except Exception as error:  # no worker could be started: this job fails, the next one tries again
-                    worker = None
-                    results.append(JobResult(error=f"no worker: {type(error).__name__}: {error}"))
-            future.set_result(results)
+            job, future = task
+            if future.set_running_or_notify_cancel():
+                result, worker = self._run(job, worker)
+                future.set_result(result)
         if worker is not None:
             worker.kill()
 
-    def _work(self, worker: "_Worker", jobs: Sequence[Job], results: list[JobResult]) -> "_Worker | None":
-        """Append the results of the jobs that were run. Returns the worker; None if the next job needs another one."""
-        ids = [secrets.token_hex(8) for _ in jobs]
-        lines = [_request(job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
-        sent = [line for line in lines if isinstance(line, str)]
-        try:
-            worker.send("[" + ",".join(sent) + "]\n", self.timeout)
-        except OSError:
-            worker.kill()
-            return None  # it died while idle: a new worker starts with the same job
-        for line, job, job_id in zip(lines, jobs, ids, strict=True):
-            if isinstance(line, JobResult):
-                results.append(line)
-                continue
-            result, alive = worker.receive(job_id, job.seconds or self.timeout, job.cpu_seconds)
-            if result is not None:
-                results.append(result)
-            if not alive:
-                return None
-        worker.jobs_done += len(sent)
-        if worker.jobs_done < self.recycle:
-            return worker
-        worker.kill()
-        return None
+    def _run(self, job: Job, worker: "_Worker | None") -> "tuple[JobResult, _Worker | None]":
+        """The result of a job, and the worker for the next one; None if that needs another."""
+        result = None
+        while result is None:  # a worker that died while it was idle is replaced
+            try:
+                worker = worker or self._start_worker()
+                result = worker.run(job, self.timeout)
+            except Exception as error:  # no worker could be started: this job fails, the next one tries again
+                return JobResult(error=f"no worker: {type(error).__name__}: {error}"), None
+            if worker.jobs_done >= self.recycle:
+                worker.kill()
+            worker = worker if worker.alive else None
+        return result, worker
 
     def _start_worker(self) -> "_Worker":
         with self._lock:
@@ -180,23 +155,11 @@ class WorkerPool:
             worker = self._fork_server.fork()
             self.started += 1
         for job in self.setup:
-            job_id = secrets.token_hex(8)
-            worker.send(f"[{_request(job, job_id)}]\n", START_SECONDS)
-            result, alive = worker.receive(job_id, START_SECONDS, None)
+            result = worker.run(job, START_SECONDS)
             if result is None or result.error:
-                if alive:
-                    worker.kill()
+                worker.kill()
                 raise RuntimeError("it ended at once" if result is None else result.error)
         return worker
-
-
-def _request(job: Job, job_id: str) -> str | JobResult:
-    """The job as JSON, or a failed result if JSON can't hold its arguments."""
-    request = {"id": job_id, "grader": job.grader, "arguments": job.arguments, "cpu_seconds": job.cpu_seconds}
-    try:
-        return json.dumps(request)
-    except (TypeError, ValueError) as error:
-        return JobResult(error=f"can't be sent to a worker: {error}")
 
 
 class _ForkServer:
@@ -218,8 +181,10 @@ class _ForkServer:
             env={**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         theirs.close()
+        self._control.settimeout(START_SECONDS)
+        self._replies = self._control.makefile("rb")
         path = [os.path.abspath(entry) for entry in sys.path]
-        reply = self._call(json.dumps({**options, "path": path}).encode() + b"\n")
+        reply = self._call({**options, "path": path})
         if "error" in reply:
             self.close()
             raise RuntimeError(f"reward workers can't start: {reply['error']}")
@@ -231,7 +196,7 @@ class _ForkServer:
     def fork(self) -> "_Worker":
         ours, theirs = socket.socketpair()
         try:
-            reply = self._call(b'{"do": "fork"}', theirs.fileno())
+            reply = self._call({"do": "fork"}, theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -240,13 +205,14 @@ class _ForkServer:
         return _Worker(self, int(reply["pid"]), ours)
 
     def kill(self, pid: int) -> int:
-        """Kill the worker if it still runs. Returns the signal that ended it, 0 if it exited by itself."""
+        """See `_Worker.kill`."""
         try:
-            return int(self._call(json.dumps({"do": "kill", "pid": pid}).encode())["status"])
-        except (OSError, RuntimeError):
+            return int(self._call({"do": "kill", "pid": pid})["status"])
+        except RuntimeError:
             return 0  # the fork server is gone, and its workers with it
 
     def close(self) -> None:
+        self._replies.close()
         self._control.close()  # the fork server kills its workers, then exits
         try:
             self._process.wait(5.0)
@@ -254,70 +220,63 @@ class _ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _call(self, request: bytes, fd: int | None = None) -> dict[str, Any]:
+    def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
+        """The reply to a request, with which the server gets a file; RuntimeError if it is gone."""
+        line = json.dumps(request).encode() + b"\n"
         with self._lock:
             try:
-                reply: dict[str, Any] = json.loads(self._exchange(request, fd))
-            except (OSError, RuntimeError):
+                if fd is None:
+                    self._control.sendall(line)
+                else:
+                    socket.send_fds(self._control, [line], [fd])
+                reply: dict[str, Any] = json.loads(self._replies.readline())
+            except (OSError, ValueError) as error:
                 self._gone = True  # the process above it may still be killing what it left behind
-                raise
+                raise RuntimeError("the process that starts reward workers is gone") from error
         return reply
-
-    def _exchange(self, request: bytes, fd: int | None) -> bytes:
-        self._control.settimeout(START_SECONDS)
-        if fd is None:
-            self._control.sendall(request)
-        else:
-            socket.send_fds(self._control, [request], [fd])
-        data = b""
-        while not data.endswith(b"\n"):
-            part = self._control.recv(4096)
-            if not part:
-                raise RuntimeError("the process that starts reward workers is gone")
-            data += part
-        return data
 
 
 class _Worker:
     """One worker process and the socket to it."""
 
     def __init__(self, fork_server: _ForkServer, pid: int, channel: socket.socket) -> None:
-        self._fork_server, self._pid, self._channel, self._buffer = fork_server, pid, channel, b""
-        self.jobs_done = 0
+        self._fork_server, self._pid, self._channel, self._buffer = fork_server, pid, channel, bytearray()
+        self.jobs_done, self.alive = 0, True
 
-    def send(self, line: str, timeout: float) -> None:
-        self._channel.settimeout(timeout)
-        self._channel.sendall(line.encode())
-
-    def receive(self, job_id: str, timeout: float, cpu_seconds: float | None) -> tuple[JobResult | None, bool]:
-        """The result of a job, and whether the worker still lives. `timeout` counts from the previous result.
-
-        No result from a dead worker means that it died before it began the job; another worker may run that job.
-        """
-        deadline, began = time.monotonic() + timeout, False
-        while True:
-            line = self._line(deadline)
-            if line is None:
-                self.kill()
-                return JobResult(error=f"timed out after {timeout:g} s"), False
-            if not line:
-                status = self.kill()
-                return JobResult(error=_death(status, cpu_seconds)) if began else None, False
-            reply = _reply(line, job_id)
-            if reply is None:
-                self.kill()
-                error = "something wrote into its worker's socket; a reward must leave open files and processes alone"
-                return JobResult(error=error), False
-            if "began" not in reply:
-                break
-            began = True
-        if reply.get("last"):
+    def run(self, job: Job, timeout: float) -> JobResult | None:
+        """The result of a job, within its own time limit or `timeout` seconds; None if the worker had died before."""
+        job_id, seconds = secrets.token_hex(8), job.seconds or timeout
+        request = {"id": job_id, "grader": job.grader, "arguments": job.arguments, "cpu_seconds": job.cpu_seconds}
+        try:
+            line = json.dumps(request).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            return JobResult(error=f"can't be sent to a worker: {error}")
+        deadline = time.monotonic() + seconds
+        try:
+            self._channel.settimeout(seconds)
+            self._channel.sendall(line)
+        except OSError:
             self.kill()
-        return JobResult(value=reply.get("result"), error=reply.get("error")), not reply.get("last")
+            return None
+        self.jobs_done += 1
+        answer = self._line(deadline)
+        if answer is None:
+            self.kill()
+            return JobResult(error=f"timed out after {seconds:g} s")
+        if not answer:
+            return JobResult(error=_death(self.kill(), job.cpu_seconds))
+        reply = _reply(answer, job_id)
+        if reply is None or reply.get("last"):
+            self.kill()
+        if reply is None:
+            why = "something wrote into its worker's socket; a reward must leave open files and processes alone"
+            return JobResult(error=why)
+        return JobResult(value=reply.get("result"), error=reply.get("error"))
 
     def _line(self, deadline: float) -> bytes | None:
-        """The next line; empty if the worker is gone, None after the deadline."""
-        while b"\n" not in self._buffer:
+        """The next line, or its beginning where it is too long; empty if the worker is gone, None after the
+        deadline."""
+        while b"\n" not in self._buffer and len(self._buffer) <= REPLY_BYTES:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._channel], [], [], remaining)[0]:
                 return None
@@ -328,10 +287,14 @@ class _Worker:
             if not part:
                 return b""
             self._buffer += part
-        line, newline, self._buffer = self._buffer.partition(b"\n")
-        return line + newline
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return bytes(line) or b"\n"
 
     def kill(self) -> int:
+        """Kill the worker if it still runs. Returns the signal that ended it, 0 if it exited by itself."""
+        if not self.alive:
+            return 0
+        self.alive = False
         self._channel.close()
         return self._fork_server.kill(self._pid)
 

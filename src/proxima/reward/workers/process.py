@@ -1,12 +1,12 @@
 """The process side of the pool, run as a script. Standard library only.
 
 One parent process, the fork server, loads what the graders need and forks workers on request, so that a new worker
-costs milliseconds. A worker reads lines of JSON, each a list of jobs, and replies to each job with two lines, one when
-it begins and one with the result, until its socket closes. Both lines hold the job's id, a secret: what anybody else
-writes into the socket can't pass for a reply. The fork server kills all workers when its own socket closes, that is,
-when the run ends, however it ends. What a reward has started ends with its worker: the kernel hands orphans to the fork
-server, which kills them. Above it is a process that does nothing but wait: when the fork server itself is killed, the
-kernel hands everything below it to that process, which kills it.
+costs milliseconds. A worker reads lines of JSON, each a job, and replies to each with a line, until its socket closes.
+That line holds the job's id, a secret: what anybody else writes into the socket can't pass for a reply. The fork server
+kills all workers when its own socket closes, that is, when the run ends, however it ends. What a reward has started
+ends with its worker: the kernel hands orphans to the fork server, which kills them. Above it is a process that does
+nothing but wait: when the fork server itself is killed, the kernel hands everything below it to that process, which
+kills it.
 
 The limits of a restricted worker contain a text that takes forever, or that a careless parser evaluates. They are no
 sandbox against somebody who can choose the code.
@@ -160,14 +160,12 @@ def serve(channel: socket.socket, graders: Any) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     pid = os.getpid()
     for line in channel.makefile("rb"):
-        for job in json.loads(line):
-            reply(channel, {"id": job["id"], "began": True})
-            result, last = run(job, graders)
-            if os.getpid() != pid:  # the job forked, and its child returned
-                os._exit(0)
-            channel.sendall(result)
-            if last:
-                return
+        result, last = run(json.loads(line), graders)
+        if os.getpid() != pid:  # the job forked, and its child returned
+            os._exit(0)
+        channel.sendall(result)
+        if last:
+            return
 
 
 def run(job: dict[str, Any], graders: Any) -> tuple[bytes, bool]:
