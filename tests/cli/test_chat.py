@@ -7,7 +7,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
 from proxima.model.chat import prompt_tokens
-from proxima.runtime import inference
+from proxima.runtime.launch import inference
 from proxima.runtime.launch.inference import Conversation, generate, local_engine
 from tests.recipes.talker import talker
 

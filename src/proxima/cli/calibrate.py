@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def warm_up(arguments: argparse.Namespace) -> Path:
     """Train the recipe's first steps with an unbounded surrogate and every completion; the run's folder."""
-    from proxima.cli.train import run_command
+    from proxima.cli.train import train_recipe
 
     named = [word.partition("=")[2] for word in arguments.override if word.startswith("folder=")]
     folder = Path(named[-1]) if named else Path("runs") / f"{Path(arguments.recipe).stem}-calibration"
@@ -73,16 +73,8 @@ def warm_up(arguments: argparse.Namespace) -> Path:
         "checkpoint.every": 0,
     }
     given = [word for word in arguments.override if not word.startswith("folder=")]
-    words = argparse.Namespace(
-        command="train",
-        recipe=str(find_recipe(arguments.recipe)),
-        override=[*given, *(f"{key}={value}" for key, value in settings.items())],
-        overwrite=not named,
-        resume=False,
-        accept_changes=False,
-        quiet=True,
-    )
-    if code := run_command(words):
+    overrides = [*given, *(f"{key}={value}" for key, value in settings.items())]
+    if code := train_recipe(str(find_recipe(arguments.recipe)), overrides, overwrite=not named, quiet=True):
         raise SystemExit(code)
     return folder
 
