@@ -13,7 +13,7 @@ def no_weights(monkeypatch):
     def read(*_, **__):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("proxima.runtime.launch.build.load", read)
+    monkeypatch.setattr("proxima.runtime.launch.models.load", read)
 
 
 CASES = [

@@ -86,7 +86,7 @@ def test_bad_settings_are_refused_before_weights_are_loaded(
 
     base = shutil.copytree(tiny_model("llama"), here / "base")
     save_trained(with_adapter(base, Lora(rank=4, alpha=32)), here / "adapter")
-    monkeypatch.setattr("proxima.runtime.launch.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("proxima.runtime.launch.models.load", lambda *a, **k: pytest.fail("weights were loaded"))
     model = [] if words[0].startswith("model.path") else ["model.path=base"]
     code, _, err = proxima("train", recipe(), *model, *words)
     assert code == 2 and said in err.splitlines()[-1] and err.count("error:") == 1, err

@@ -303,7 +303,7 @@ def test_a_critic_with_other_tokens_is_refused_before_any_weights(tiny_model, tm
     folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: None)
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"!":', '"!!":'))
-    monkeypatch.setattr("proxima.runtime.launch.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("proxima.runtime.launch.models.load", lambda *a, **k: pytest.fail("weights were loaded"))
     with pytest.raises(FieldError, match="has another vocabulary: .* there and .* in model.path .*; start the critic"):
         go(tmp_path / "run", tree(tiny_model("llama"), MODEL | {"path": str(folder)}))
 

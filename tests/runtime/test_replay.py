@@ -104,7 +104,9 @@ def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):
 
 def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "build", lambda *_: pytest.fail("an engine was built"))
-    monkeypatch.setattr("proxima.runtime.launch.build.make_rewards", lambda *_: pytest.fail("rewards were started"))
+    monkeypatch.setattr(
+        "proxima.runtime.launch.generation.make_rewards", lambda *_: pytest.fail("rewards were started")
+    )
     assert go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None)).status == "done"
 
 
@@ -131,7 +133,7 @@ def changed(folder, generated, change):
 
 
 def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated, tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.runtime.launch.run.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("proxima.runtime.launch.rl_workload.load_model", lambda *_: pytest.fail("the model was loaded"))
     model = tiny_model("llama")
 
     def refused(of, **changes):

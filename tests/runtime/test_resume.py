@@ -294,7 +294,7 @@ def test_an_accepted_change_is_reported_from_then_on(tiny_model, tmp_path):
 
 def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_model, tmp_path, monkeypatch):
     go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1, eval__every=0))
-    monkeypatch.setattr("proxima.runtime.launch.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("proxima.runtime.launch.models.load", lambda *a, **k: pytest.fail("weights were loaded"))
     with pytest.raises(
         ValueError, match=r"^model.path=.*qwen2-0' differs from .*llama-0', with which the run in .* was started"
     ):

@@ -88,11 +88,11 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 def _classes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> tuple[int, list[int], int, float]:
     """Votes for the right class, for each wrong one, samples without a vote, and the share of right samples in the
     right class."""
-    known = {answer for answer, right in zip(answers, correct, strict=True) if right and answer is not None}
+    right_answers = {answer for answer, right in zip(answers, correct, strict=True) if right and answer is not None}
     for_right = voted = silent = 0
     wrong: dict[Hashable, int] = {}
     for answer, right in zip(answers, correct, strict=True):
-        if right or answer in known:
+        if right or answer in right_answers:
             for_right, voted = for_right + 1, voted + bool(right)
         elif answer is None:
             silent += 1

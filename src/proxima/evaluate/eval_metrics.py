@@ -111,8 +111,10 @@ def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Inter
     means = {key: tuple(statistics.fmean(question) for question in of if question) for key, of in values.items()}
     spans = {key: (0.0, 1.0) if key == CUT else None for key in means}
     tasks = {key: (of, spans[key]) for key, of in means.items() if of}
-    found = {task: bootstrap_mean(task[0], seed=seed, span=task[1]) for task in set(tasks.values())}  # some are equal
-    return {key: found[task] for key, task in tasks.items()}
+    intervals = {
+        task: bootstrap_mean(task[0], seed=seed, span=task[1]) for task in set(tasks.values())
+    }  # some are equal
+    return {key: intervals[task] for key, task in tasks.items()}
 
 
 def eval_metrics(

@@ -39,11 +39,11 @@ class Headline:
                 name, or a key of the records; None: that of `eval.metric`, which the records name. A reward that has
                 one of the first four names goes by its key, `reward/part/reward`: `reward` is always the mean reward.
         """
-        known = list(records)
-        named = metric or next((str(record["metric"]) for record in reversed(known) if record.get("metric")), "")
+        evaluations = list(records)
+        named = metric or next((str(record["metric"]) for record in reversed(evaluations) if record.get("metric")), "")
 
         def has(key: str) -> bool:
-            return any(record.get(key) is not None for record in known)
+            return any(record.get(key) is not None for record in evaluations)
 
         if named:
             return cls(SHORT_NAMES.get(named) or next(filter(has, (named, PART + named)), named))

@@ -52,11 +52,11 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     means of `mean_estimates` have the bootstrap's interval (`bound_keys`).
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
-    known = [bool(s.correct) for _, s in pairs if s.valid and s.correct is not None]
+    judgements = [bool(s.correct) for _, s in pairs if s.valid and s.correct is not None]
     return {
-        "accuracy": sum(known) / len(known) if known else None,
+        "accuracy": sum(judgements) / len(judgements) if judgements else None,
         **_estimates(groups),
-        "correct": sum(known) if known else None,
+        "correct": sum(judgements) if judgements else None,
         "questions": len(groups),
         "answers": len(pairs),
         "invalid": sum(not s.valid for _, s in pairs),
@@ -76,9 +76,9 @@ def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
     headline = Headline.of([record], metric)
     if headline.value(record) is not None or record["invalid"] == record["answers"]:
         return headline.key, ""
-    known = [Headline(key).name for key in record if bound_keys(key)[0] in record]
-    instead = nearest(metric, known) or ("reward" if "reward" in known else None)
-    problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, known)}"
+    names = [Headline(key).name for key in record if bound_keys(key)[0] in record]
+    instead = nearest(metric, names) or ("reward" if "reward" in names else None)
+    problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, names)}"
     return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"
 
 
@@ -92,18 +92,18 @@ def _estimates(groups: Sequence[Group]) -> dict[str, float]:
         low, high = wilson(sum(sum(question.judged) for question in questions), len(questions))
         return {"accuracy/low": low, "accuracy/high": high}
     mean = bootstrap_mean([value for question in questions if (value := question.mean()) is not None])
-    found = {"accuracy/low": mean.low, "accuracy/high": mean.high, **_flat({f"mean@{samples}": mean})}
+    estimates = {"accuracy/low": mean.low, "accuracy/high": mean.high, **_flat({f"mean@{samples}": mean})}
     for k in powers_of_two(samples):
         passed = [value for question in questions if (value := question.passed(k)) is not None]
         if k > 1 and passed:
-            found |= _flat({f"pass@{k}": bootstrap_mean(passed)})
-    return found
+            estimates |= _flat({f"pass@{k}": bootstrap_mean(passed)})
+    return estimates
 
 
 def _flat(estimates: Mapping[str, Interval]) -> dict[str, float]:
     """Each value with its interval beside it."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for key, interval in estimates.items():
         low, high = bound_keys(key)
-        found |= {key: interval.value, low: interval.low, high: interval.high}
-    return found
+        figures |= {key: interval.value, low: interval.low, high: interval.high}
+    return figures

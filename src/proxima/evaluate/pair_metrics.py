@@ -114,5 +114,5 @@ def over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
 
 
 def _sums(values: np.ndarray, question: np.ndarray) -> Interval:
-    found = ratio_of_sums(np.bincount(question, weights=values).tolist(), np.bincount(question).tolist())
-    return replace(found, low=max(float(values.min()), found.low), high=min(float(values.max()), found.high))
+    interval = ratio_of_sums(np.bincount(question, weights=values).tolist(), np.bincount(question).tolist())
+    return replace(interval, low=max(float(values.min()), interval.low), high=min(float(values.max()), interval.high))

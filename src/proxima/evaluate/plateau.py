@@ -47,5 +47,5 @@ class Plateau:
         headline = Headline.of([evaluation], self.metric)
         if self.metric is None or headline.key in evaluation:
             return ""
-        known = [key for key, value in evaluation.items() if isinstance(value, float) and not key.startswith("time")]
-        return f"eval.stop_after.metric={self.metric}: the evaluation has no such metric; it has {', '.join(known)}"
+        names = [key for key, value in evaluation.items() if isinstance(value, float) and not key.startswith("time")]
+        return f"eval.stop_after.metric={self.metric}: the evaluation has no such metric; it has {', '.join(names)}"

@@ -106,28 +106,28 @@ def _default_metric(pairs: Pairs) -> str:
 
 def _compared(name: str, pairs: Pairs, metric: str, seed: int) -> PairedComparison:
     sides = [(_known(a, metric), _known(b, metric)) for a, b in pairs]
-    known = [(fmean(a), fmean(b)) for a, b in sides if a and b]
-    if not known:
+    means = [(fmean(a), fmean(b)) for a, b in sides if a and b]
+    if not means:
         raise UserError(f"{name}: no question has a known {metric} on both sides; there is nothing to compare")
-    differences = [b - a for a, b in known]
+    differences = [b - a for a, b in means]
     won, lost = sum(d > 1e-12 for d in differences), sum(d < -1e-12 for d in differences)
     samples = (max(len(a.correct) for a, _ in pairs), max(len(b.correct) for _, b in pairs))
     single, shares = samples == (1, 1) and metric == ACCURACY, metric in (ACCURACY, "truncated")
-    one = [metric == ACCURACY and count == 1 for count in samples]
+    single_answers = [metric == ACCURACY and count == 1 for count in samples]
     return PairedComparison(
         name=name,
         metric=metric,
-        questions=len(known),
-        left_out=len(pairs) - len(known),
+        questions=len(means),
+        left_out=len(pairs) - len(means),
         samples=samples,
-        first=_mean([a for a, _ in known], one[0], shares, seed),
-        second=_mean([b for _, b in known], one[1], shares, seed),
+        first=_mean([a for a, _ in means], single_answers[0], shares, seed),
+        second=_mean([b for _, b in means], single_answers[1], shares, seed),
         difference=difference(differences, single=single, shares=shares, seed=seed),
         p=mcnemar(won, lost) if single else sign_flip(differences, seed=seed),
         test="McNemar, exact" if single else "sign flips",
         won=won,
         lost=lost,
-        tied=len(known) - won - lost,
+        tied=len(means) - won - lost,
     )
 
 
@@ -135,7 +135,7 @@ def _known(question: QuestionResult, metric: str) -> list[float]:
     return [float(value) for value in question.values(metric) if value is not None]
 
 
-def _mean(values: Sequence[float], one: bool, shares: bool, seed: int) -> Interval:
-    if one:
+def _mean(values: Sequence[float], single_answer: bool, shares: bool, seed: int) -> Interval:
+    if single_answer:
         return wilson_interval(sum(values), len(values))
     return bootstrap_mean(values, seed=seed, span=(0.0, 1.0) if shares else None)

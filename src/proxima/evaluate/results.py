@@ -187,10 +187,10 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
     """What `QuestionResult.metrics` has of a sample; a failed score leaves the length only."""
-    found: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         "length": float(len(row["tokens"])),
         "truncated": float(row["finish_reason"] == "length"),
     }
     if row["reward"] is None:
-        return found
-    return {**json.loads(row.get("parts") or "{}"), **found, "reward": row["reward"]}
+        return metrics
+    return {**json.loads(row.get("parts") or "{}"), **metrics, "reward": row["reward"]}

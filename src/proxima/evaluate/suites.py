@@ -67,8 +67,8 @@ class Suite:
         return TASKS["dataset"](path=self.hub, subset=self.subset, split=self.split, **columns)
 
     def _table(self, file: Path) -> Any:
-        known = file.suffix in (".jsonl", ".parquet")
-        require(known, "task", f"{self.name}={file}", "must be a .jsonl or .parquet file, or a folder")
+        readable = file.suffix in (".jsonl", ".parquet")
+        require(readable, "task", f"{self.name}={file}", "must be a .jsonl or .parquet file, or a folder")
         return TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file), **self._columns(file))
 
     def _columns(self, file: Path) -> dict[str, Any]:

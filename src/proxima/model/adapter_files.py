@@ -83,9 +83,9 @@ def base_of(path: str) -> BaseModel:
     if not isinstance(base, str) or not base:
         remedy = "write the path of its base there"
         raise FieldError("model.path", path, f"names no base_model_name_or_path in {CONFIG}", remedy=remedy)
-    known = _read(path, place / BASE) if (place / BASE).is_file() else {}
+    recorded = _read(path, place / BASE) if (place / BASE).is_file() else {}
     return BaseModel(
-        path=base, revision=settings.get("revision"), dtype=known.get("dtype"), files=known.get("files", {})
+        path=base, revision=recorded.get("revision"), dtype=recorded.get("dtype"), files=recorded.get("files", {})
     )
 
 

@@ -256,7 +256,7 @@ def unpackable(model: nn.Module) -> str | None:
         "caps its attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
         "has attention sinks": any(name.endswith("sinks") for name, _ in model.named_parameters()),
     }
-    return mixes_elsewhere(model) or next((what for what, found in checks.items() if found), None)
+    return mixes_elsewhere(model) or next((what for what, applies in checks.items() if applies), None)
 
 
 #: path → the states [N, D] that predict the response tokens

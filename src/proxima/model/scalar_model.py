@@ -56,17 +56,17 @@ class ScalarModel(PackedModel):
     def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
         """[S] float32, reward units: the score of each prompt with its response, as `last_values` defines it. A forward
         pass has at most so many tokens; neighbours of a group share their prompt."""
-        pad, found = pad_token(self.model.config), [np.zeros(0, np.float32)]
+        pad, scores = pad_token(self.model.config), [np.zeros(0, np.float32)]
         for batch, values in self._forwards(trajectories, tokens_per_forward):
-            found.append(last_values(batch, values, pad).cpu().numpy())
-        return np.concatenate(found)
+            scores.append(last_values(batch, values, pad).cpu().numpy())
+        return np.concatenate(scores)
 
     def token_scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> list[Floats]:
         """Of each response [T] float32, reward units: the score after each of its tokens; otherwise as `scores`."""
-        found = list[Floats]()
+        scores = list[Floats]()
         for batch, values in self._forwards(trajectories, tokens_per_forward):
-            found += [own[1:] for own in np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist())]
-        return found
+            scores += [own[1:] for own in np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist())]
+        return scores
 
     @torch.no_grad()
     def _forwards(self, trajectories: Sequence[Trajectory], budget: int) -> Iterator[tuple[PackedBatch, Tensor]]:
@@ -149,8 +149,8 @@ def load_scalar_model(
             head.weight.copy_(_new_weights(head.in_features, new_head or 0.0, seed))
     if lora is None:
         return loaded
-    if lora.path is not None and (known := score_normalization(load_config(lora.path))) is not None:
-        set_score_normalization(loaded.model.config, *known)
+    if lora.path is not None and (moments := score_normalization(load_config(lora.path))) is not None:
+        set_score_normalization(loaded.model.config, *moments)
     return with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed)
 
 
@@ -206,8 +206,8 @@ def scalar_config(path: str, revision: str | None = None, *, new_head: bool = Fa
 def score_normalization(config: Any) -> tuple[float, float] | None:
     """Mean and standard deviation of the scores on the held-out completions of the training, of a model's config; None
     if it has none."""
-    found = getattr(config, NORMALIZATION, None)
-    return None if found is None else (float(found["mean"]), float(found["std"]))
+    moments = getattr(config, NORMALIZATION, None)
+    return None if moments is None else (float(moments["mean"]), float(moments["std"]))
 
 
 def set_score_normalization(config: Any, mean: float, std: float) -> None:
@@ -217,8 +217,8 @@ def set_score_normalization(config: Any, mean: float, std: float) -> None:
 
 def pad_token(config: "PretrainedConfig") -> int | None:
     """The padding token of a model's config."""
-    found: int | None = getattr(config.get_text_config(), "pad_token_id", None)
-    return found
+    token: int | None = getattr(config.get_text_config(), "pad_token_id", None)
+    return token
 
 
 def _new_weights(size: int, spread: float, seed: int) -> Tensor:
@@ -230,6 +230,6 @@ def _neutral_pad(path: str, revision: str | None, config: "PretrainedConfig") ->
     tokenizer = load_tokenizer(path, revision)
     ends = getattr(config.get_text_config(), "eos_token_id", None)
     stop = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
-    found = pad_token(config)
+    padding = pad_token(config)
     special = (i for i, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special and i not in stop)
-    return next(special, found) if found is None or found in stop else found
+    return next(special, padding) if padding is None or padding in stop else padding

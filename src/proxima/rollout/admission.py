@@ -56,8 +56,8 @@ class Admission:
 
     def stalled(self, *, finished: int, accepted: int, running: int, generating: int) -> bool:
         """Whether the engine has a free place that only `max_lag` keeps empty."""
-        known = accepted + running
-        return self._places(generating) > 0 and (self.max_lag + finished + 1) * self.prompts <= known < self._needed
+        admitted = accepted + running
+        return self._places(generating) > 0 and (self.max_lag + finished + 1) * self.prompts <= admitted < self._needed
 
     @property
     def _needed(self) -> int:
@@ -66,5 +66,5 @@ class Admission:
     def _places(self, generating: int) -> int:
         return self.concurrent - generating
 
-    def _room(self, finished: int, known: int) -> int:
-        return min((self.max_lag + finished + 1) * self.prompts, self._needed) - known
+    def _room(self, finished: int, admitted: int) -> int:
+        return min((self.max_lag + finished + 1) * self.prompts, self._needed) - admitted

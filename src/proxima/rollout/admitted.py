@@ -28,12 +28,12 @@ class Admitted:
     @classmethod
     def restored(cls, group: Group, pending: Pending) -> "Admitted":
         """As it was when `pending` was taken."""
-        one = cls(group.prompt, "accepted", group=group, reason=pending.rejected.get(group.prompt.uid, ""))
-        if one.uid in pending.rejected:
-            one.stage = "rejected"
-        elif one.uid in pending.unjudged:
-            one.stage = "unjudged"
-        return one
+        entry = cls(group.prompt, "accepted", group=group, reason=pending.rejected.get(group.prompt.uid, ""))
+        if entry.uid in pending.rejected:
+            entry.stage = "rejected"
+        elif entry.uid in pending.unjudged:
+            entry.stage = "unjudged"
+        return entry
 
     @property
     def uid(self) -> int:

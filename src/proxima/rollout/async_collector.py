@@ -76,7 +76,7 @@ class AsyncCollector(Collector):
         entries = [Admitted.restored(group, pending) for group in pending.groups] + [
             Admitted(p) for p in pending.prompts
         ]
-        self._entries = {one.uid: one for one in sorted(entries, key=lambda one: one.uid)}
+        self._entries = {entry.uid: entry for entry in sorted(entries, key=lambda entry: entry.uid)}
         self._tasks: set[asyncio.Task[None]] = set()
         self._judging = self._woken = self._abandoned = False
         self._changed = asyncio.Event()
@@ -95,19 +95,19 @@ class AsyncCollector(Collector):
     def pending(self) -> Pending:
         entries = self._entries.values()
         return Pending(
-            groups=tuple(one.group for one in entries if one.group is not None),
-            prompts=tuple(one.prompt for one in entries if one.group is None),
-            rejected={one.uid: one.reason for one in entries if one.stage == "rejected"},
-            unjudged=frozenset(one.uid for one in entries if one.stage == "unjudged"),
+            groups=tuple(entry.group for entry in entries if entry.group is not None),
+            prompts=tuple(entry.prompt for entry in entries if entry.group is None),
+            rejected={entry.uid: entry.reason for entry in entries if entry.stage == "rejected"},
+            unjudged=frozenset(entry.uid for entry in entries if entry.stage == "unjudged"),
         )
 
     def unconsumed(self) -> list[tuple[Prompt, Completion]]:
         n = self.generator.spec.completions
         return [
-            (one.prompt, completion)
-            for one in self._entries.values()
-            if one.stage != "rejected"
-            for completion in (one.group.completions if one.group else one.received.values())
+            (entry.prompt, completion)
+            for entry in self._entries.values()
+            if entry.stage != "rejected"
+            for completion in (entry.group.completions if entry.group else entry.received.values())
             if completion.sample < n  # not the greedy one, which is never trained on
         ]
 
@@ -128,10 +128,10 @@ class AsyncCollector(Collector):
                 self._advance()  # each makes room for one
             if self._failure is not None:
                 raise self._failure
-            ready = sum(one.stage == "accepted" for one in self._entries.values())
+            ready = sum(entry.stage == "accepted" for entry in self._entries.values())
             self.listener.rewarded(min(ready, self.admission.prompts), self.admission.prompts)
-            if (found := self._next_batch()) is not None:
-                return self._take(*found, evicted, version)
+            if (batch := self._next_batch()) is not None:
+                return self._take(*batch, evicted, version)
             self._changed.clear()
             await self._changed.wait()
 
@@ -166,11 +166,11 @@ class AsyncCollector(Collector):
         """The groups of the step, and those rejected; None: some are still to come."""
         accepted: list[Admitted] = []
         rejected: list[Admitted] = []
-        for one in self._entries.values():
-            if one.stage == "accepted":
-                accepted.append(one)
-            elif one.stage == "rejected":
-                rejected.append(one)
+        for entry in self._entries.values():
+            if entry.stage == "accepted":
+                accepted.append(entry)
+            elif entry.stage == "rejected":
+                rejected.append(entry)
             elif self.admission.over_age == "wait":
                 break
             if len(accepted) == self.admission.prompts:
@@ -178,7 +178,7 @@ class AsyncCollector(Collector):
         if self.refill is None:
             return None
         batches = (len(accepted) + len(rejected)) // self.admission.prompts
-        groups = [one.scored for one in (*accepted, *rejected)] if batches else []
+        groups = [entry.scored for entry in (*accepted, *rejected)] if batches else []
         given_up = self.refill.gives_up(batches, groups)
         if not given_up and not 0 < self.refill.sampling.max_num_gen_batches <= batches:
             return None
@@ -188,20 +188,20 @@ class AsyncCollector(Collector):
                 wanted=self.admission.prompts,
                 usable=len(accepted),
                 generated=groups,
-                dropped=tuple((one.scored, one.reason) for one in rejected),
+                dropped=tuple((entry.scored, entry.reason) for entry in rejected),
             )
         return accepted, rejected
 
     def _take(
         self, accepted: Sequence[Admitted], rejected: Sequence[Admitted], evicted: Sequence[Group], version: int
     ) -> CollectedBatch:
-        gone = {one.uid for one in (*accepted, *rejected)}
-        queue = sum(one.stage == "accepted" and one.uid not in gone for one in self._entries.values())
+        gone = {entry.uid for entry in (*accepted, *rejected)}
+        queue = sum(entry.stage == "accepted" and entry.uid not in gone for entry in self._entries.values())
         # counted by the step that they leave with: a step without newly finished groups has its rewards all the same
-        groups = [*(one.scored for one in (*accepted, *rejected)), *evicted]
+        groups = [*(entry.scored for entry in (*accepted, *rejected)), *evicted]
         batch = CollectedBatch(
-            groups=tuple(one.scored for one in accepted),
-            dropped=(*((one.scored, one.reason) for one in rejected), *((group, STALE) for group in evicted)),
+            groups=tuple(entry.scored for entry in accepted),
+            dropped=(*((entry.scored, entry.reason) for entry in rejected), *((group, STALE) for group in evicted)),
             generated=tuple(sorted(groups, key=lambda group: group.prompt.uid)),
             version=version,
             accepted=len(accepted) + len(evicted),
@@ -209,7 +209,7 @@ class AsyncCollector(Collector):
             measured=self._measured(accepted, evicted, queue, version),
             notes=self._notes(),
         )
-        self._entries = {uid: one for uid, one in self._entries.items() if uid not in gone}
+        self._entries = {uid: entry for uid, entry in self._entries.items() if uid not in gone}
         self._errors, self._stalls = [], 0
         self._taken += 1
         return batch
@@ -217,7 +217,7 @@ class AsyncCollector(Collector):
     def _measured(
         self, accepted: Sequence[Admitted], evicted: Sequence[Group], queue: int, version: int
     ) -> dict[str, float]:
-        completions = [completion for one in accepted for completion in one.scored.completions]
+        completions = [completion for entry in accepted for completion in entry.scored.completions]
         columns = [completion.policy_version for completion in completions if len(completion.tokens)]
         lags = np.bincount(version - np.concatenate(columns)).tolist() if columns else []
         mixed = sum(bool(column[0] != column[-1]) for column in columns)  # versions only grow
@@ -242,11 +242,11 @@ class AsyncCollector(Collector):
         exhausted and took fewer groups than were admitted for it."""
         if self.admission.over_age == "train":
             return []
-        ready = [one for one in self._entries.values() if one.stage == "accepted"]
-        stale = [one for one in ready if group_age(one.scored, version) > self.admission.max_lag]
-        for one in stale:
-            del self._entries[one.uid]
-        return [one.scored for one in stale]
+        ready = [entry for entry in self._entries.values() if entry.stage == "accepted"]
+        stale = [entry for entry in ready if group_age(entry.scored, version) > self.admission.max_lag]
+        for entry in stale:
+            del self._entries[entry.uid]
+        return [entry.scored for entry in stale]
 
     # ---- between the steps -------------------------------------------------------------------------------------------
 
@@ -270,9 +270,9 @@ class AsyncCollector(Collector):
     def _admit(self) -> None:
         """Start the prompts of a resume, then new ones, while there is room."""
         places = self.admission.concurrent - self._count("generating")
-        queued = [one for one in self._entries.values() if one.stage == "queued"]
-        for one in queued[:places]:
-            self._generate(one)
+        queued = [entry for entry in self._entries.values() if entry.stage == "queued"]
+        for entry in queued[:places]:
+            self._generate(entry)
         counts = {
             "finished": self._finished,
             "accepted": self._taken * self.admission.prompts + self._count("accepted"),
@@ -283,16 +283,16 @@ class AsyncCollector(Collector):
             prompts = self.source.next(room)
             self.listener.admitted(prompts)
             for prompt in prompts:
-                one = self._entries[prompt.uid] = Admitted(prompt)
-                self._generate(one)
+                entry = self._entries[prompt.uid] = Admitted(prompt)
+                self._generate(entry)
         stalled = not room and self.admission.stalled(**counts)
         self._stalls += stalled and not self._stalled
         self._stalled = stalled
         self._track_idleness()
 
-    def _generate(self, one: Admitted) -> None:
-        one.stage = "generating"
-        self._start(self._roll_out(one))
+    def _generate(self, entry: Admitted) -> None:
+        entry.stage = "generating"
+        self._start(self._roll_out(entry))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:
@@ -306,25 +306,25 @@ class AsyncCollector(Collector):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _roll_out(self, one: Admitted) -> None:
+    async def _roll_out(self, entry: Admitted) -> None:
         """Generate and score the group of a prompt."""
         for attempt in count():
             try:
-                completions = await self.generator.complete(one.prompt, one.received)
+                completions = await self.generator.complete(entry.prompt, entry.received)
                 break
             except (UserError, NotFiniteError):
                 raise
             except Exception as error:
-                one.received.clear()
+                entry.received.clear()
                 if attempt == self.admission.retries:
                     raise
                 self._errors.append(f"{type(error).__name__}: {error}".removesuffix(": "))
-        one.stage = "scoring"
+        entry.stage = "scoring"
         self._tokens += sum(len(completion.tokens) for completion in completions)
-        self.listener.generated(one.uid)
+        self.listener.generated(entry.uid)
         self._wake()
-        one.group = await self.generator.score(one.prompt, completions)
-        one.stage = "unjudged"
+        entry.group = await self.generator.score(entry.prompt, completions)
+        entry.stage = "unjudged"
 
     def _judge_next(self) -> None:
         block = [] if self._judging else self._next_block()
@@ -334,39 +334,39 @@ class AsyncCollector(Collector):
             self._judging = True
             self._start(self._judge(block))
         else:
-            for one in block:
-                self._settle(one, one.scored, None)
+            for entry in block:
+                self._settle(entry, entry.scored, None)
 
     def _next_block(self) -> list[Admitted]:
         """The groups to be judged together."""
-        unjudged = [one for one in self._entries.values() if one.stage == "unjudged"]
+        unjudged = [entry for entry in self._entries.values() if entry.stage == "unjudged"]
         if not self.generator.rewards.has_batch:
             return unjudged
-        unsettled = [one for one in self._entries.values() if one.stage not in ("accepted", "rejected")]
+        unsettled = [entry for entry in self._entries.values() if entry.stage not in ("accepted", "rejected")]
         candidates = unsettled if self.admission.over_age == "wait" else unjudged
         missing = self.admission.prompts - self._count("accepted") % self.admission.prompts
         block = candidates[:missing]
-        return block if len(block) == missing and all(one.stage == "unjudged" for one in block) else []
+        return block if len(block) == missing and all(entry.stage == "unjudged" for entry in block) else []
 
     async def _judge(self, block: Sequence[Admitted]) -> None:
-        groups = [one.scored for one in block]
+        groups = [entry.scored for entry in block]
         if self.generator.rewards.has_batch:
             groups = await self.generator.rewards.score_batch(groups)
         reasons = await self.refill.reject(groups) if self.refill else {}
-        for one, group in zip(block, groups, strict=True):
-            self._settle(one, group, reasons.get(one.uid))
+        for entry, group in zip(block, groups, strict=True):
+            self._settle(entry, group, reasons.get(entry.uid))
         self._judging = False
 
-    def _settle(self, one: Admitted, group: Group, reason: str | None) -> None:
+    def _settle(self, entry: Admitted, group: Group, reason: str | None) -> None:
         """The scores of a group are final, and so is whether it can be used."""
-        one.group, one.reason = group, reason or ""
-        one.stage = "accepted" if reason is None else "rejected"
+        entry.group, entry.reason = group, reason or ""
+        entry.stage = "accepted" if reason is None else "rejected"
         self.listener.scored(group)
 
     # ---- small things ------------------------------------------------------------------------------------------------
 
     def _count(self, *stages: str) -> int:
-        return sum(one.stage in stages for one in self._entries.values())
+        return sum(entry.stage in stages for entry in self._entries.values())
 
     def _track_idleness(self) -> None:
         self._idle.update(self._paused or not self._count("generating"))

@@ -102,7 +102,7 @@ def run_eval(
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
         setup = EngineSetup.of(model, max_length=suites[0].context, compute=compute, log=log)
-        samplings = [one.sampling for one in suites]
+        samplings = [loaded.sampling for loaded in suites]
         needs = evaluation_needs(config, model.tokenizer, suites[0].context, samplings)
         engine, notes = build_engine(config.engine, setup, needs)
         opened.callback(close_engine, engine)
@@ -132,7 +132,7 @@ def run_eval(
             observer.suite_finished(name, facts[name], outcome.seconds[name])
         outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
     if folder is not None:
-        tokens, seconds = {name: one["tokens"] for name, one in facts.items()}, outcome.seconds
+        tokens, seconds = {name: suite["tokens"] for name, suite in facts.items()}, outcome.seconds
         may_differ = {  # between two runs of one command
             **describe_environment(config.seed, outcome.result["model"]),
             "seconds": seconds,

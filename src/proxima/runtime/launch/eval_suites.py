@@ -98,7 +98,7 @@ def recipe_suites(config: "EvaluateConfig") -> list[EvalSuite]:
             "of proxima sft, reward and dpo have no reward, and are measured during the training"
         )
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
-    suites = [_recipe_suite(one, config.reward) for one in config.eval.all_sets.values()]
+    suites = [_recipe_suite(held_out, config.reward) for held_out in config.eval.all_sets.values()]
     taken = {suite.name for suite in suites[1:]}
     return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
 

@@ -160,7 +160,7 @@ def make_next_policy(
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    found = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries)
+    cache = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries)
     if by_engine:
-        engine.register_pre_pause_hook(found.before_pause)
-    return found
+        engine.register_pre_pause_hook(cache.before_pause)
+    return cache

@@ -42,8 +42,8 @@ def input_hashes(
         named |= {f"algorithm.distillation.path: {name}": value for name, value in taught.items()}
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
     named |= _reward_hashes("reward", config.reward)
-    for number, one in enumerate(config.eval.sets):
-        named |= _reward_hashes(f"eval.sets.{number}.reward", one.reward)
+    for number, spec in enumerate(config.eval.sets):
+        named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
     return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
 
 
@@ -89,8 +89,8 @@ def _reward_file(reward: Any) -> Path | None:
     if isinstance(reward, UserFunction):
         return reward.file
     module = type(reward).__module__
-    found = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
-    return None if found is None else Path(found)
+    file = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
+    return None if file is None else Path(file)
 
 
 def rows_sha(rows: Rows) -> str:
@@ -120,9 +120,9 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
     if before is None:
         journal.set("inputs", dict(now))
         return []
-    found = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    accepted = [name for name in found if accept and name.startswith("reward.")]
-    if differing := [name for name in found if name not in accepted]:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    accepted = [name for name in changed if accept and name.startswith("reward.")]
+    if differing := [name for name in changed if name not in accepted]:
         remedy = "restore it, or start another run with folder=PATH"
         if all(name.startswith("reward.") for name in differing):
             remedy += "; --accept-changes resumes with it, and says so in log, summary and report"

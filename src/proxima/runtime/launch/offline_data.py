@@ -111,8 +111,8 @@ def _items(
 def _skipped_reasons(skipped: Skipped) -> str:
     """`completion is empty (rows 3, 17 and 4 more)`, the commonest first; numbers in the reason are the first row's."""
     parts = []
-    for found in sorted(skipped.values(), key=len, reverse=True):
-        numbers, problem = [number for number, _ in found], found[0][1]
+    for rows in sorted(skipped.values(), key=len, reverse=True):
+        numbers, problem = [number for number, _ in rows], rows[0][1]
         named = ", ".join(map(str, numbers[:NAMED]))
         more = f" and {len(numbers) - NAMED:,} more" if len(numbers) > NAMED else ""
         parts.append(f"{problem.field} {problem.bound} (row{'s' * (len(numbers) > 1)} {named}{more})")

@@ -20,7 +20,7 @@ from proxima.runtime.launch.models import describe_model, make_stack
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.run_data import load_tokenizer_and_context
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
-from proxima.runtime.loop.training_loop import Trained
+from proxima.runtime.loop.training_loop import TrainState
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import template_note
@@ -74,7 +74,7 @@ class OfflineWorkload:
         config, compute = self.config, context.compute
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps)
-        trained, samples = Trained(loaded=loaded, stack=stack, compute=compute), None
+        trained, samples = TrainState(loaded=loaded, stack=stack, compute=compute), None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             most = getattr(config.eval, "sample_tokens", 0)
             samples = HeldOutSamples(prompts, loaded, compute, max_tokens=most, max_length=self.context)

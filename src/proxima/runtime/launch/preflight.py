@@ -74,8 +74,8 @@ def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: in
             columns = tuple(reward.call.columns(answers.rows[row]))
             if (number, columns) not in seen:
                 seen.add((number, columns))
-                if found := reward.call.problem(columns):
-                    reason, remedy = found
+                if problem := reward.call.problem(columns):
+                    reason, remedy = problem
                     place = f"names a function that {reason} of {answers.name}, row {row}"
                     raise FieldError(f"reward.{number}.path", reward.path, place, remedy=remedy)
 
@@ -101,20 +101,20 @@ def unreadable(
 
 
 def _notes(config: "RunConfig | EvaluateConfig", answers: ReferenceAnswers, rewards: RewardRunner) -> list[str]:
-    looked, found = unreadable(answers, rewards, config.data.check_answers, config.seed)
-    if not found:
+    looked, unread = unreadable(answers, rewards, config.data.check_answers, config.seed)
+    if not unread:
         return []
-    if len(found) == looked and all(one.answer is None for one in found):
+    if len(unread) == looked and all(bad.answer is None for bad in unread):
         compares = " and ".join(rewards.comparing)
         task = answers.name if answers.name.endswith("task") else "task"
         remedy = f"set {task}.answer=COLUMN, or choose a reward that needs none (`proxima list reward`)"
         raise UserError(f"{answers.name}: no row has an answer, and the reward {compares} needs one", remedy=remedy)
     of = f"{looked:,}" if looked == answers.count else f"{looked:,} checked, of {answers.count:,},"
-    quoted = "; ".join(f"row {one.row} {_quoted(one.answer)} ({one.why})" for one in found[:SHOWN])
-    more = f"; and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
-    facts = f"{answers.name}: {len(found):,} of {of} answers can't be read: {quoted}{more}"
+    quoted = "; ".join(f"row {bad.row} {_quoted(bad.answer)} ({bad.why})" for bad in unread[:SHOWN])
+    more = f"; and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
+    facts = f"{answers.name}: {len(unread):,} of {of} answers can't be read: {quoted}{more}"
     share = config.data.max_unreadable
-    if len(found) > share * looked:
+    if len(unread) > share * looked:
         remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
         raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)
     return [f"{facts}; these rows are generated like the others, and none of their completions will have a score"]

@@ -76,8 +76,14 @@ def _groups(prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
     """Each prompt with its made-up completions, under a uid that the run does not use."""
     groups = []
     for number, prompt in enumerate(prompts):
-        known = prompt.answer
-        answer = "7" if known is None else known if isinstance(known, str) else json.dumps(known, default=repr)
+        reference = prompt.answer
+        answer = (
+            "7"
+            if reference is None
+            else reference
+            if isinstance(reference, str)
+            else json.dumps(reference, default=repr)
+        )
         tried = replace(prompt, uid=TRIAL_UID + number)
         completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
         groups.append(Group(prompt=tried, completions=completions, scores=(Score(value=0.0),) * len(completions)))

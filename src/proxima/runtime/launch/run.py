@@ -219,10 +219,10 @@ def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer,
 def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:
     """With what the views know: links, and warnings after those of the run before its resume."""
     links = observer.ending()  # first: it may warn
-    told = WarningList()
+    warnings = WarningList()
     for warning in (*folder.earlier_warnings, *observer.warned()):
-        told.add(**warning)
-    return replace(summary, links=links, warnings=told.records())
+        warnings.add(**warning)
+    return replace(summary, links=links, warnings=warnings.records())
 
 
 def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:

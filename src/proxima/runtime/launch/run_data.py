@@ -41,7 +41,10 @@ class RunData:
     @property
     def held_out_rows(self) -> dict[str, Rows]:
         """The rows of the held-out sets, by what they are called in a message."""
-        return {f"eval.sets {one.spec.name}" if one.spec.name else "eval.task": one.rows for one in self.held_out}
+        return {
+            f"eval.sets {held_out.spec.name}" if held_out.spec.name else "eval.task": held_out.rows
+            for held_out in self.held_out
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,14 +55,16 @@ def shared_vocabulary(config: "RunConfig") -> int:
     """Ids that both models have; what lies beyond, in one of them, is padding of its output layer."""
     assert config.algorithm.distillation is not None
     configs = load_config(config.model.path, config.model.revision), load_config(config.algorithm.distillation.path)
-    return min(int(one.get_text_config().vocab_size) for one in configs)
+    return min(int(model_config.get_text_config().vocab_size) for model_config in configs)
 
 
 def make_distillation(config: "RunConfig") -> DistillationTerm | None:
     """The loss of the teacher; None without one."""
-    if (found := config.algorithm.distillation) is None:
+    if (distillation := config.algorithm.distillation) is None:
         return None
-    return DistillationTerm(divergence=found.divergence, aggregate=found.aggregate, coefficient=found.coefficient)
+    return DistillationTerm(
+        divergence=distillation.divergence, aggregate=distillation.aggregate, coefficient=distillation.coefficient
+    )
 
 
 def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", compute: ComputeThread) -> ForwardStage:

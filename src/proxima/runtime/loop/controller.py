@@ -21,7 +21,7 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview, not_filled, sample_of
-from proxima.runtime.loop.training_loop import Plan, RunEnded, Trained, TrainingLoop
+from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
 from proxima.runtime.state.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.state.next_policy_file import NEXT_POLICY, write_next_policy
 from proxima.runtime.state.store import RunStore
@@ -59,7 +59,7 @@ class Controller(TrainingLoop):
         clock: Clock,
     ) -> None:
         others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
-        trained = Trained(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
+        trained = TrainState(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
         super().__init__(plan, trained, store, observer, clock)
         self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
         self.publisher = Publisher(

@@ -15,7 +15,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
-from proxima.runtime.loop.training_loop import Plan, Trained, TrainingLoop
+from proxima.runtime.loop.training_loop import Plan, TrainingLoop, TrainState
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
@@ -50,7 +50,7 @@ class HeldOutSamples:
             self.engine, [Request(prompt=p, sample=0, sampling=self.sampling) for p in self.prompts]
         )
         pairs = zip(self.prompts, completions, strict=True)
-        return [Group(prompt=prompt, completions=(one,), scores=(UNSCORED,)) for prompt, one in pairs]
+        return [Group(prompt=prompt, completions=(completion,), scores=(UNSCORED,)) for prompt, completion in pairs]
 
 
 class OfflineLoop(TrainingLoop):
@@ -66,7 +66,7 @@ class OfflineLoop(TrainingLoop):
     def __init__(
         self,
         plan: Plan,
-        trained: Trained,
+        trained: TrainState,
         method: OfflineMethod[Any, Any],
         data: OfflineData,
         samples: HeldOutSamples | None,

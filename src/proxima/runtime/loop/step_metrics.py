@@ -75,7 +75,7 @@ def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, A
     """
     pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
     values = [s.value for _, s in pairs if s.valid]
-    known = [s.correct for _, s in pairs if s.valid and s.correct is not None]
+    judgements = [s.correct for _, s in pairs if s.valid and s.correct is not None]
     lengths = [len(c.tokens) for c, _ in pairs]
     mean = sum(values) / len(values) if values else None
     squares = None if mean is None else sum((v - mean) ** 2 for v in values)
@@ -90,8 +90,8 @@ def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, A
         "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
         "tokens/generated": sum(lengths),
     }
-    if known:
-        out["accuracy"] = sum(known) / len(known)
+    if judgements:
+        out["accuracy"] = sum(judgements) / len(judgements)
     for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
         parts = [s.parts[name] for _, s in pairs if s.valid and name in s.parts]
         out[f"reward/part/{name}"] = sum(parts) / len(parts)

@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainState:
     """What a checkpoint holds of a loop: the model with its tokenizer, and what updates it. `others` are further models
     with what updates them, by the name of their folder in a checkpoint."""
 
@@ -76,7 +76,7 @@ class TrainingLoop:
         observer, clock: who watches, and the time.
     """
 
-    def __init__(self, plan: Plan, trained: Trained, store: RunStore, observer: Observer, clock: Clock) -> None:
+    def __init__(self, plan: Plan, trained: TrainState, store: RunStore, observer: Observer, clock: Clock) -> None:
         self.plan, self.trained, self.compute = plan, trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.clock = observer, clock

@@ -24,8 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     if peer is None:
         likely = likely_peers(arguments.file)
         if len(likely) != 1:
-            found = f"of {' and of '.join(likely)}" if likely else f"of none of {', '.join(PEERS)}"
-            raise one_problem(arguments.file, f"has the options {found}; name the framework with --from")
+            options = f"of {' and of '.join(likely)}" if likely else f"of none of {', '.join(PEERS)}"
+            raise one_problem(arguments.file, f"has the options {options}; name the framework with --from")
         peer = likely[0]
         print(f"read as a configuration of {peer}; --from names another framework", file=sys.stderr)
     done = convert(arguments.file, peer)

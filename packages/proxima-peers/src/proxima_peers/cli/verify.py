@@ -32,12 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     names = [file for name in arguments.file for file in _files(name)]
     # a wrong path is refused before anything is computed
     records = {name: read_records(Path(name), RECORD, _require_record) for name in names}
-    verdicts = {name: [_verdict(raw, arguments.import_code) for raw in found] for name, found in records.items()}
-    total = totals([one for found in verdicts.values() for one in found])
+    verdicts = {name: [_verdict(raw, arguments.import_code) for raw in raws] for name, raws in records.items()}
+    total = totals([verdict for of_file in verdicts.values() for verdict in of_file])
     if arguments.json:
         files = [
-            {"file": name, "totals": totals(found), "verdicts": [_finite(asdict(one)) for one in found]}
-            for name, found in verdicts.items()
+            {"file": name, "totals": totals(of_file), "verdicts": [_finite(asdict(verdict)) for verdict in of_file]}
+            for name, of_file in verdicts.items()
         ]
         print_json({**total, "totals": total, "files": files})
     else:
@@ -49,10 +49,10 @@ def _files(name: str) -> list[str]:
     """The file itself, or the JSON files in a folder."""
     if not Path(name).is_dir():
         return [name]
-    found = sorted(str(file) for file in Path(name).glob("*.json"))
-    if not found:
+    files = sorted(str(file) for file in Path(name).glob("*.json"))
+    if not files:
         raise UserError(f"{name}: a folder without .json files", remedy="give files of records, or a folder of them")
-    return found
+    return files
 
 
 def _finite(value: Any) -> Any:
@@ -91,16 +91,17 @@ def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) ->
 
     width = max(len("total"), *(len(name) for name in verdicts))
     lines = [f"{'':<{width}}  records  matched  differs  failed  unsupported"]
-    lines += [_row(name, totals(found), width) + _reasons(found) for name, found in verdicts.items()]
+    lines += [_row(name, totals(of_file), width) + _reasons(of_file) for name, of_file in verdicts.items()]
     if len(verdicts) > 1:
         lines.append(_row("total", total, width))
-    for name, found in verdicts.items():
-        for one in found:
-            if one.status == "failed":
-                lines.append(f"failed  {one.name}  ({name})" + ("" if one.differences else f": {one.reason}"))
-            elif one.status == "unsupported":
-                lines.append(f"unsupported  {one.name}  ({name}): {one.reason}")
-            for d in one.differences:
+    for name, of_file in verdicts.items():
+        for verdict in of_file:
+            if verdict.status == "failed":
+                why = "" if verdict.differences else f": {verdict.reason}"
+                lines.append(f"failed  {verdict.name}  ({name}){why}")
+            elif verdict.status == "unsupported":
+                lines.append(f"unsupported  {verdict.name}  ({name}): {verdict.reason}")
+            for d in verdict.differences:
                 pair = f"ours {_number(d.ours)}, expected {_number(d.expected)}"
                 lines.append(f"    {d.field}{d.at or ''}: {pair}, off by {d.difference:.3g}")
     return lines
@@ -113,7 +114,7 @@ def _row(name: str, totals: dict[str, int], width: int) -> str:
 
 def _reasons(verdicts: list["RecordVerdict"]) -> str:
     """`  P16 ×3, P27`: the peculiarities that explain what differs."""
-    counts = Counter(str(one.reason) for one in verdicts if one.status == "differs")
+    counts = Counter(str(verdict.reason) for verdict in verdicts if verdict.status == "differs")
     texts = [f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())]
     return "  " + ", ".join(texts) if texts else ""
 

@@ -19,10 +19,10 @@ def command_of(o: Options) -> str | None:
     training."""
     if any(name.startswith(ROLLOUTS) for name in o.flat):
         return None
-    told = TYPES.get(str(o.flat.get("train_dataset.type")))
-    if told is None and o.flat.get("beta") is not None and o.flat.get("actor.path") is not None:
+    command = TYPES.get(str(o.flat.get("train_dataset.type")))
+    if command is None and o.flat.get("beta") is not None and o.flat.get("actor.path") is not None:
         return "dpo"
-    return "sft" if told is None and o.flat.get("model.path") is not None else told
+    return "sft" if command is None and o.flat.get("model.path") is not None else command
 
 
 def prefix_of(o: Options) -> str:

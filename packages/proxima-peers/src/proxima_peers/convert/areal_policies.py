@@ -59,7 +59,7 @@ def _towards_next(d: Draft, o: Options) -> None:
         return
     origin, lag = o.origin(*SEGMENT_WISE), d.entries["runtime.max_lag"].value
     name, centre = origin.removeprefix("from "), d.entries["algorithm.proximal"]
-    kinds = {at: one.value for at, one in d.entries.items() if at.startswith(LIST) and at.endswith(".kind")}
+    kinds = {at: entry.value for at, entry in d.entries.items() if at.startswith(LIST) and at.endswith(".kind")}
     if centre.value != "recompute" or not o.flag("actor.use_decoupled_loss"):
         d.lacks(name, "read here with use_decoupled_loss and log-probs that the trainer recomputes")
     elif not kinds:
@@ -76,8 +76,8 @@ def _towards_next(d: Draft, o: Options) -> None:
 
 def _cap(d: Draft, o: Options) -> None:
     """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
-    known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
-    mode = o.choice(known, "actor.behave_imp_weight_mode", default="token_mask")
+    modes = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
+    mode = o.choice(modes, "actor.behave_imp_weight_mode", default="token_mask")
     written = next((name for name in CAPS if name in o.flat), None)
     if mode == "disabled":
         return

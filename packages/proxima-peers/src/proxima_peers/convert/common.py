@@ -19,13 +19,14 @@ def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "t
         prompts = math.ceil(prompts / least) * least
         d.entries["train.prompts_per_step"] = replace(entry, value=prompts)
     most = max(1, min(prompts, least))
-    found = next(count for count in range(most, 0, -1) if prompts % count == 0)
-    if found != wanted:
-        nearest = f"{found} is the nearest below that divides {prompts} prompts: no group is split here."
+    divisor = next(count for count in range(most, 0, -1) if prompts % count == 0)
+    if divisor != wanted:
+        nearest = f"{divisor} is the nearest below that divides {prompts} prompts: no group is split here."
         note = f"{note} The peer makes {wanted:g} updates; {nearest}"
-        d.lacks(f"{path}.updates_per_step", f"{wanted:g} updates a step split a group over two updates; taken: {found}")
-    d.put(f"{path}.updates_per_step", found, origin, note.strip())
-    return found
+        why = f"{wanted:g} updates a step split a group over two updates; taken: {divisor}"
+        d.lacks(f"{path}.updates_per_step", why)
+    d.put(f"{path}.updates_per_step", divisor, origin, note.strip())
+    return divisor
 
 
 def sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, Any]) -> None:
@@ -168,7 +169,7 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
         columns: fields of the tasks that read tables (`messages`, `question`, `answer`), as the peer reads its rows.
     """
     data, origin = o.get(name), o.origin(name)
-    paths = [str(one) for one in data] if isinstance(data, list) else [str(data)] if data is not None else []
+    paths = [str(file) for file in data] if isinstance(data, list) else [str(data)] if data is not None else []
     kind = next((kind for kind, ends in FILES.items() if all(file.endswith(ends) for file in paths)), None)
     fields = {field: (value, f"as {o.peer} reads its rows") for field, value in columns.items()}
     where: Fields = {"split": (split, f"which part {o.peer} takes")} if split != "train" else {}

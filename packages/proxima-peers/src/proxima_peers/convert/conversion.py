@@ -106,7 +106,7 @@ OPENED_LATER = ("model.", "critic.path", "task", "eval.", "data.", "monitor.")
 def make_loadable(draft: Draft) -> tuple[str, ...]:
     """Leave out the values that no recipe may have, as to fill in; the problems that are left."""
     while problems := list(problems_of(draft.tree())):
-        refused = [one for one in problems if one.path in draft.entries and not one.path.endswith(".kind")]
+        refused = [p for p in problems if p.path in draft.entries and not p.path.endswith(".kind")]
         if not refused:
             break
         for problem in refused:
@@ -118,7 +118,7 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
 
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
     """What stops the recipe; opens no file and no reward model, and imports no code."""
-    rewards = [_unopened(one) for one in recipe.get("reward", ())]
+    rewards = [_unopened(reward) for reward in recipe.get("reward", ())]
     try:
         resolved = resolve(recipe | ({"reward": rewards} if rewards else {}), root=None, import_code=False)
     except ConfigError as error:

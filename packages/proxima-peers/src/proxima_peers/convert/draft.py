@@ -110,24 +110,24 @@ class Draft:
         at = "model.path" if at is None else at
         waiting = self.waiting.setdefault(at, [])
         waiting.append(option)
-        told = f"{option}: {why}" if len(waiting) == 1 else f"{', '.join(waiting)}: the reasons are at the top"
-        self.entries[at] = replace(self.entries[at], origin=on_one_line(f"{FILL_IN}: {told}"))
+        reason = f"{option}: {why}" if len(waiting) == 1 else f"{', '.join(waiting)}: the reasons are at the top"
+        self.entries[at] = replace(self.entries[at], origin=on_one_line(f"{FILL_IN}: {reason}"))
         self.missing.append(Leftover(option, on_one_line(f"{why} (at {at})")))
 
     def doubt(self, o: Options) -> None:
         """Record the values that could not be taken and that no entry names."""
-        told = " ".join(f"{one.name} {one.why}" for one in (*self.missing, *self.unsupported))
+        named = " ".join(f"{leftover.name} {leftover.why}" for leftover in (*self.missing, *self.unsupported))
         for name, why in o.doubts.items():
-            if name not in told:
+            if name not in named:
                 self.needs(name, why)
 
     def account(self, o: Options) -> None:
         """Record the options that were read and that neither an entry nor a list names, so that none is lost."""
         texts = [f"{entry.origin} {entry.note}" for entry in self.entries.values()]
-        texts += [f"{one.name} {one.why}" for _, found in self.leftovers() for one in found]
-        told = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
+        texts += [f"{leftover.name} {leftover.why}" for _, leftovers in self.leftovers() for leftover in leftovers]
+        named = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
         for name in o.flat:
-            if name in o.asked and name not in told and o.flat[name] is not None:
+            if name in o.asked and name not in named and o.flat[name] is not None:
                 self.read.append(Leftover(name, on_one_line(str(o.flat[name]))[:60]))
 
     def drops(self, name: str, why: str) -> None:
@@ -169,18 +169,18 @@ class Draft:
 
     def leftovers(self) -> list[tuple[str, list[Leftover]]]:
         """The lists that are not empty, with their titles."""
-        return [(title, found) for name, title in TITLES.items() if (found := getattr(self, name))]
+        return [(title, leftovers) for name, title in TITLES.items() if (leftovers := getattr(self, name))]
 
     def report(self) -> list[str]:
         """The leftovers for a terminal."""
-        return [line for title, found in self.leftovers() for line in (f"{title}:", *_grouped(found))]
+        return [line for title, leftovers in self.leftovers() for line in (f"{title}:", *_grouped(leftovers))]
 
 
-def _grouped(found: list[Leftover]) -> Iterator[str]:
+def _grouped(leftovers: list[Leftover]) -> Iterator[str]:
     """`  why: name, name`, a line or more for each reason."""
     by_reason: dict[str, list[str]] = {}
-    for one in found:
-        by_reason.setdefault(one.why, []).append(one.name)
+    for leftover in leftovers:
+        by_reason.setdefault(leftover.why, []).append(leftover.name)
     for why, names in by_reason.items():
         text = f"{', '.join(names)}: {why}" if len(names) < 4 else f"{why}: {', '.join(names)}"
         yield from textwrap.wrap(

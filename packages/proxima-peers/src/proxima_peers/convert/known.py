@@ -61,18 +61,18 @@ Rules = dict[str, Rule]  # by name, or pattern with `*`
 @cache
 def option_rules(peer: str) -> Rules:
     """Name, or pattern with `*`, → rule."""
-    found: dict[str, Rule] = {}
+    rules: dict[str, Rule] = {}
     for effect, reasons in _table(peer).items():
         if effect in ("training", "waits"):
             continue
         for why, prefixes in reasons.items():
             for name, neutral in _names(prefixes):
                 values = tuple(neutral) if isinstance(neutral, list) else (neutral,)
-                found.setdefault(name, Rule(effect, why, values))
+                rules.setdefault(name, Rule(effect, why, values))
     for field, prefixes in _table(peer).get("waits", {}).items():
         for name, _ in _names(prefixes):
-            found[name] = replace(found[name], field=field)
-    return found
+            rules[name] = replace(rules[name], field=field)
+    return rules
 
 
 def _names(prefixes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -114,15 +114,15 @@ def _either(text: str) -> Iterator[str]:
 def sort_out(d: Draft, o: Options, table: Rules) -> None:
     """Tell what becomes of the options that no converter read."""
     patterns = [name for name in table if "*" in name]
-    known = {*table, *o.asked}
+    names = {*table, *o.asked}
     for name in o.left():
-        found = name if name in table else next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
-        if found is None and _is_nothing(o.flat[name]) and any(other.startswith(f"{name}.") for other in known):
+        key = name if name in table else next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+        if key is None and _is_nothing(o.flat[name]) and any(other.startswith(f"{name}.") for other in names):
             d.drops(name, "off, or neutral")  # a section without its options
-        elif found is None:
+        elif key is None:
             _unknown(d, o, name, table)
         else:
-            _tell(d, o, name, table[found])
+            _tell(d, o, name, table[key])
 
 
 def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
@@ -191,11 +191,11 @@ def shown(value: Any) -> str:
 
 def _nearest(name: str, o: Options, table: dict[str, Rule]) -> str:
     """The option probably meant: a similar name in the same section, or the same name in another section."""
-    known = o.asked | {other for other in table if "*" not in other}
+    names = o.asked | {other for other in table if "*" not in other}
     section, _, last = name.rpartition(".")
-    beside = {other.rpartition(".")[2]: other for other in sorted(known) if other.rpartition(".")[0] == section}
+    beside = {other.rpartition(".")[2]: other for other in sorted(names) if other.rpartition(".")[0] == section}
     near = difflib.get_close_matches(last, beside, n=1, cutoff=0.7)
-    elsewhere = sorted(other for other in known if other.rpartition(".")[2] == last)
-    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-    found = [beside[one] for one in near] or elsewhere or similar
-    return f"did you mean {found[0]!r}?" if found else f"{o.peer} has no such option that we know"
+    elsewhere = sorted(other for other in names if other.rpartition(".")[2] == last)
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    matches = [beside[last_part] for last_part in near] or elsewhere or similar
+    return f"did you mean {matches[0]!r}?" if matches else f"{o.peer} has no such option that we know"

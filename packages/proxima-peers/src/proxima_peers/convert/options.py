@@ -99,12 +99,12 @@ class Options:
             return bool(self.refuse("must be true or false", *names, default=default))
         return value
 
-    def choice(self, known: Iterable[str], *names: str, default: str) -> str:
+    def choice(self, choices: Iterable[str], *names: str, default: str) -> str:
         """As `get`, for one of `known`."""
         value = str(self.get(*names, default=default))
-        if value in known:
+        if value in choices:
             return value
-        return str(self.refuse(f"known are {', '.join(known)}", *names, default=default))
+        return str(self.refuse(f"known are {', '.join(choices)}", *names, default=default))
 
     def refuse(self, why: str, *names: str, default: Any = None) -> Any:
         """Keep in `doubts` why the value of the first name that is set can't be taken; gives the default."""

@@ -90,13 +90,13 @@ class _Once(Loader):
 
 
 def _mapping(loader: Loader, node: yaml.MappingNode) -> Iterator[dict[Any, Any]]:
-    found: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+    pairs: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
         name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else key
-        found[name] = (key, value if name not in found else _joined(found[name][1], value))
+        pairs[name] = (key, value if name not in pairs else _joined(pairs[name][1], value))
     mapping: dict[Any, Any] = {}
     yield mapping
-    mapping |= loader.construct_mapping(yaml.MappingNode(node.tag, list(found.values()), *_marks(node)))
+    mapping |= loader.construct_mapping(yaml.MappingNode(node.tag, list(pairs.values()), *_marks(node)))
 
 
 def _joined(first: yaml.Node, second: yaml.Node) -> yaml.Node:
@@ -120,14 +120,14 @@ _Once.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 def _merged(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     """The mapping; two sections of a name are joined, and a name with two values is `Doubtful`."""
-    found: dict[Any, Any] = {}
+    merged: dict[Any, Any] = {}
     for name, value in pairs:
-        before = found.get(name, value)
-        if isinstance(before, dict) and isinstance(value, dict) and name in found:
-            found[name] = _merged([*before.items(), *value.items()])
+        before = merged.get(name, value)
+        if isinstance(before, dict) and isinstance(value, dict) and name in merged:
+            merged[name] = _merged([*before.items(), *value.items()])
         else:
-            found[name] = value if before == value else Doubtful(f"the file has both {before} and {value}")
-    return found
+            merged[name] = value if before == value else Doubtful(f"the file has both {before} and {value}")
+    return merged
 
 
 # --- files that a file builds on --------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def _with_launcher(flat: Flat, path: Path) -> Flat:
     """A command's options with what decides numbers in accelerate's `--config_file FILE`, where it is found."""
     file = _found(Path(str(flat.get("config_file"))), path) if flat.get("config_file") else None
     launcher = _composed(file) if file is not None else {}
-    told: Flat = {name: launcher[name] for name in ("num_processes", "mixed_precision") if name in launcher}
-    return {**told, **{name: value for name, value in flat.items() if name != "config_file" or file is None}}
+    settings: Flat = {name: launcher[name] for name in ("num_processes", "mixed_precision") if name in launcher}
+    return {**settings, **{name: value for name, value in flat.items() if name != "config_file" or file is None}}
 
 
 def _found(relative: Path, path: Path) -> Path | None:
@@ -218,41 +218,41 @@ def interpolated(flat: Flat) -> Flat:
 
     The environment is not read. A reference that the file does not resolve stays as written.
     """
-    known = dict(flat)
+    options = dict(flat)
     for _ in range(ROUNDS):
-        pending = [name for name, value in known.items() if isinstance(value, str) and "${" in value]
+        pending = [name for name, value in options.items() if isinstance(value, str) and "${" in value]
         changed = False
         for name in pending:
-            value = _replaced(known[name], name, known)
-            changed |= value != known[name]
-            known[name] = value
+            value = _replaced(options[name], name, options)
+            changed |= value != options[name]
+            options[name] = value
         if not changed:
             break
-    return known
+    return options
 
 
-def _replaced(text: str, name: str, known: Flat) -> Any:
+def _replaced(text: str, name: str, options: Flat) -> Any:
     if single := _REFERENCE.fullmatch(text):
-        found = _meaning(single[1], name, known)
-        return text if found is _UNKNOWN else found
+        value = _meaning(single[1], name, options)
+        return text if value is _UNKNOWN else value
 
-    def one(match: re.Match[str]) -> str:
-        found = _meaning(match[1], name, known)
-        return match[0] if found is _UNKNOWN else "null" if found is None else str(found)
+    def replacement(match: re.Match[str]) -> str:
+        value = _meaning(match[1], name, options)
+        return match[0] if value is _UNKNOWN else "null" if value is None else str(value)
 
-    return _REFERENCE.sub(one, text)
+    return _REFERENCE.sub(replacement, text)
 
 
 _UNKNOWN = object()
 
 
-def _meaning(inside: str, name: str, known: Flat) -> Any:
+def _meaning(inside: str, name: str, options: Flat) -> Any:
     resolver, colon, rest = inside.partition(":")
     if not colon:
-        return known.get(_absolute(inside, name), _UNKNOWN)
+        return options.get(_absolute(inside, name), _UNKNOWN)
     target, comma, default = rest.partition(",")
-    if resolver == "oc.select" and (found := known.get(_absolute(target, name))) is not None:
-        return found
+    if resolver == "oc.select" and (value := options.get(_absolute(target, name))) is not None:
+        return value
     if resolver in ("oc.select", "oc.env") and comma:
         return yaml.load(default, Loader=Loader)
     return None if resolver == "oc.select" else _UNKNOWN

@@ -29,7 +29,7 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise one_problem(name, f"not Python: {error}") from None
-    calls = [call for one in CALLS for call in _calls(tree, one)]
+    calls = [call for name in CALLS for call in _calls(tree, name)]
     used = next((node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in CALLS), CALLS[0])
     if not calls and not (usage and any(isinstance(node, ast.Name) and node.id == used for node in ast.walk(tree))):
         raise one_problem(name, f"has no {used}(…) call; give the file that makes one, or the options as YAML")
@@ -46,7 +46,7 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
             flat[ast.unparse(node.targets[0]).rpartition(".")[2]] = _value(node.value, constants)
     for option, value in _data(tree, constants).items():
         flat.setdefault(option, value)
-    return {name: one for option, value in flat.items() for name, one in _leaves(option, value)}
+    return {name: leaf for option, value in flat.items() for name, leaf in _leaves(option, value)}
 
 
 # methods that make rows
@@ -56,21 +56,21 @@ CHANGES = ("map", "filter", "rename_column", "rename_columns", "from_dict", "fro
 def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
     """The data set that the only `load_dataset(…)` names; `train_dataset` where its rows are made by code."""
     calls = list(_calls(tree, "load_dataset"))
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if len(calls) == 1 and calls[0].args:
         given = {str(key.arg): _value(key.value, constants) for key in calls[0].keywords}
         path = _value(calls[0].args[0], constants)
         path = given.get("data_files", path) if path in ("json", "parquet", "csv") else path
-        found = {"dataset_name": path, "dataset_train_split": given.get("split")}
+        options = {"dataset_name": path, "dataset_train_split": given.get("split")}
         if len(calls[0].args) > 1:
-            found["dataset_config"] = _value(calls[0].args[1], constants)
-        if isinstance(found["dataset_train_split"], list):
-            found["dataset_train_split"], *rest = found["dataset_train_split"]
-            found |= {"dataset_test_split": rest[0]} if rest else {}
+            options["dataset_config"] = _value(calls[0].args[1], constants)
+        if isinstance(options["dataset_train_split"], list):
+            options["dataset_train_split"], *rest = options["dataset_train_split"]
+            options |= {"dataset_test_split": rest[0]} if rest else {}
     made = dict.fromkeys(ast.unparse(node) for name in CHANGES for node in _calls(tree, name) if _of_rows(node))
     if made:
-        found["train_dataset"] = "; ".join(one if len(one) <= 80 else f"{one[:79]}…" for one in made)
-    return {name: value for name, value in found.items() if value is not None and value is not UNREADABLE}
+        options["train_dataset"] = "; ".join(text if len(text) <= 80 else f"{text[:79]}…" for text in made)
+    return {name: value for name, value in options.items() if value is not None and value is not UNREADABLE}
 
 
 def _of_rows(call: ast.Call) -> bool:
@@ -82,33 +82,33 @@ def _of_rows(call: ast.Call) -> bool:
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Dotted names of a dictionary's values."""
     if isinstance(value, dict) and value:
-        for key, one in value.items():
-            yield from _leaves(f"{name}.{key}", one)
+        for key, inside in value.items():
+            yield from _leaves(f"{name}.{key}", inside)
     else:
         yield name, value
 
 
 def _keywords(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    options = {}
     for keyword in call.keywords:
         name = keyword.arg or f"**{ast.unparse(keyword.value)}"
-        found[name] = _value(keyword.value, constants) if keyword.arg else UNREADABLE
-    return found
+        options[name] = _value(keyword.value, constants) if keyword.arg else UNREADABLE
+    return options
 
 
 def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
     """The trainer's own arguments: `model`, `reward_funcs`, and others such as `peft_config` and `tools`."""
-    found = _keywords(call, constants)
-    if found.get("model") not in (None, UNREADABLE):
-        found["model_name_or_path"] = found["model"]
+    options = _keywords(call, constants)
+    if options.get("model") not in (None, UNREADABLE):
+        options["model_name_or_path"] = options["model"]
     for keyword in call.keywords:
         if keyword.arg == "reward_funcs":
-            found["reward_funcs"] = _functions(tree, keyword.value, constants)
+            options["reward_funcs"] = _functions(tree, keyword.value, constants)
         if keyword.arg == "processing_class":
-            found["processing_class"] = _tokenizer(tree, keyword.value, found.get("model_name_or_path"), constants)
+            options["processing_class"] = _tokenizer(tree, keyword.value, options.get("model_name_or_path"), constants)
         if keyword.arg == "peft_config" and (made := _made_by(tree, keyword.value, "LoraConfig")) is not None:
-            found["peft_config"] = {"peft_type": "LORA"} | _keywords(made, constants)
-    return {name: value for name, value in found.items() if name not in (*DATA, "model")}
+            options["peft_config"] = {"peft_type": "LORA"} | _keywords(made, constants)
+    return {name: value for name, value in options.items() if name not in (*DATA, "model")}
 
 
 def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[str, Any]) -> str | None:
@@ -132,8 +132,8 @@ def _assigned(tree: ast.Module, node: ast.expr) -> ast.expr:
     """What the variable was assigned, if that was once; any other expression as it is."""
     if not isinstance(node, ast.Name):
         return node
-    found = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
-    return found[0].value if len(found) == 1 and isinstance(found[0], ast.Assign) else node
+    assignments = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
+    return assignments[0].value if len(assignments) == 1 and isinstance(assignments[0], ast.Assign) else node
 
 
 def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
@@ -161,8 +161,8 @@ def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -
 
 def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:
     def text(value: ast.expr) -> str:
-        known = _value(value, constants)
-        return ast.unparse(value) if known is UNREADABLE else repr(known)
+        constant = _value(value, constants)
+        return ast.unparse(value) if constant is UNREADABLE else repr(constant)
 
     if isinstance(node, ast.Call):
         given = [text(value) for value in node.args]
@@ -181,14 +181,14 @@ def _called(node: ast.Call) -> str | None:
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
     """Names assigned exactly once, at module level, to a readable value."""
-    found: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     assigned = [target.id for node in ast.walk(tree) for target in _targets(node)]
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             for target in _targets(node):
-                if assigned.count(target.id) == 1 and (value := _value(node.value, found)) is not UNREADABLE:
-                    found[target.id] = value
-    return found
+                if assigned.count(target.id) == 1 and (value := _value(node.value, constants)) is not UNREADABLE:
+                    constants[target.id] = value
+    return constants
 
 
 def _targets(node: ast.AST) -> list[ast.Name]:

@@ -101,9 +101,9 @@ class _Script:
             words = [word for word in words[1:] if not word.startswith("-")]
         assigned = [_ASSIGNMENT.fullmatch(word) for word in words]
         if all(assigned):
-            for found in assigned:
-                assert found is not None
-                self.assign(found[1], found[2])
+            for assignment in assigned:
+                assert assignment is not None
+                self.assign(assignment[1], assignment[2])
             return
         while _ASSIGNMENT.fullmatch(words[0]):  # an environment for this command
             words = words[1:]
@@ -125,24 +125,24 @@ class _Script:
         branch."""
         out, doubtful = list[str](), list[str]()
         for index, word in enumerate(words):
-            if (found := _REFERENCE.fullmatch(word)) is None:
+            if (reference := _REFERENCE.fullmatch(word)) is None:
                 out.append(word)
                 continue
             if "=" in words[index - 1] or _REFERENCE.fullmatch(words[index - 1]):  # not a program, nor a flag's value
-                self.spread[found[1]] = None
-            single = [self.variables[found[1]]] if found[1] in self.variables else []
-            texts = [text.split() for text in self.branches.get(found[1], single)]
-            if not any(_OVERRIDE.fullmatch(one) or _FLAG.fullmatch(one) for text in texts for one in text):
+                self.spread[reference[1]] = None
+            single = [self.variables[reference[1]]] if reference[1] in self.variables else []
+            texts = [text.split() for text in self.branches.get(reference[1], single)]
+            if not any(_OVERRIDE.fullmatch(option) or _FLAG.fullmatch(option) for text in texts for option in text):
                 out.append(word)
                 continue
-            out += [one for one in texts[0] if all(one in other for other in texts[1:])]
-            doubtful += [one for text in texts for one in text if not all(one in other for other in texts)]
+            out += [option for option in texts[0] if all(option in other for other in texts[1:])]
+            doubtful += [option for text in texts for option in text if not all(option in other for other in texts)]
         return out, list(dict.fromkeys(doubtful))
 
     def missing(self) -> list[str]:
         """Variables among the options of a command that the script does not set."""
-        known = {*self.variables, *self.branches, *self.arrays}
-        return [name for name in self.spread if name not in known and not name.isdigit()]
+        set_here = {*self.variables, *self.branches, *self.arrays}
+        return [name for name in self.spread if name not in set_here and not name.isdigit()]
 
     def assign(self, name: str, value: str) -> None:
         """Set a variable; inside of a branch it may have any of its values afterwards."""
@@ -159,11 +159,11 @@ class _Script:
     def options(self, words: list[str], command: int, start: int = 0, *, doubtful: bool = False) -> None:
         """Keep the options among the words: of an array, or of a command whose program is the word at `start`."""
         inside = doubtful or (self.depth > 0 and not command)
-        dotted = [i for i, word in enumerate(words) if (one := _OVERRIDE.fullmatch(word)) and "." in one[1]]
+        dotted = [i for i, word in enumerate(words) if (override := _OVERRIDE.fullmatch(word)) and "." in override[1]]
         for index, word in enumerate(words):
-            found = _OVERRIDE.fullmatch(word)
-            if found and dotted and (index in dotted or not command or index > start):
-                self.overrides.setdefault(found[1], []).append((command, self.expanded(found[2]), inside))
+            override = _OVERRIDE.fullmatch(word)
+            if override and dotted and (index in dotted or not command or index > start):
+                self.overrides.setdefault(override[1], []).append((command, self.expanded(override[2]), inside))
         for index, name, text in _flags(words):
             self.flags.setdefault(name, []).append((command, self.expanded(text), inside))
             if dotted and index > start:
@@ -172,20 +172,21 @@ class _Script:
     def settled(self, options: dict[str, list[tuple[int, str, bool]]]) -> Flat:
         """Each option with its value; one that a branch or command decides is in doubt."""
         flat: Flat = {}
-        setting = {command for found in options.values() for command, _, _ in found if command}
-        for name, found in options.items():
-            texts, always = _of_arrays(found)
-            by_command = {command: text for command, text, inside in found if command and not inside}
+        setting = {command for occurrences in options.values() for command, _, _ in occurrences if command}
+        for name, occurrences in options.items():
+            texts, always = _of_arrays(occurrences)
+            by_command = {command: text for command, text, inside in occurrences if command and not inside}
             if by_command:  # its words come after an array's
                 targets = {self.commands[command] for command in by_command}
-                silent = any(self.commands[one] in targets for one in setting - set(by_command))
+                silent = any(self.commands[command] in targets for command in setting - set(by_command))
                 texts, always = [*by_command.values(), *(texts if silent else ())], always or not silent
-            texts = list(dict.fromkeys([*texts, *(text for command, text, inside in found if command and inside)]))
+            in_branches = [text for command, text, inside in occurrences if command and inside]
+            texts = list(dict.fromkeys([*texts, *in_branches]))
             unset = re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0])
             if len(texts) > 1 or not (always or unset):
                 flat[name] = Doubtful(f"the script has {' or '.join(texts)}, by a branch or command")
             elif unset:
-                why = [f"{one} is {' or '.join(self.branches[one])}" for one in unset if one in self.branches]
+                why = [f"{v} is {' or '.join(self.branches[v])}" for v in unset if v in self.branches]
                 flat[name] = Doubtful(f"the script has {texts[0]}{': ' if why else ''}{', '.join(why)}")
             else:
                 flat.update(_typed(name, texts[0]))
@@ -210,15 +211,15 @@ class _Script:
 
     def _arithmetic(self, match: re.Match[str]) -> str:
         inside = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: self.variables.get(m[0], m[0]), match[1])
-        found = _computed(inside)
-        return match[0] if found is None else f"{found:.0f}"
+        number = _computed(inside)
+        return match[0] if number is None else f"{number:.0f}"
 
 
-def _of_arrays(found: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
+def _of_arrays(occurrences: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
     """The values that the arrays may give, and whether they give one in any case."""
     texts: list[str] = []
     always = False
-    for command, text, inside in found:
+    for command, text, inside in occurrences:
         if not command:
             texts = list(dict.fromkeys([*texts, text])) if inside else [text]
             always |= not inside
@@ -232,11 +233,11 @@ def _unquoted(text: str) -> str:
 def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
     """`--a-b 1 --c --d=x y` as (0, a_b, 1), (2, c, true), (3, d, x), with their places; several values as a list."""
     for index, word in enumerate(words):
-        if not (found := _FLAG.fullmatch(word)):
+        if not (flag := _FLAG.fullmatch(word)):
             continue
-        name = found[1].replace("-", "_")
-        if found[2] is not None:
-            yield index, name, found[2]
+        name = flag[1].replace("-", "_")
+        if flag[2] is not None:
+            yield index, name, flag[2]
             continue
         values = []
         for value in words[index + 1 :]:
@@ -272,7 +273,7 @@ _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 
 def _computed(text: str) -> float | None:
     try:
-        found = literal(ast.parse(text.strip(), mode="eval").body, {})
+        number = literal(ast.parse(text.strip(), mode="eval").body, {})
     except (SyntaxError, ValueError):
         return None
-    return float(found) // 1 if isinstance(found, int | float) else None
+    return float(number) // 1 if isinstance(number, int | float) else None

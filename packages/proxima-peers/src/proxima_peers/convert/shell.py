@@ -28,18 +28,18 @@ def statements(text: str) -> Iterator[Statement]:
 
     Comments and the texts of here-documents are left out. A quote without its end reaches to the end of the script.
     """
-    found = Statement()
+    statement = Statement()
     for token, operator in _Scan(text.replace("\r\n", "\n")).tokens():
         if not operator:
-            found.words.append(token)
+            statement.words.append(token)
         elif array := _ARRAY.fullmatch(token):  # what stands before it, as `declare`, says nothing
-            found = Statement(array=array[1])
-        elif token == ")" or found.array is None:
-            if found.words or found.array:
-                yield found
-            found = Statement()
-    if found.words or found.array:
-        yield found
+            statement = Statement(array=array[1])
+        elif token == ")" or statement.array is None:
+            if statement.words or statement.array:
+                yield statement
+            statement = Statement()
+    if statement.words or statement.array:
+        yield statement
 
 
 class _Scan:
@@ -135,11 +135,11 @@ class _Scan:
                 return
 
     def skip_to(self, end: str) -> None:
-        found = self.text.find(end, self.at)
-        self.at = len(self.text) if found < 0 else found
+        place = self.text.find(end, self.at)
+        self.at = len(self.text) if place < 0 else place
 
     def skip_heredocs(self) -> None:
         for end in self.pending:
-            found = re.compile(rf"^\t*{end}$", re.MULTILINE).search(self.text, self.at)
-            self.at = found.end() if found else len(self.text)
+            match = re.compile(rf"^\t*{end}$", re.MULTILINE).search(self.text, self.at)
+            self.at = match.end() if match else len(self.text)
         self.pending = []

@@ -74,26 +74,26 @@ def areal(d: Draft, o: Options) -> None:
         _tracker(d, o, "tensorboard", path, {"folder": (path,)})
 
 
-def _listed(d: Draft, o: Options, switch: str, known: Mapping[str, Names], off: Collection[str]) -> None:
+def _listed(d: Draft, o: Options, switch: str, trackers: Mapping[str, Names], off: Collection[str]) -> None:
     """The trackers of a list or of a single name. `off`: words for none, or for what a run writes anyway."""
     written = o.get(switch, default=[])
     words = [OLDER.get(str(word), str(word)) for word in (written if isinstance(written, list) else [written])]
     for word in dict.fromkeys(words):
-        if word in known:
-            _tracker(d, o, word, switch, known[word])
+        if word in trackers:
+            _tracker(d, o, word, switch, trackers[word])
         elif word in off:
             d.drops(switch, f"{word}: no tracker; a run prints its numbers and keeps them in metrics.jsonl")
         elif word == "all":
             d.needs("monitor", f"{switch}: all, every tracker that is installed there; name those that you want")
         else:
-            d.lacks(switch, f"{word}: no such tracker here; there are {', '.join(known)}")
+            d.lacks(switch, f"{word}: no such tracker here; there are {', '.join(trackers)}")
 
 
 def _tracker(d: Draft, o: Options, kind: str, switch: str, names: Names) -> None:
     """Add one, with the fields that the file sets."""
     fields: Fields = {}
     for field, options in names.items():
-        name = next((one for one in options if o.flat.get(one) is not None), None)
+        name = next((option for option in options if o.flat.get(option) is not None), None)
         if name is None:
             continue
         value = o.get(name)

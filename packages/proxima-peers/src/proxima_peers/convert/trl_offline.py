@@ -40,18 +40,18 @@ def command_of(o: Options) -> str | None:
     file = Path(o.file)
     if file.suffix in (".py", ".sh", ".bash"):
         text = re.sub(r"\\\n", " ", read_text(file, "utf-8-sig"))
-        found = {next(filter(None, match.groups())).lower() for match in _NAMED.finditer(text)}
-        if found or "GRPO" in text or "grpo" in text:
-            return found.pop() if len(found) == 1 and "GRPO" not in text and "grpo" not in text else None
+        names = {next(filter(None, match.groups())).lower() for match in _NAMED.finditer(text)}
+        if names or "GRPO" in text or "grpo" in text:
+            return names.pop() if len(names) == 1 and "GRPO" not in text and "grpo" not in text else None
     if any(name in o.flat for name in REWARDED):
         return None
-    told = {command for command, names in MARKS.items() if any(o.flat.get(name) is not None for name in names)}
+    commands = {command for command, names in MARKS.items() if any(o.flat.get(name) is not None for name in names)}
     losses = o.flat.get("loss_type")
-    named = {str(one) for one in (losses if isinstance(losses, list) else [losses])}
-    told |= {command for command, kinds in LOSSES_OF.items() if named & set(kinds)}
-    if "gkd" in told:  # whose config is one of SFT with more
+    named = {str(loss) for loss in (losses if isinstance(losses, list) else [losses])}
+    commands |= {command for command, kinds in LOSSES_OF.items() if named & set(kinds)}
+    if "gkd" in commands:  # whose config is one of SFT with more
         return "gkd"
-    return told.pop() if len(told) == 1 else None
+    return commands.pop() if len(commands) == 1 else None
 
 
 def rules_of(o: Options) -> Rules:
@@ -173,7 +173,7 @@ def _preference(d: Draft, o: Options) -> None:
     written = o.get("loss_type", default="sigmoid")
     losses, origin = (written if isinstance(written, list) else [written]), o.origin("loss_type")
     beta = o.sourced("beta", default=0.1)
-    read = {name: any(one in kinds for one in losses) for name, kinds in READ_BY.items()}
+    read = {name: any(loss in kinds for loss in losses) for name, kinds in READ_BY.items()}
     for index, loss in enumerate(losses):
         path = f"preference.loss.{index}"
         if loss not in PAIR_LOSSES:

@@ -20,7 +20,7 @@ THINK_ANSWER = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(\n|$)"
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedReward:
     """A reward function as the file names it: `accuracy_reward`, or `get_soft_overlong_punishment(4096, 512)`.
 
     Args:
@@ -38,7 +38,7 @@ class Named:
     is_model: bool = False
 
     @classmethod
-    def of(cls, text: str) -> "Named":
+    def of(cls, text: str) -> "NamedReward":
         if _HUB_NAME.fullmatch(bare := text.strip().strip("'\"")):
             return cls(text, bare, None, False, is_model=True)
         try:
@@ -74,18 +74,18 @@ def reads_solutions(o: Options) -> bool:
     return any(function.name in ("accuracy_reward", "accuracy") for function in _functions(o))
 
 
-def _functions(o: Options) -> list[Named]:
+def _functions(o: Options) -> list[NamedReward]:
     """The rewards in TRL's order: the reward model, then `reward_funcs`."""
     written, model = o.get("reward_funcs"), o.get(MODEL)
     texts = written if isinstance(written, list) else _split(str(written)) if written else []
-    models = [] if model is None else [Named(str(model), str(model), None, False, is_model=True)]
-    return models + [Named.of(str(text)) for text in texts]
+    models = [] if model is None else [NamedReward(str(model), str(model), None, False, is_model=True)]
+    return models + [NamedReward.of(str(text)) for text in texts]
 
 
 def rewards(d: Draft, o: Options) -> None:
     """`reward_funcs` with `reward_weights`; a placeholder with its weight stands in for an unknown function."""
     functions, weights = _functions(o), o.get("reward_weights")
-    if weights is not None and not (isinstance(weights, list) and all(_is_number(one) for one in weights)):
+    if weights is not None and not (isinstance(weights, list) and all(_is_number(weight) for weight in weights)):
         weights = o.refuse("must be a list of numbers", "reward_weights")
     if weights is not None and functions and len(weights) != len(functions):
         d.lacks("reward_weights", f"{weights}: {len(weights)} for {len(functions)} rewards")
@@ -106,14 +106,14 @@ def rewards(d: Draft, o: Options) -> None:
             d.drops_given(o, f"reward_funcs does not name {function_of}", name)
 
 
-def _one(d: Draft, o: Options, place: str, index: int, function: Named) -> None:
+def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) -> None:
     """The entry of one reward."""
     origin = f"from reward_funcs: {function.name}"
     make = KNOWN.get((function.name, function.called)) if function.arguments is not None else None
     if function.is_model:
         d.append("reward", "model", o.origin(MODEL if o.given(MODEL) else "reward_funcs"), path=(function.name, origin))
-    elif make is not None and (one := make(function, o)) is not None:
-        d.append("reward", one[0], origin, **one[1])
+    elif make is not None and (reward := make(function, o)) is not None:
+        d.append("reward", reward[0], origin, **reward[1])
     elif (path := function.place(o)) is not None:
         d.append("reward", "function", origin, path=(path, "as TRL imports it"))
     else:
@@ -125,7 +125,7 @@ def _one(d: Draft, o: Options, place: str, index: int, function: Named) -> None:
         d.put(f"{place}.name", _label(function, index), "the function's")
 
 
-def _label(function: Named, index: int) -> str:
+def _label(function: NamedReward, index: int) -> str:
     """A name for the entry of a function, one for each."""
     last = re.sub(r"\W", "", function.name.rpartition(".")[2])[:40]
     return f"{last or 'function'}_{index}"
@@ -144,11 +144,13 @@ def _is_number(value: Any, kind: Any = int | float) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _plain(kind: str, **fields: Any) -> Callable[[Named, Options], Found]:
+def _plain(kind: str, **fields: Any) -> Callable[[NamedReward, Options], Found]:
     return lambda function, o: (kind, {name: (value, f"as {function.name}") for name, value in fields.items()})
 
 
-def _argument(function: Named, o: Options, position: int, name: str, default: Any, option: str) -> tuple[Any, str]:
+def _argument(
+    function: NamedReward, o: Options, position: int, name: str, default: Any, option: str
+) -> tuple[Any, str]:
     """Of the call, by name or position; of a function that is not called, an option of open-r1. With its origin."""
     if function.called:
         given = function.arguments or {}
@@ -157,7 +159,7 @@ def _argument(function: Named, o: Options, position: int, name: str, default: An
     return value, f"from {option}" if o.given(option) else f"open-r1's default of {option}"
 
 
-def _overlong(function: Named, o: Options) -> Found:
+def _overlong(function: NamedReward, o: Options) -> Found:
     """The same penalty at every length; None without a buffer, where TRL's is a step that no completion reaches."""
     defaults = (None, None) if function.called else (16384, 4096)
     most = _argument(function, o, 0, "max_completion_len", defaults[0], "max_completion_len")
@@ -167,7 +169,7 @@ def _overlong(function: Named, o: Options) -> Found:
     return "overlong", {"max_tokens": most, "buffer_tokens": buffer}
 
 
-def _repetition(function: Named, o: Options) -> Found:
+def _repetition(function: NamedReward, o: Options) -> Found:
     """TRL writes the penalty as a negative number; its own counts tokens, open-r1's words."""
     if function.called and set(function.arguments or {}) - {"ngram_size", "max_penalty", 0, 1}:
         return None
@@ -185,7 +187,7 @@ OPTIONS = {
     "repetition_n_grams": "repetition_penalty",
     "repetition_max_penalty": "repetition_penalty",
 }
-KNOWN: dict[tuple[str, bool], Callable[[Named, Options], Found]] = {  # (name, called) → our reward
+KNOWN: dict[tuple[str, bool], Callable[[NamedReward, Options], Found]] = {  # (name, called) → our reward
     ("accuracy_reward", False): _plain("math"),
     ("think_format_reward", False): _plain("format", pattern=THINK),
     ("get_soft_overlong_punishment", True): _overlong,

@@ -94,9 +94,9 @@ def _evaluation(d: Draft, o: Options) -> None:
 def _rewards(d: Draft, o: Options) -> None:
     """The scorer by its class."""
     scorer = str(o.get("reward.backend._target_", default="")).rpartition(".")[2]
-    known = {"MathVerifyRewardScorer": "math", "MathBoxedRewardScorer": "boxed"}
-    if scorer in known:
-        d.append("reward", known[scorer], "from reward.backend")
+    scorers = {"MathVerifyRewardScorer": "math", "MathBoxedRewardScorer": "boxed"}
+    if scorer in scorers:
+        d.append("reward", scorers[scorer], "from reward.backend")
     else:
         common.reward(d)
         if scorer:
@@ -111,15 +111,15 @@ def _rewards(d: Draft, o: Options) -> None:
 def _algorithm(d: Draft, o: Options) -> str:
     """The algorithm: by its class, else by the names of its options."""
     target = str(o.get(ALGORITHM + "_target_", default="")).rpartition(".")[2]
-    known = {name.upper(): name for name in ("cppo", "dppo", "drpo", "grpo", "gspo", "ppo")} | {"ARGRPO": "grpo"}
-    if target and target not in known:
-        message = f"is no training of a language model with rewards; known are {', '.join(known)}"
+    algorithms = {name.upper(): name for name in ("cppo", "dppo", "drpo", "grpo", "gspo", "ppo")} | {"ARGRPO": "grpo"}
+    if target and target not in algorithms:
+        message = f"is no training of a language model with rewards; known are {', '.join(algorithms)}"
         raise one_problem(ALGORITHM + "_target_", message, target, o.file)
-    told = (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None)
-    found = known.get(target) or next(told, None)
-    if found is None:
-        o.refuse(f"known are {', '.join(known)}; the default stands in", ALGORITHM + "_target_")
-    return found or "grpo"
+    kinds = (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None)
+    algorithm = algorithms.get(target) or next(kinds, None)
+    if algorithm is None:
+        o.refuse(f"known are {', '.join(algorithms)}; the default stands in", ALGORITHM + "_target_")
+    return algorithm or "grpo"
 
 
 def _proximal(d: Draft, o: Options, kind: str) -> None:

@@ -157,8 +157,8 @@ def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
     """`policy_loss.loss_mode` with its options; returns the mode."""
     name, path = LOSS + "loss_mode", "algorithm.surrogate"
     used = _fields_by_mode(o, name, bypass=d.entries["algorithm.proximal"].value == "behavior")
-    known = [*used, *(mode.replace("_", "-") for mode in used if "_" in mode), "bypass_mode"]
-    mode = o.choice(known, name, ACTOR + "loss_mode", default="vanilla").replace("-", "_")
+    modes = [*used, *(mode.replace("_", "-") for mode in used if "_" in mode), "bypass_mode"]
+    mode = o.choice(modes, name, ACTOR + "loss_mode", default="vanilla").replace("-", "_")
     mode = "vanilla" if mode == "bypass_mode" else mode
     fields = used[mode] if forced is None else {}
     read = {origin for _, origin in fields.values()} | {f"from {name}"}
@@ -287,7 +287,7 @@ LIMITS: dict[str, Fields] = {"k3": {"limit": (10.0, "verl clamps k3 at 10 (P22)"
 
 def _estimator(d: Draft, o: Options, kind: str, default: str, what: str) -> tuple[str, str | None]:
     """The KL that `kind` names, as written and as ours; None for one that is not here."""
-    written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default=default)
+    written = o.choice([*KL_KINDS, *(f"{kl}+" for kl in KL_KINDS), "full"], kind, default=default)
     ours = KL_KINDS.get(written.removesuffix("+"))
     if ours is None:
         d.lacks(kind, f"{written}: needs the whole distribution of the reference; no such {what}")

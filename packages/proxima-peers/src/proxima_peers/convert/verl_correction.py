@@ -152,11 +152,11 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
 def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None:
     """`seq_mean_k1` with its threshold."""
     name = NEW + "rollout_rs_threshold"
-    found = re.fullmatch(r"(?:token|seq_(sum|mean|max))_(k[123])", option)
-    if not found:
+    parts = re.fullmatch(r"(?:token|seq_(sum|mean|max))_(k[123])", option)
+    if not parts:
         d.lacks(NEW + "rollout_rs", f"{option}: no such rejection; known are token_k1, seq_sum_k1, seq_mean_k3 …")
         return
-    level, reduce, kind = "sequence" if found[1] else "token", found[1] or "mean", found[2]
+    level, reduce, kind = "sequence" if parts[1] else "token", parts[1] or "mean", parts[2]
     low, high = _bounds(o, name, limit)
     if kind != "k1":
         _reject(d, o, towards, level, kind, reduce, upper=(high, o.origin(name)))

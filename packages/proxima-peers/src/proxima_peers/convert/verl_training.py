@@ -143,8 +143,8 @@ def _critic_aggregate(d: Draft, o: Options) -> None:
         lengths = ("data.max_response_length", ROLLOUT + "response_length")
         longest = o.whole(*lengths, default=512)
         scale = o.number(*factors)
-        known = (longest, o.origin(*lengths)) if scale is None else (scale, o.origin(*factors))
-        d.put("critic.aggregate.horizon", *known)
+        horizon = (longest, o.origin(*lengths)) if scale is None else (scale, o.origin(*factors))
+        d.put("critic.aggregate.horizon", *horizon)
     else:
         d.drops_given(o, "verl reads it for seq-mean-token-sum-norm only", factors[0])
 

@@ -22,7 +22,7 @@ from proxima.core.ratio import masked_log_ratio
 from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
-from proxima_peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, loss_of, reasons, unclamped
 
 REJECTION_DEFAULTS = (("level", "token"), ("action", "mask"), ("metric", "ratio"))
@@ -54,7 +54,7 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
     weights: Any = "token" if level == "token" else "geometric"
     if {"clamp": True, "mask": False}[action]:
         if metric != "ratio":
-            raise NoReading(f"AReaL clamps ratios only, not {metric}")
+            raise UnsupportedRecord(f"AReaL clamps ratios only, not {metric}")
         yield None, [Importance(weights, "clamp", upper=upper, lower=lower)]
         if level == "sequence" and reduce != "mean":
             yield "A2", [Changed(clamped_by_aggregate, reduce, upper, lower or 0.0)]
@@ -80,13 +80,13 @@ def ppo(record: Record) -> Iterator[Attempt]:
     options = p.get("rejection_sampling")
     loose = record.tolerance()
     if options is not None:  # the behavior weights are exponentials in float32 (A6)
-        loose = {"rtol": 3e-7 * (1 + _farthest(padded.b)), "atol": 1e-9}
+        loose = (3e-7 * (1 + _farthest(padded.b)), 1e-9)
     p.mark_irrelevant("lens")
     record.inputs.mark_irrelevant("behavior_logp")
     far = beyond_limit(masked_log_ratio(padded.b))
     for reason, corrections in corrections_of(options):
         numbers = ppo_numbers(record, padded, (low, high, dual), corrections, sequence=sequence)
-        stats = record.checks(numbers, "stats.", **loose)
+        stats = record.checks(numbers, "stats.", *loose)
         for limit in (False, True) if far else (False,):
             values = {False: loss_of(padded.b, spec, TokenMean(), corrections, bounded=not limit).value}
             if sequence and corrections:
@@ -107,8 +107,8 @@ def _farthest(b: PolicyBatch) -> float:
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
     """The sequence ratio over the tokens left by rejection, token weights one by one, the original denominator (A5)."""
     keep, weight = b.loss_mask, torch.ones_like(b.log_prob)
-    for one in (correction(b) for correction in corrections):
-        keep, weight = keep & one.keep, weight * one.weight
+    for corrected in (correction(b) for correction in corrections):
+        keep, weight = keep & corrected.keep, weight * corrected.weight
     token = spec(replace(b, loss_mask=keep))
     aggregate = TokenMean()
     return aggregate(torch.where(keep, token.loss * weight, 0.0), b) / aggregate.denominator(b.loss_mask, b.cu_seqlens)
@@ -118,11 +118,11 @@ def sapo(record: Record) -> Iterator[Attempt]:
     """functional.sapo_loss_fn"""
     p = record.params
     if p.get("rejection_sampling") is not None:
-        raise NoReading("sapo_loss_fn takes no rejection_sampling")
+        raise UnsupportedRecord("sapo_loss_fn takes no rejection_sampling")
     padded = record.actor_batch(proximal_log_prob=record.tensor("behavior_logp"))
     spec = Sapo(p["tau_pos"], p["tau_neg"], p.get("importance_sampling_level", "token"))
     p.mark_irrelevant("lens")
-    stats = record.checks(sapo_numbers(record, padded, spec), "stats.", **record.tolerance())
+    stats = record.checks(sapo_numbers(record, padded, spec), "stats.", *record.tolerance())
     for limit in (False, True) if beyond_limit(masked_log_ratio(padded.b)) else (False,):
         loss = loss_of(padded.b, spec, TokenMean(), bounded=not limit).value
         yield reasons(A6=limit), [*record.loss_checks(loss, padded.leaf), *stats]
@@ -173,7 +173,7 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     score = score.clamp(-limit, limit)
     for name in ("reward_norm", "overlong_reward_penalty"):
         if p.get(name):
-            raise NoReading(f"no reading of {name}={p[name]!r}")
+            raise UnsupportedRecord(f"no reading of {name}={p[name]!r}")
     behavior = torch.where(mask, as_tensor(record.inputs["logprobs"]).roll(-1, 1), 0.0)
     reference = torch.where(mask, as_tensor(record.inputs["ref_logp"]), 0.0)
     estimate = ESTIMATORS[p.get("kl_estimator", "k1")].estimate(behavior - reference).clamp(-10, 10)
@@ -196,8 +196,8 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     both = {"tot_rewards": reward.view(rows, width), "kl_rewards": -p.get("kl_ctl", 0.1) * estimate * mask}
     both |= {"loss_mask": mask.double(), "logprobs": behavior}
     inside = {"advantages": ours.view(rows, width), "returns": gae.returns(rewards).view(rows, width)}
-    scale = {"rtol": 2e-5, "atol": 2e-6}  # float32; beyond the mask the recursion carries the next token's along
-    yield None, [*record.checks(both, "", **scale), *record.checks(inside, "", **scale, where=mask)]
+    loose = (2e-5, 2e-6)  # float32; beyond the mask the recursion carries the next token's along
+    yield None, [*record.checks(both, "", *loose), *record.checks(inside, "", *loose, where=mask)]
 
 
 def masked_normalization(record: Record) -> Iterator[Attempt]:
@@ -220,23 +220,23 @@ def normalization(record: Record) -> Iterator[Attempt]:
     mean, std, alone = p.get("mean_level", "batch"), p.get("std_level", "batch"), p.get("mean_leave1out", False)
     size, epsilon, biased = p.get("group_size", 1) or 1, p.get("eps", 1e-5), not p.get("std_unbiased", True)
     if mean not in ("batch", "group") or (mean, std) == ("batch", "group"):
-        raise NoReading(f"nothing of ours centres by {mean} and scales by {std}")
+        raise UnsupportedRecord(f"nothing of ours centres by {mean} and scales by {std}")
     group = torch.arange(len(x)) // (size if mean == "group" else len(x))
     o = Outcomes.of(x, group)
     scale: Any = {"group": "group", "batch": "batch", None: "none", "none": "none"}[std]
-    loose = {"rtol": 3e-7, "atol": 1e-9}  # the results are float32
+    loose = (3e-7, 1e-9)  # the results are float32
     centre: Any = Rloo() if alone else Grpo()
     if scale == "none":
-        yield None, [record.expect("out", centre(o), **loose)]
+        yield None, [record.expect("out", centre(o), *loose)]
         return
     if not alone:
-        yield None, [record.expect("out", Grpo(scale, epsilon)(o), **loose)]
+        yield None, [record.expect("out", Grpo(scale, epsilon)(o), *loose)]
     # theirs: of what is left after centring; the biased one as a share of ours
     count = (group[:, None] == group[None]).sum(1) if scale == "group" else torch.tensor(len(x))
     share = (1 - 1 / count.double()).sqrt() if biased else torch.ones(())
     if alone or biased or (mean, std) == ("group", "batch"):
         left = replace(o, reward=centre(o) * share)
-        yield "A7", [record.expect("out", Grpo(scale, epsilon)(left) / share, **loose)]
+        yield "A7", [record.expect("out", Grpo(scale, epsilon)(left) / share, *loose)]
 
 
 def critic_loss(record: Record) -> Iterator[Attempt]:
@@ -271,8 +271,8 @@ def ppo_numbers(
     kept, weight, behave = padded.mask, None, {}
     if corrections:
         *rejecting, weighing = [correction(padded.b) for correction in corrections]
-        for one in rejecting:
-            kept = kept & (padded.rows(one.keep) != 0)
+        for rejected in rejecting:
+            kept = kept & (padded.rows(rejected.keep) != 0)
         weight = torch.where(kept, padded.rows(weighing.weight), 0.0)
         filtered = padded.mask & ~kept if rejecting else padded.mask & (weight != _unbounded(padded, corrections[0]))
         behave = _behave_numbers(record, kept, weight)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from proxima.check.by_hand import TOLERANCE
 from proxima.check.by_hand_records import numbers_of_record
 from proxima.config.problems import suggestion
-from proxima_peers.verify.record import Attempt, NoReading, Record
+from proxima_peers.verify.record import Attempt, Record, UnsupportedRecord
 from proxima_peers.verify.verdict import uncovered
 
 
@@ -14,10 +14,11 @@ def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
 
     Raises:
         UserError: the record names no spec, or one that doesn't exist or refuses a field.
-        NoReading: nothing of ours computes an expected number.
+        UnsupportedRecord: nothing of ours computes an expected number.
     """
     numbers = numbers_of_record(record.name, record.params.read(), record.inputs.read(), import_code)
     if unknown := uncovered(record, numbers):
-        raise NoReading(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
+        raise UnsupportedRecord(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
     computed = {leaf: numbers[leaf] for leaf in record.leaves if leaf in numbers}
-    yield None, [record.check(leaf, value, record.leaves[leaf], **TOLERANCE) for leaf, value in computed.items()]
+    rtol, atol = TOLERANCE["rtol"], TOLERANCE["atol"]
+    yield None, [record.check(leaf, value, record.leaves[leaf], rtol, atol) for leaf, value in computed.items()]

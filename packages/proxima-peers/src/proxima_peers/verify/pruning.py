@@ -19,7 +19,6 @@ def pruning_advantages(record: Record) -> Iterator[Attempt]:
     weights = torch.tensor(p["reward_weights"], dtype=torch.float64)
     reward = (as_tensor(record.inputs["rewards_per_func"]) * weights).sum(1)
     group = torch.arange(len(reward)) // p["num_generations"]
-    loose = {"rtol": 2e-5, "atol": 2e-6} if record.single else {"rtol": 1e-9, "atol": 1e-11}
     rows = reward.view(-1, p["num_generations"])
     every = torch.ones(p["num_generations"], dtype=torch.bool)
     spreads = [Spread.over(row, every, "sample_std") for row in rows]
@@ -28,7 +27,7 @@ def pruning_advantages(record: Record) -> Iterator[Attempt]:
         "mean": torch.stack([spread.mean for spread in spreads]).repeat_interleave(p["num_generations"]),
         "std": as_tensor([spread.value for spread in spreads]).repeat_interleave(p["num_generations"]),
     }
-    yield None, [record.expect(name, ours, **loose) for name, ours in numbers.items() if name in record.expected]
+    yield None, [record.expect(name, ours) for name, ours in numbers.items() if name in record.expected]
 
 
 def pruned_selection(record: Record) -> Iterator[Attempt]:

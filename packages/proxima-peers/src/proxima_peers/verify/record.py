@@ -12,10 +12,12 @@ from proxima.check.by_hand import SLOTS, as_tensor, leaves, padded_to
 from proxima.data import PolicyBatch, UserError
 
 BY_HAND = "by hand"
-SINGLE = {"rtol": 2e-5, "atol": 2e-6}  # the least tolerance of a record in float32
+Tolerance = tuple[float, float]  # rtol and atol, as `torch.allclose`
+DOUBLE: Tolerance = (1e-9, 1e-11)
+SINGLE: Tolerance = (2e-5, 2e-6)  # the least of a record in float32
 
 
-class NoReading(Exception):
+class UnsupportedRecord(Exception):
     """Nothing of ours computes this record; the message says why."""
 
 
@@ -80,8 +82,8 @@ class Tracked(dict[str, Any]):
 
     def section(self, name: str) -> "Tracked":
         """The options inside of another one; none if it is absent or null."""
-        found = self.get(name)
-        return found if isinstance(found, Tracked) else Tracked({})
+        options = self.get(name)
+        return options if isinstance(options, Tracked) else Tracked({})
 
     def mark_irrelevant(self, *names: str) -> None:
         """Mark names, dotted inside of another one, that affect no number of this record."""
@@ -99,10 +101,10 @@ class Tracked(dict[str, Any]):
     @property
     def unread(self) -> list[str]:
         """The names that were never read, dotted inside of another one."""
-        found = {key for key in self if key not in self.seen}
+        names = {key for key in self if key not in self.seen}
         for key in self.seen & self.keys():
-            found |= {f"{key}.{name}" for name in self.section(key).unread}
-        return sorted(found)
+            names |= {f"{key}.{name}" for name in self.section(key).unread}
+        return sorted(names)
 
 
 KEYS = ("name", "source", "dtype", "inputs", "params", "expected", "layout")
@@ -127,9 +129,9 @@ class Record:
         Raises:
             UserError: names the key that is missing or no mapping.
         """
-        known: tuple[str, ...] = KEYS
+        keys: tuple[str, ...] = KEYS
         if raw.get("source") in ("hand", BY_HAND):
-            known = (*KEYS, *SLOTS)
+            keys = (*KEYS, *SLOTS)
             specs = {slot: raw[slot] for slot in SLOTS if slot in raw}
             raw = {"dtype": "float64", **raw, "source": BY_HAND, "params": specs}
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
@@ -139,7 +141,7 @@ class Record:
                 kind = type(raw[key]).__name__
                 raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected a mapping")
         fields = {key: raw[key] for key in ("name", "source", "dtype", "expected")}
-        unknown = tuple(sorted(set(raw) - set(known)))
+        unknown = tuple(sorted(set(raw) - set(keys)))
         return cls(**fields, inputs=Tracked(raw["inputs"]), params=Tracked(raw["params"]), unknown=unknown)
 
     @cached_property
@@ -193,11 +195,11 @@ class Record:
     ) -> Check:
         """A check, within float32's tolerance where the whole record is float32; `scale`, `where` as `Check`."""
         if self.single:
-            rtol, atol = max(rtol, SINGLE["rtol"]), max(atol, SINGLE["atol"])
+            rtol, atol = max(rtol, SINGLE[0]), max(atol, SINGLE[1])
         return Check(name, ours, theirs, rtol, atol, scale, where)
 
     def loss_checks(
-        self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: dict[str, float] | None = None
+        self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: Tolerance | None = None
     ) -> list[Check]:
         """A check of the loss, and one of d value / d leaf, which the record calls `gradient`.
 
@@ -206,7 +208,7 @@ class Record:
         within = self.tolerance() if tolerance is None else tolerance
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
         scale = float((slope.abs() * leaf.detach().abs().clamp(min=1)).nan_to_num().sum())
-        return [self.expect("loss", value.detach(), **within, scale=scale), self.expect(gradient, slope, **within)]
+        return [self.expect("loss", value.detach(), *within, scale=scale), self.expect(gradient, slope, *within)]
 
     @property
     def single(self) -> bool:
@@ -230,16 +232,16 @@ class Record:
         names = {"log_prob": "logp", "behavior_log_prob": "behavior_logp", "advantage": "advantages"}
         return self.batch(**{field: self.tensor(name) for field, name in names.items()}, **fields)
 
-    def tolerance(self) -> dict[str, float]:
+    def tolerance(self) -> Tolerance:
         """rtol and atol for losses and gradients of this record."""
         if not self.source.startswith("verl"):
-            return {"rtol": 1e-9, "atol": 1e-11}
+            return DOUBLE
         # verl divides rows, and the weights of a batch, by n + 1e-8 (P2, P10, P31): 1e-8 off for a single token.
         correction = self.params.section("policy_loss").section("rollout_correction")
         if self.params.get("loss_mode") == "geo_mean" or correction.get("rollout_is_batch_normalize"):
-            return {"rtol": 1e-7, "atol": 1e-11}
+            return 1e-7, 1e-11
         padded = self.params.get("loss_agg_mode") == "seq-mean-token-mean"
-        return {"rtol": 2e-8, "atol": 1e-11} if padded else {"rtol": 1e-9, "atol": 1e-11}
+        return (2e-8, 1e-11) if padded else DOUBLE
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from proxima.core.segment import segment_count
 from proxima.core.surrogate import Cispo, Gspo, Luspo, PpoClip, Sapo, Vespo
 from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.data import PolicyBatch
-from proxima_peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.trl_metrics import epsilons, grpo_numbers
 from proxima_peers.verify.variants import Changed, beyond_limit, given_weights, loss_of
 
@@ -48,7 +48,7 @@ def trl_surrogate(p: Tracked) -> Any:
     low, high = epsilons(p)
     level = p.get("importance_sampling_level", "token")
     if level not in ("token", "sequence", "sequence_token"):
-        raise NoReading(f"no reading of importance_sampling_level {level!r}")
+        raise UnsupportedRecord(f"no reading of importance_sampling_level {level!r}")
     if kind == "cispo":
         return Cispo(1.0, high - 1, level)
     if kind == "sapo":
@@ -70,8 +70,8 @@ def trl_surrogate(p: Tracked) -> Any:
 
 def _single(*values: float) -> list[float]:
     """Through float32 and back."""
-    found: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
-    return found
+    rounded: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
+    return rounded
 
 
 AGGREGATES: dict[str, Any] = {
@@ -89,7 +89,7 @@ def grpo(record: Record) -> Iterator[Attempt]:
     p = record.params
     kind, beta = p.get("loss_type", "dapo"), p.get("beta", 0.0)
     if kind not in AGGREGATES:
-        raise NoReading(f"no reading of loss_type {kind!r}")
+        raise UnsupportedRecord(f"no reading of loss_type {kind!r}")
     refuse_more(p)
     padded, spec, aggregate = rows_of(record), trl_surrogate(p), AGGREGATES[kind](p)
     penalty = K3(beta, unbiased=bool(option(p, "use_bias_correction_kl", True))) if beta else None
@@ -112,7 +112,7 @@ def refuse_more(p: Tracked) -> None:
     """Refuse a record whose loss has terms that ours does not have."""
     for name in REFUSED:
         if option(p, name):
-            raise NoReading(f"no reading of {name}={option(p, name)!r}")
+            raise UnsupportedRecord(f"no reading of {name}={option(p, name)!r}")
 
 
 def without_tools(record: Record) -> Record:
@@ -131,17 +131,17 @@ def _triggers(record: Record, padded: Padded, spec: Any, corrections: list[Any],
     kind = p.get("loss_type", "dapo")
     sequence = p.get("importance_sampling_level", "token") == "sequence"
     by_row = advantages_by_row(record)
-    found = {
+    causes = {
         "T1": kind not in (*TOKEN_NORMALISED, "bnpo") and not bool(padded.mask.any(1).all()),
         "T4": kind != "vespo" and beyond_limit(masked_log_ratio(b)),
         "T5": sequence and penalty is not None and penalty.unbiased,
         "T7": kind == "vespo" and any(record.has(key) for key in SAMPLER_RATIO),
         "T8": not by_row and any(map(_is_off_policy, corrections)),
-        "T9": any(isinstance(one, TopEntropy) for one in corrections),  # its quantile is float32 there
+        "T9": any(isinstance(correction, TopEntropy) for correction in corrections),  # its quantile is float32 there
         "T11": sequence and len(corrections) > 0,  # the weights of tokens multiply a sequence's loss one by one
         "A5": sequence and not by_row and not isinstance(spec, Cispo | Vespo),  # each token keeps its own advantage
     }
-    return [name for name, there in found.items() if there]
+    return [name for name, there in causes.items() if there]
 
 
 def advantages_by_row(record: Record) -> bool:
@@ -161,10 +161,10 @@ def _changed(
     if "A5" in changes:
         spec = Changed(_own_advantage, spec)
     if "T9" in changes:
-        single = (Changed(single_entropy, one.share) if isinstance(one, TopEntropy) else one for one in corrections)
+        single = (Changed(single_entropy, c.share) if isinstance(c, TopEntropy) else c for c in corrections)
         corrections = list(single)
     if "T8" in changes:
-        corrections = [Changed(_by_token, one) if _is_off_policy(one) else one for one in corrections]
+        corrections = [Changed(_by_token, c) if _is_off_policy(c) else c for c in corrections]
     if "T11" in changes:
         spec = Changed(lambda of_sequence, b: replace(of_sequence(b), unit="token"), spec)
     if "T5" in changes:
@@ -257,14 +257,14 @@ def _sampler_ratio(record: Record) -> Tensor | None:
 
 def _corrections(record: Record) -> list[Any]:
     p = record.params
-    found: list[Any] = []
+    corrections: list[Any] = []
     if p.get("loss_type") != "vespo" and (ratio := _sampler_ratio(record)) is not None:
-        found.append(Changed(given_weights, ratio))
+        corrections.append(Changed(given_weights, ratio))
     if (share := p.get("top_entropy_quantile", 1.0)) < 1.0:
-        found.append(TopEntropy(share))
+        corrections.append(TopEntropy(share))
     if (threshold := p.get("off_policy_mask_threshold")) is not None:
-        found.append(_off_policy(record, threshold))
-    return found
+        corrections.append(_off_policy(record, threshold))
+    return corrections
 
 
 def _off_policy(record: Record, threshold: float) -> Any:
@@ -281,5 +281,5 @@ def _sampled(spec: OffPolicySequence, sampling: Tensor, b: PolicyBatch) -> Corre
     return spec(replace(b, behavior_log_prob=sampling))
 
 
-def _is_off_policy(one: Any) -> bool:
-    return isinstance(one, OffPolicySequence) or getattr(one, "func", None) is _sampled
+def _is_off_policy(correction: Any) -> bool:
+    return isinstance(correction, OffPolicySequence) or getattr(correction, "func", None) is _sampled

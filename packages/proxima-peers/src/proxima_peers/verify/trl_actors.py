@@ -105,8 +105,8 @@ def dppo(record: Record) -> Iterator[Attempt]:
     outside = top is not None and token is not None and bool((top != token[:, None])[padded.b.loss_mask].all(1).any())
     if bool(zero.any()) or outside:
         variants.append(("T19", Changed(masked, spec, _keep_of_trl(spec, padded.b, zero))))
-    for reason, one in variants:
-        loss = loss_of(padded.b, one, TokenMean(), None, penalty)
+    for reason, variant in variants:
+        loss = loss_of(padded.b, variant, TokenMean(), None, penalty)
         value = loss.value if given is None else loss.numerator / float(as_tensor(given))
         keep = padded.rows(loss.keep)
         checks = [*record.loss_checks(value, padded.leaf), record.expect("divergence_mask", keep)]
@@ -129,8 +129,8 @@ def vllm_correction(record: Record) -> Iterator[Attempt]:
     low, high = p.get("clip_min"), p.get("clip_max", 3.0)
     p.mark_irrelevant("use_vllm", "vllm_importance_sampling_correction")
     proximal, sampling = record.tensor("old_logp"), record.tensor("sampling_logp")
-    known = sampling.isfinite() & proximal.isfinite()  # T11: an unavailable log-prob has ratio 1
-    proximal, sampling = torch.where(known, proximal, 0.0), torch.where(known, sampling, 0.0)
+    available = sampling.isfinite() & proximal.isfinite()  # T11: an unavailable log-prob has ratio 1
+    proximal, sampling = torch.where(available, proximal, 0.0), torch.where(available, sampling, 0.0)
     padded = record.batch(log_prob=proximal, behavior_log_prob=sampling, proximal_log_prob=proximal)
     bound: Any = "clip" if mode == "mask" else "clamp"
     upper, lower = float("inf") if high is None else high, 0.0 if low is None else low

@@ -21,9 +21,9 @@ def trl_advantages(record: Record) -> Iterator[Attempt]:
     parts = as_tensor(record.inputs["rewards_per_func"])
     weights = tuple(p.get("reward_weights") or [1.0] * parts.shape[1])
     group = torch.arange(len(parts)) // p["num_generations"]
-    known = parts.isfinite()
-    reward = (torch.where(known, parts, 0.0) * torch.tensor(weights, dtype=torch.float64)).sum(1)
-    base = Outcomes.of(reward, group, known.any(1))
+    scored = parts.isfinite()
+    reward = (torch.where(scored, parts, 0.0) * torch.tensor(weights, dtype=torch.float64)).sum(1)
+    base = Outcomes.of(reward, group, scored.any(1))
     scale = p.get("scale_rewards", "group")
     named: Any = {True: "group", False: "none"}.get(scale, scale)
     spec: Any = Grpo(named, 1e-4)
@@ -33,8 +33,8 @@ def trl_advantages(record: Record) -> Iterator[Attempt]:
         spec = Gdpo(weights, "group", 1e-4, "completions")
         base = replace(base, parts=parts)
     exact, theirs = (
-        _advantage_block(parts, weights, p["num_generations"], named, each, precision=one)
-        for one in (EXACT, _precision(record))
+        _advantage_block(parts, weights, p["num_generations"], named, each, precision=precision)
+        for precision in (EXACT, _precision(record))
     )
     ours = spec(base)
     numbers = {name: (exact[name], theirs[name]) for name in exact}
@@ -94,7 +94,9 @@ def rloo_advantages(record: Record) -> Iterator[Attempt]:
     size, normalised = record.params["num_generations"], bool(record.params.get("normalize_advantages", False))
     reward = as_tensor(record.inputs["rewards"])
     o = Outcomes.of(reward, torch.arange(len(reward)) // size, reward.isfinite())
-    exact, theirs = (_left_out(reward, size, normalised, precision=one) for one in (EXACT, _precision(record)))
+    exact, theirs = (
+        _left_out(reward, size, normalised, precision=precision) for precision in (EXACT, _precision(record))
+    )
     ours = Rloo(normalised)(o)
     yield None, [record.expect("advantages", (ours, ours + (theirs - exact)))]
 

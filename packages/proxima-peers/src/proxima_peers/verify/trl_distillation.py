@@ -7,7 +7,7 @@ import torch
 from proxima.check.by_hand import as_tensor
 from proxima.core import DISTILLATIONS, TokenMean, distillation_loss
 from proxima.data import PolicyBatch
-from proxima_peers.verify.record import Attempt, Check, NoReading, Record
+from proxima_peers.verify.record import Attempt, Check, Record, UnsupportedRecord
 
 IGNORED = -100  # the label of a position outside the loss
 
@@ -18,9 +18,9 @@ def distillation(record: Record) -> Iterator[Attempt]:
     p = record.params
     beta, top_k = float(p.get("beta", 0.5)), int(p.get("top_k", 0))
     if p.get("reduction", "batchmean") != "batchmean" or (not p.get("add_tail", True) and top_k):
-        raise NoReading("only the reduction batchmean, and the top K with a tail, have a reading")
+        raise UnsupportedRecord("only the reduction batchmean, and the top K with a tail, have a reading")
     if top_k and 0 < beta < 1:
-        raise NoReading("the union of two top Ks has no reading")
+        raise UnsupportedRecord("the union of two top Ks has no reading")
     student, teacher = (record.tensor(f"{side}_logits") for side in ("student", "teacher"))
     labels = as_tensor(record.inputs["labels"])
     student.requires_grad_()

@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.check.by_hand import as_tensor
 from proxima.core.preference import PREFERENCES, Kto, PreferencePairs, completion_log_prob, wpo_weight
 from proxima.core.value import RewardLoss
-from proxima_peers.verify.record import Attempt, Check, Record, Tracked
+from proxima_peers.verify.record import DOUBLE, Attempt, Check, Record, Tracked
 
 SMOOTHED = ("aot", "aot_unpaired", "exo_pair", "robust")  # 1.16 ignores label_smoothing elsewhere (T12)
 
@@ -60,7 +60,7 @@ def dpo_loss(record: Record) -> Iterator[Attempt]:
     for reason, smoothing in ((None, True), ("T12", False)) if ignored else ((None, True),):
         specs = [dpo_spec(kind, p, smoothing=smoothing) for kind in kinds]
         read = [whole if kind == "sft" else pairs for kind in kinds]
-        per_pair = sum((w * spec(one) for w, spec, one in zip(weights, specs, read, strict=True)), torch.zeros(()))
+        per_pair = sum((w * spec(batch) for w, spec, batch in zip(weights, specs, read, strict=True)), torch.zeros(()))
         if p.get("use_weighting"):
             per_pair = per_pair * _on_policy(record, leaves, masks)
         assert isinstance(per_pair, Tensor)
@@ -73,8 +73,8 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
     out = torch.ones(())
     for side, leaf in leaves.items():
         rows, width = leaf.shape
-        known = (f"{side}_logp", f"{side}_mask", f"ref_{side}_logp")
-        names = [name for name in record.inputs if side in name and name not in known]  # log Σ p², under whatever name
+        read = (f"{side}_logp", f"{side}_mask", f"ref_{side}_logp")
+        names = [name for name in record.inputs if side in name and name not in read]  # log Σ p², under whatever name
         if len(names) != 1:
             raise KeyError(f"{side}: log of the sum of squared probabilities")
         squares, edges = record.tensor(names[0]).flatten(), torch.arange(rows + 1) * width
@@ -85,14 +85,14 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
 def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers: dict[str, Any]) -> list[Check]:
     loose = record.tolerance()
     if not record.single and "exo_pair" in str(record.params["loss_type"]):
-        loose = {"rtol": 1e-7, "atol": 1e-8}
+        loose = (1e-7, 1e-8)
     gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
     pairs = zip(gradients, leaves.values(), strict=True)
     scale = sum(float((slope * leaf.detach()).abs().sum()) for slope, leaf in pairs if slope is not None)
-    checks = [record.expect("loss", loss.detach(), **loose, scale=scale)]
+    checks = [record.expect("loss", loss.detach(), *loose, scale=scale)]
     for side, gradient in zip(leaves, gradients, strict=True):
         slope = torch.zeros_like(leaves[side]) if gradient is None else gradient
-        checks.append(record.expect(f"grad_{side}_logp", slope, **loose))
+        checks.append(record.expect(f"grad_{side}_logp", slope, *loose))
     return [*checks, *record.checks(numbers)]
 
 
@@ -114,8 +114,7 @@ def kto(record: Record) -> Iterator[Attempt]:
     loss = spec(ours, theirs, label, kl).mean()
     numbers = _kto_numbers(ours.detach(), theirs, label, spec.beta)
     numbers["kl"] = kl.clamp(min=0) if anchor == "kl" else 0.0
-    exact = {"rtol": 1e-9, "atol": 1e-11}
-    yield None, [*record.loss_checks(loss, leaf, tolerance=exact), *record.checks(numbers)]
+    yield None, [*record.loss_checks(loss, leaf, tolerance=DOUBLE), *record.checks(numbers)]
 
 
 def _kto_numbers(ours: Tensor, reference: Tensor, label: Tensor, beta: float) -> dict[str, Any]:

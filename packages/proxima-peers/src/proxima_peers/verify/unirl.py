@@ -16,7 +16,7 @@ from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
 from proxima.data import Outcomes, PolicyBatch
-from proxima_peers.verify.record import Attempt, Check, NoReading, Record, Tracked
+from proxima_peers.verify.record import Attempt, Check, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, loss_of, masked, reasons
 
 ALGORITHMS = ("CPPO", "DPPO", "DRPO", "GSPO", "GRPO")
@@ -48,7 +48,7 @@ def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
     low, high = p.get("clip_range", CLIP_RANGES[kind]), p.get("clip_range_high")
     decay, progress = DECAYS.get(p.get("clip_schedule", "constant")), p.get("training_progress")
     if decay is not None and progress is None:
-        raise NoReading(f"no reading of clip_schedule={p['clip_schedule']!r} without a training_progress")
+        raise UnsupportedRecord(f"no reading of clip_schedule={p['clip_schedule']!r} without a training_progress")
     share = 1.0 if decay is None else decay(float(progress or 0))
     return low * share, (low if high is None else high) * share
 
@@ -88,7 +88,7 @@ def losses(record: Record) -> Iterator[Attempt]:
     # Of the options of the other algorithms, and of what a stub stage does not do, none has an effect.
     p.mark_irrelevant("horizon", "sampling_temperature", "training_progress", "stage_attr", "conditions_cls")
     if p.get("old_logp_source", "rollout") != "rollout":
-        raise NoReading(f"no reading of old_logp_source={p['old_logp_source']!r}")
+        raise UnsupportedRecord(f"no reading of old_logp_source={p['old_logp_source']!r}")
     mode = p.get("loss_agg_mode", "token-mean")
     makers: dict[str, Any] = {"token-mean": TokenMean, "seq-mean-token-mean": SequenceMeanTokenMean}
     makers["seq-mean-token-sum-norm"] = lambda: SequenceMeanTokenSumNorm(p.get("horizon", 8192))
@@ -105,10 +105,10 @@ def losses(record: Record) -> Iterator[Attempt]:
     rows = len(b.cu_seqlens) - 1
     empty = masked or bool((b.cu_seqlens.diff() == 0).any())
     for edge in (None,) if single is None else (None, single):
-        one, keep = (spec, spec(every).keep) if edge is None else edge
+        variant, keep = (spec, spec(every).keep) if edge is None else edge
         for reason, batch, of_all in _readings(b, every, kind, mode, masked=masked, empty=empty):
             for limit in (False, True) if far else (False,):
-                bare: Any = Changed(clamped_at_ten, one) if limit and isinstance(one, Gspo) else one
+                bare: Any = Changed(clamped_at_ten, variant) if limit and isinstance(variant, Gspo) else variant
                 loss = loss_of(batch, bare, aggregate, bounded=not limit)
                 denominator = loss.denominator
                 if of_all:

@@ -30,9 +30,9 @@ def given_weights(weight: Tensor, b: PolicyBatch) -> Corrected:
     return Corrected(weight, b.loss_mask & (weight > 0), {})
 
 
-def reasons(first: str | None = None, /, **found: Any) -> str | None:
+def reasons(first: str | None = None, /, **causes: Any) -> str | None:
     """The ids of the peculiarities that are there, after `first`; None, our own definition, if none is."""
-    return ", ".join(filter(None, (first, *(name for name, there in found.items() if there)))) or None
+    return ", ".join(filter(None, (first, *(name for name, there in causes.items() if there)))) or None
 
 
 def loss_of(
@@ -77,14 +77,14 @@ def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Lit
     """
     single = in_groups_of_one(o.group)
     columns = o.reward[:, None] if o.parts is None else torch.cat([o.reward[:, None], o.parts], 1)
-    found = columns[single]
+    alone = columns[single]
     if rewards == "zero":
-        made = torch.zeros_like(found)[None]
+        made = torch.zeros_like(alone)[None]
     else:
-        m = 2 * math.ceil((float(found.square().max()) + 1) / 2)
-        apart = ((m - found.square() - found.square() / m) / m).sqrt()
+        m = 2 * math.ceil((float(alone.square().max()) + 1) / 2)
+        apart = ((m - alone.square() - alone.square() / m) / m).sqrt()
         sign = torch.tensor([1.0, -1.0]).repeat(m // 2)[:, None, None]
-        made = -found / m + sign * apart
+        made = -alone / m + sign * apart
     count = len(made)
     size = o.length[single].repeat(count) if length == "own" else torch.zeros(count * int(single.sum())).long()
     both = torch.cat([columns, made.flatten(0, 1)])

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from proxima.data import NoFieldError, UserError
 from proxima_peers.verify import ADAPTERS
 from proxima_peers.verify.by_hand_adapter import by_hand
-from proxima_peers.verify.record import NoReading, Record
+from proxima_peers.verify.record import Record, UnsupportedRecord
 from proxima_peers.verify.verdict import RecordVerdict, Status, judge, uncovered
 
 
@@ -22,14 +22,14 @@ def verify_record(raw: dict[str, Any], *, import_code: bool = False) -> RecordVe
     record = Record.of(raw)
     if record.unknown:
         return unsupported(record, f"no reading of the keys {', '.join(record.unknown)}")
-    adapter = next((found for words, found in ADAPTERS if all(word in record.source for word in words)), None)
+    adapter = next((of_source for words, of_source in ADAPTERS if all(word in record.source for word in words)), None)
     if adapter is None:
         return unsupported(record, f"no adapter for source {record.source!r}")
     try:
         verdict = judge(record.name, by_hand(record, import_code) if adapter is by_hand else adapter(record))
     except KeyError as error:
         return unsupported(record, f"no reading of {error.args[0]!r} in {record.source!r}")
-    except NoReading as error:
+    except UnsupportedRecord as error:
         return unsupported(record, str(error))
     except (UserError, NoFieldError) as error:
         if adapter is by_hand:

@@ -20,7 +20,7 @@ from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlCov, PpoClip, Reinforce, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
-from proxima_peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import (
     Changed,
     beyond_limit,
@@ -45,8 +45,8 @@ STEP_COUNTS = ("dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_f
 def counts_of_step(record: Record) -> dict[str, Any]:
     """The denominators of the whole step that a record may give, in `global_batch_info` or beside it."""
     own = record.params.section("global_batch_info")
-    found = {name: record.params.get(name) for name in STEP_COUNTS}
-    return {name: found[name] if (inside := own.get(name)) is None else inside for name in STEP_COUNTS}
+    beside = {name: record.params.get(name) for name in STEP_COUNTS}
+    return {name: beside[name] if (inside := own.get(name)) is None else inside for name in STEP_COUNTS}
 
 
 def aggregate_of(record: Record, width: int) -> Any:
@@ -117,7 +117,7 @@ def policy(record: Record) -> Iterator[Attempt]:
     counts_of_step(record)
     record.params.mark_irrelevant(*ACTOR_OPTIONS)
     if spec is None:
-        raise NoReading(f"no reading of loss_mode {mode!r}")
+        raise UnsupportedRecord(f"no reading of loss_mode {mode!r}")
     if isinstance(spec, ClipCov):
         _refuse_random_choice(spec, padded.b)
     weight = padded.b.weight
@@ -151,7 +151,7 @@ def _refuse_random_choice(spec: ClipCov, b: PolicyBatch) -> None:
     eligible = int(replace(spec, share=1.0).select_tokens(b).sum())
     most = max(int(spec.share * int(b.loss_mask.sum())), 1)
     if eligible > most:
-        raise NoReading(f"P8: verl picks {most} of {eligible} tokens at random; the record does not say which")
+        raise UnsupportedRecord(f"P8: verl picks {most} of {eligible} tokens at random; the record does not say which")
 
 
 def _of_no_token(record: Record, numbers: Metrics) -> Attempt:
@@ -235,15 +235,15 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
     kl = kl_spec(record.params["kl_penalty"]).divergence(leaf, record.tensor("reference_logp"))
     (gradient,) = torch.autograd.grad(kl.sum(), leaf, retain_graph=True)
     loose = record.tolerance()
-    checks = [record.expect("kl", kl.detach(), **loose), record.expect("grad_sum_kl", gradient, **loose)]
+    checks = [record.expect("kl", kl.detach(), *loose), record.expect("grad_sum_kl", gradient, *loose)]
     b = PolicyBatch.from_padded(record.mask, log_prob=kl)
     for mode, numbers in record.expected.get("agg", {}).items():
         aggregated = replace(record, params=Tracked({"loss_agg_mode": mode}))
         value, loose = token_loss(aggregated, b.log_prob, b).value, aggregated.tolerance()
-        checks.append(record.check(f"agg.{mode}.loss", value.detach(), numbers["loss"], **loose))
+        checks.append(record.check(f"agg.{mode}.loss", value.detach(), numbers["loss"], *loose))
         if "grad_logp" in numbers:
             (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
-            checks.append(record.check(f"agg.{mode}.grad_logp", slope, numbers["grad_logp"], **loose))
+            checks.append(record.check(f"agg.{mode}.grad_logp", slope, numbers["grad_logp"], *loose))
     yield None, checks
 
 

@@ -159,7 +159,7 @@ def _token_baselines(
         some = mask.any(1)
         single = some & ((rewards.group[:, None] == rewards.group[some][None]).sum(1) == 1)
     holes = not packed and bool((mask[:, 1:] & ~mask[:, :-1]).any())
-    reasons = [(name,) for name, found in (("P16", bool(single.any())), ("P21", holes)) if found]
+    reasons = [(name,) for name, present in (("P16", bool(single.any())), ("P21", holes)) if present]
     for names in (*reasons, *([("P16", "P21")] if len(reasons) == 2 else [])):
         changed = _mirrored(rewards, single) if "P16" in names else rewards
         rows = len(changed.cu_seqlens) - 1

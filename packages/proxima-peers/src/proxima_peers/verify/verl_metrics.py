@@ -87,8 +87,8 @@ def _valid(spec: Dppo, b: PolicyBatch) -> Tensor:
 
 def own(corrected: Corrected) -> Metrics:
     """Our metrics of a correction, without their prefix and with verl's spelling."""
-    found = {name.removeprefix(PREFIX): metric for name, metric in corrected.metrics.items()}
-    return {"log_ppl_abs_diff" if name == "log_ppl_diff_abs" else name: metric for name, metric in found.items()}
+    numbers = {name.removeprefix(PREFIX): metric for name, metric in corrected.metrics.items()}
+    return {"log_ppl_abs_diff" if name == "log_ppl_diff_abs" else name: metric for name, metric in numbers.items()}
 
 
 def policy_numbers(b: PolicyBatch, filled: PolicyBatch | None, towards: Any = "proximal") -> Metrics:
@@ -114,8 +114,8 @@ def weight_numbers(
         names: RAW or APPLIED.
         fractions_of_rows: count geometric weights beyond the bounds by sequence (0.7's rejections), not by token.
     """
-    found = {theirs: own(spec(b)).get(f"rollout_is_{ours}") for theirs, ours in names.items()}
-    out: Metrics = {name: metric for name, metric in found.items() if metric is not None}
+    statistics = {theirs: own(spec(b)).get(f"rollout_is_{ours}") for theirs, ours in names.items()}
+    out: Metrics = {name: metric for name, metric in statistics.items() if metric is not None}
     rho = log_ratio_to(b, spec.towards)
     some = segment_count(b.loss_mask, b.cu_seqlens) > 0
     every = torch.ones_like(some)
@@ -223,14 +223,14 @@ def masked_numbers(b: PolicyBatch, keep: Tensor, *, all_rows: bool) -> Metrics:
 
 def number_checks(record: Record, ours: Mapping[str, Any]) -> list[Check]:
     """A check for each of the record's metrics that `ours` has, whatever prefixes verl gives it."""
-    found = []
+    checks = []
     for leaf, theirs in record.leaves.items():
         if not leaf.startswith("metrics.") or "/" not in leaf:
             continue
         name = leaf.split("/", 1)[1].removeprefix("mismatch_")
         if name in ours:
-            found.append(_check(leaf, ours[name], theirs, single=record.single))
-    return found
+            checks.append(_check(leaf, ours[name], theirs, single=record.single))
+    return checks
 
 
 def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:

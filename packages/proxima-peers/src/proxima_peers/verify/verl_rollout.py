@@ -10,7 +10,7 @@ from proxima.core.correction import Importance, Rejection
 from proxima.core.loss import Corrections, apply_corrections
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
-from proxima_peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
+from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import reasons
 from proxima_peers.verify.verl_metrics import (
     APPLIED,
@@ -45,7 +45,9 @@ def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, flo
     if len(limits) == 1:
         limits = limits * len(names)
     if names and len(limits) != len(names):
-        raise NoReading(f"rollout_rs has {len(names)} statistics, rollout_rs_threshold={given!r} {len(limits)} bounds")
+        raise UnsupportedRecord(
+            f"rollout_rs has {len(names)} statistics, rollout_rs_threshold={given!r} {len(limits)} bounds"
+        )
     for name, limit in zip(names, limits, strict=False):
         level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
         low, high = threshold_bounds(limit)
@@ -56,26 +58,28 @@ def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, flo
 
 def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[Rejection]:
     """Our rejections for `rollout_rs`. `inverted`: k1's bounds act on the reciprocal of the documented ratio (P25)."""
-    found = []
+    rejections = []
     for how, kind, low, high in rejection_rules(options):
         statistic: Any = "ratio" if kind == "k1" else kind
         if kind == "k1" and inverted:
             assert low is not None
             low, high = 1 / high, 1 / low
-        found.append(Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how))
-    return found
+        rejections.append(
+            Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how)
+        )
+    return rejections
 
 
 def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[ReportedRejection]:
     """What 0.9 reports of each: k1 = −log ratio with its bounds, of the documented ratio or, `inverted`, as it runs."""
-    found = []
+    rejections = []
     for how, kind, low, high in rejection_rules(options):
         if kind == "k1":
             assert low is not None
             low, high = (math.log(low), math.log(high)) if inverted else (-math.log(high), -math.log(low))
         statistic: Any = kind
-        found.append(ReportedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
-    return found
+        rejections.append(ReportedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
+    return rejections
 
 
 def readings(
@@ -120,9 +124,9 @@ def correction_numbers(
     if options.get("rollout_is"):
         numbers |= prefixed(weight_numbers(importance(options, towards), b, more, APPLIED), "rollout_is_")
     keep: Tensor = b.loss_mask
-    for one in reported_rejections(options, towards, inverted=inverted):
-        numbers |= prefixed(one.numbers(b), f"rollout_rs_{one.rule.name}_")
-        keep = keep & one.keep(b)
+    for rejection in reported_rejections(options, towards, inverted=inverted):
+        numbers |= prefixed(rejection.numbers(b), f"rollout_rs_{rejection.rule.name}_")
+        keep = keep & rejection.keep(b)
     return numbers | masked_numbers(b, keep, all_rows=more is not None)
 
 
@@ -209,7 +213,7 @@ def version09(record: Record) -> Iterator[Attempt]:
 def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
     done = apply_corrections(padded.b, drops)
     kept = done.loss_mask.double()
-    for share in (one(padded.b).weight for one in drops if isinstance(one, Rejection)):  # 0 or 1
+    for share in (rejection(padded.b).weight for rejection in drops if isinstance(rejection, Rejection)):  # 0 or 1
         kept = kept * share
     mask = padded.rows(kept)
     weight = weight_check(padded, apply_corrections(padded.b, weights), record)
