@@ -119,8 +119,3 @@ def _uses(rows: int, count: int, seed: int, source: int) -> NDArray[np.int64]:
     whole, rest = divmod(count, rows)
     some = sample_without_replacement(rows, rest, MIX_REST, seed, source)
     return np.concatenate([np.tile(np.arange(rows), whole), some])
-
-
-def parts_of(task: Any) -> list[Any]:
-    """The tasks of a mix, or the task alone."""
-    return [part for one in task.tasks for part in parts_of(one.task)] if isinstance(task, Mix) else [task]

@@ -11,7 +11,7 @@ from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
 from proxima.data.kinds import Kinds
-from proxima.train.optimizer import AdamW
+from proxima.train import OPTIMIZERS
 
 BFLOAT16_STEP = 2**-8
 TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
@@ -137,7 +137,7 @@ def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: Optim
         path = "train" if critic.optimizer is None else "critic"
         trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
     for path, optimizer in trained.items():
-        relative = optimizer.lr / TYPICAL_WEIGHT if isinstance(optimizer, AdamW) else BFLOAT16_STEP
+        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, "adamw") else BFLOAT16_STEP
         if not 0 < relative < BFLOAT16_STEP:
             continue
         message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="
