@@ -6,7 +6,7 @@
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
     precompute   what the whole batch decides        proximal     the centre, where no forward was run for it
     distillation divergence from a teacher
-    preference   DPO's family, KTO                   value        the critic's and the reward model's loss
+    preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
     gradient     the gradient weight of a token      ratio        log-ratio and ratio
 
@@ -17,8 +17,8 @@ Usable from any training loop, with nothing else of this project:
 
 A spec is a frozen dataclass: its fields are its config, checked at construction; calling it is the mathematics.
 Imports: torch, stdlib, `proxima.data`. Imported by every room behind it.
-To add a method: one dataclass, one line in the slot's dict, one golden file in `tests/golden`; the conformance tests
-find it in the dict.
+To add a method: one dataclass, one line in the slot's table (a kind and its `package.module:Class`), one golden file in
+`tests/golden`; the conformance tests find it in the table.
 """
 
 from typing import TYPE_CHECKING

@@ -15,7 +15,7 @@
     kinds          tables of kinds, and packages that import at first use
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
-construction. Nothing is padded. Tensor classes are imported on first use: commands without torch do not load it.
+construction. Nothing is padded. Classes are imported on first use: a command without torch or numpy does not load it.
 Imports: torch, numpy, stdlib. Imported by every other room.
 To add a field: give it a default of None, an annotation (`Floats`, or "dtype axes" of a tensor) and a line in the
 class docstring; conversion and checks follow from those, and `pack` passes on columns that trajectory and batch share.
@@ -35,16 +35,16 @@ from proxima.data.errors import (
     require_threads,
     within,
 )
-from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 from proxima.data.kinds import lazy_imports
-from proxima.data.sampling_mask import SamplingMask
 
 if TYPE_CHECKING:
     from proxima.data.field_checks import check_choices, check_fields
+    from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
     from proxima.data.outcomes import Outcomes
     from proxima.data.packed_batch import PackedBatch, pack
     from proxima.data.pairs import LabeledCompletion, PreferencePair
     from proxima.data.policy_batch import PolicyBatch
+    from proxima.data.sampling_mask import SamplingMask
     from proxima.data.trajectory import Trajectory
 
 __getattr__, __dir__ = lazy_imports(__name__)
