@@ -13,14 +13,14 @@ from proxima.view.log_lines import lines_to
 
 PROGRAM = """
 import sys
-import proxima.api.training as training
+import types
 from proxima.cli.main import main
 
 def begin(*_, **__):
     print("loading begins", "transformers" in sys.modules, flush=True)
     raise SystemExit(0)
 
-training.begin = begin
+sys.modules["proxima.runtime.launch.run"] = types.SimpleNamespace(train=begin)
 main(["train", "quickstart", "model.path=" + sys.argv[1]])
 """
 
@@ -35,6 +35,7 @@ def test_a_run_says_it_before_the_load_call_and_before_transformers_is_imported(
 @pytest.mark.parametrize("command", ["train", "sft", "dpo", "reward"])
 def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, command):
     import proxima.api.training as training
+    import proxima.runtime.launch.run as launch_run
     from proxima.config import resolve
 
     told = []
@@ -43,11 +44,11 @@ def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, 
         told.append(capsys.readouterr().out)
         raise UserError("enough")
 
-    monkeypatch.setattr(training, "begin", begin)
+    monkeypatch.setattr(launch_run, "train", begin)
     monkeypatch.setattr(training, "resolve_run", lambda *_, **__: resolve("quickstart", []))
     assert command_line.main([command, "quickstart"]) == 2
     assert told[0].endswith("  loading model\n")
-    monkeypatch.setattr(training, "begin", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)
+    monkeypatch.setattr(launch_run, "train", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)
     command_line.main([command, "quickstart", "--quiet"])
     assert told[1] == ""
 
