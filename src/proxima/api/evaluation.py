@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from proxima.api.python_values import Overrides, at_home, override_texts, overrides_named, plain
+from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedEvaluation
 from proxima.config import EvaluateConfig, Resolved, load_recipe
 from proxima.config.resolve import Recipe
@@ -79,8 +79,8 @@ def evaluate(
     texts = [f"{key}={for_any_reader(value)}" for key, value in options.items() if value is not None]
     with overrides_named():
         outcome = run_evaluation(
-            at_home(str(model)),
-            None if recipe is None else plain(at_home(recipe)),
+            expand_user(str(model)),
+            None if recipe is None else plain(expand_user(recipe)),
             [*override_texts(overrides), *texts],
             tasks=[task] if isinstance(task, str) else list(task),
             data=None if data is None else Path(data).expanduser(),

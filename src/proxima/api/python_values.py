@@ -26,7 +26,7 @@ def override_texts(overrides: Overrides) -> list[str]:
     return list(overrides)
 
 
-def at_home(value: Any) -> Any:
+def expand_user(value: Any) -> Any:
     """A text or path with a leading `~` as the home folder, which the shell does on a command line; else the value."""
     return os.path.expanduser(value) if isinstance(value, str | Path) else value
 

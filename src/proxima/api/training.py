@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.api.python_values import Overrides, at_home, override_texts, overrides_named, plain
+from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.families import FAMILIES, command_of
@@ -100,7 +100,7 @@ def _run(recipe: Recipe, overrides: Overrides, root: type, *, how: Mapping[str, 
     from proxima.view import RunViews
 
     with overrides_named():
-        resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), root=root, **how)
+        resolved = resolve_run(plain(expand_user(recipe)), override_texts(overrides), root=root, **how)
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
             summary = train_run(resolved.config, resolved=resolved, observer=views, **how)

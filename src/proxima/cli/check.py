@@ -123,10 +123,10 @@ def check_run(folder: str, *, as_json: bool = False) -> int:
     if as_json:
         print_json({"folder": folder, "damaged": len(damaged), "files": [vars(finding) for finding in findings]})
         return int(bool(damaged))
-    for one in findings:
-        detail = f"  {visible(one.detail)}" if one.detail else ""
-        status = "DAMAGED" if one.status == "damaged" else one.status
-        print(f"{one.kind:<17}{status:<12}{detail}" + (f"; {one.remedy}" if one.remedy else ""))
+    for finding in findings:
+        detail = f"  {visible(finding.detail)}" if finding.detail else ""
+        status = "DAMAGED" if finding.status == "damaged" else finding.status
+        print(f"{finding.kind:<17}{status:<12}{detail}" + (f"; {finding.remedy}" if finding.remedy else ""))
     print(f"{len(damaged)} damaged" if damaged else "no damage")
     return int(bool(damaged))
 
@@ -140,8 +140,8 @@ def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
 
     path = "reward.0" if slot == "reward" else slot
     words = [f"{path}.{text}" for text in (f"kind={kind}", *fields)]
-    found = getattr(resolve({}, words, root=CheckConfig).config, slot)
-    return found[0] if slot == "reward" else found
+    specs = getattr(resolve({}, words, root=CheckConfig).config, slot)
+    return specs[0] if slot == "reward" else specs
 
 
 def show(result: "LawResult") -> None:
@@ -172,13 +172,13 @@ def slot_of_kind(kind: str) -> str:
 
     tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
     if ":" not in kind:
-        found = [slot for slot, table in tables.items() if kind in table]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError(f"{kind!r} is a kind of {' and '.join(found)}", remedy="add --slot")
-        known = [name for table in tables.values() for name in table]
-        raise one_problem("kind", suggestion(kind, known, "package.module:Class"), kind, "command line")
+        slots = [slot for slot, table in tables.items() if kind in table]
+        if len(slots) == 1:
+            return slots[0]
+        if slots:
+            raise UserError(f"{kind!r} is a kind of {' and '.join(slots)}", remedy="add --slot")
+        kinds = [name for table in tables.values() for name in table]
+        raise one_problem("kind", suggestion(kind, kinds, "package.module:Class"), kind, "command line")
     try:
         cls = class_at(kind)
     except Exception as error:  # importing runs anybody's code

@@ -44,7 +44,7 @@ def complete_override(prefix: str, parsed_args: argparse.Namespace, **_: object)
     if equals:
         places = files(value) if last in PLACES else []
         return [f"{path}={option}" for option in dict.fromkeys([*field_values(field, definitions), *places])]
-    below = {name: one for name, one in fields_below(field, definitions).items() if name.startswith(last)}
+    below = {name: inner for name, inner in fields_below(field, definitions).items() if name.startswith(last)}
     return list(fields("".join(f"{name}." for name in parents), below, definitions))
 
 
@@ -64,32 +64,32 @@ def alternatives(field: Json, definitions: Json) -> Iterator[Json]:
     if "$ref" in field:
         yield from alternatives(definitions[field["$ref"].rpartition("/")[2]], definitions)
     elif several := field.get("oneOf") or field.get("anyOf"):
-        for one in several:
-            yield from alternatives(one, definitions)
+        for option in several:
+            yield from alternatives(option, definitions)
     else:
         yield field
 
 
 def fields_below(field: Json, definitions: Json) -> Json:
     """The fields below a field, of all its alternatives; those of a list below the index of its first entry."""
-    found: dict[str, list[Json]] = {}
-    for one in alternatives(field, definitions):
-        inner = {"0": one["items"]} if "items" in one and fields_below(one["items"], definitions) else {}
-        for name, child in {**one.get("properties", {}), **inner}.items():
-            found.setdefault(name, []).append(child)
-    return {name: {"anyOf": several} for name, several in found.items() if name != "extends"}
+    children: dict[str, list[Json]] = {}
+    for schema in alternatives(field, definitions):
+        inner = {"0": schema["items"]} if "items" in schema and fields_below(schema["items"], definitions) else {}
+        for name, child in {**schema.get("properties", {}), **inner}.items():
+            children.setdefault(name, []).append(child)
+    return {name: {"anyOf": several} for name, several in children.items() if name != "extends"}
 
 
 def field_values(field: Json, definitions: Json) -> Iterator[str]:
     """What a field may be: its kinds or presets, `true` and `false`, its default."""
-    for one in alternatives(field, definitions):
-        options: list[Any] = list(one.get("enum", ()))
-        if "items" in one:
-            yield from field_values(one["items"], definitions)
-        elif one.get("type") in ("boolean", "null"):
-            options = [True, False] if one["type"] == "boolean" else [None]
-        elif not options and isinstance(one.get("default"), str | int | float):
-            options = [one["default"]]
+    for schema in alternatives(field, definitions):
+        options: list[Any] = list(schema.get("enum", ()))
+        if "items" in schema:
+            yield from field_values(schema["items"], definitions)
+        elif schema.get("type") in ("boolean", "null"):
+            options = [True, False] if schema["type"] == "boolean" else [None]
+        elif not options and isinstance(schema.get("default"), str | int | float):
+            options = [schema["default"]]
         for option in options:
             yield option if isinstance(option, str) else json.dumps(option)
 

@@ -19,9 +19,9 @@ def add_recipe(parser: argparse.ArgumentParser, meaning: str = "", metavar: str 
 
 def named_recipe(word: str) -> str:
     """The word; says on standard error which of two recipes is meant where a file here hides one of proxima's."""
-    found, shipped = find_recipe(word), shipped_recipes().get(word)
-    if shipped is not None and found != shipped and not found.samefile(shipped):
-        print(f"note: {word} is {found} of this folder, not the recipe that comes with proxima", file=sys.stderr)
+    path, shipped = find_recipe(word), shipped_recipes().get(word)
+    if shipped is not None and path != shipped and not path.samefile(shipped):
+        print(f"note: {word} is {path} of this folder, not the recipe that comes with proxima", file=sys.stderr)
     return word
 
 

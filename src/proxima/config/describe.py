@@ -89,16 +89,16 @@ def first_sentence(text: str) -> str:
 @cache
 def _documented(cls: type) -> Mapping[str, str]:
     """The entries under `Args:` of the class and its bases, each as one line; `Args: as `K1`` takes those of K1."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in args_section(base.__doc__ or ""):
             for name in names:
-                found.setdefault(name, text)
+                meanings.setdefault(name, text)
         other = re.search(r"Args[^:.]*: as `(\w+)`", base.__doc__ or "")
         named = getattr(sys.modules[base.__module__], other[1], None) if other else None
         if isinstance(named, type) and named is not base:
-            found = {**_documented(named), **found}
-    return found
+            meanings = {**_documented(named), **meanings}
+    return meanings
 
 
 def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
@@ -193,10 +193,10 @@ def class_at(reference: str) -> type:
     module, _, name = reference.partition(":")
     if module.endswith(".py"):
         raise ValueError("a class is named by its module, not by a file")
-    found = getattr(import_user_module(module), name)
-    if not isinstance(found, type):
+    value = getattr(import_user_module(module), name)
+    if not isinstance(value, type):
         raise TypeError(f"{reference} is not a class")
-    return found
+    return value
 
 
 def kind_of(spec: object, *tables: str) -> str:

@@ -35,7 +35,7 @@ class Kinds(Mapping[str, type]):
     def name_of(self, cls: type) -> str | None:
         """The kind of a class; None for a class that is not in the table."""
         reference = f"{cls.__module__}:{cls.__qualname__}"
-        return next((kind for kind, known in self.references.items() if known == reference), None)
+        return next((kind for kind, listed in self.references.items() if listed == reference), None)
 
     def holds(self, value: object, *kinds: str) -> bool:
         """Whether a value is of one of the kinds. Imports none: a class that nobody has imported has no instances."""

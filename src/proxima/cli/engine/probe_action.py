@@ -45,8 +45,8 @@ def probe_server(place: ServerPlace, *, as_json: bool = False) -> int:
 
 def plain_facts(facts: "ServerFacts") -> dict[str, Any]:
     """The facts as JSON has them: sets become sorted lists."""
-    found = vars(facts) | {"more": dict(facts.more)}
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()}
+    values = vars(facts) | {"more": dict(facts.more)}
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in values.items()}
 
 
 def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:
