@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from proxima.check.enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound
+from proxima.core import AGGREGATES
 from proxima.core.advantage import ADVANTAGES
-from proxima.core.aggregate import AGGREGATES, SequenceMeanTokenSum
+from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.correction import CORRECTIONS
 from proxima.core.loss import Correction, policy_loss
 from proxima.core.surrogate import SURROGATES

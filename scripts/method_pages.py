@@ -31,22 +31,22 @@ SLOTS = {  # slot → where its table is, how a recipe (or `policy_loss`) names 
         "Advantages: from rewards to better or worse than expected",
     ),
     "aggregate": (
-        "proxima.core.aggregate:AGGREGATES",
+        "proxima.core:AGGREGATES",
         "aggregate: {{kind: {}}}",
         "Aggregations: from losses of tokens to one number",
     ),
     "selection": (
-        "proxima.core.selection:SELECTIONS",
+        "proxima.core:SELECTIONS",
         "selection: [{{kind: {}}}]",
         "Selections: what is dropped before the update",
     ),
     "penalty": (
-        "proxima.core.penalty:PENALTIES",
+        "proxima.core:PENALTIES",
         "reference_kl: {{kind: {}}}",
         "Penalties: terms added to the loss of a token",
     ),
     "distillation": (
-        "proxima.core.distillation:DISTILLATIONS",
+        "proxima.core:DISTILLATIONS",
         "distillation: {{path: TEACHER, divergence: {{kind: {}}}}}",
         "Distillation: divergences of the student from a teacher",
     ),

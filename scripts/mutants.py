@@ -210,16 +210,17 @@ def golden() -> dict[str, Callable[[], bool]]:
 
 def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
     """For each kind, whether `proxima check` finds nothing; on the first few `cases` of each law only, if asked."""
-    from proxima import check, core
+    from proxima import core
+    from proxima.check import spec_check
 
-    tables = {name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in check.LAWS}
+    tables = {name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in spec_check.LAWS}
     tables["advantage"] = core.ADVANTAGES
-    full = check.check_law
+    full = spec_check.check_law
 
     def holds(slot: str, kind: str) -> bool:
         short = lambda law, spec: full(dataclasses.replace(law, cases=lambda: islice(law.cases(), cases)), spec)  # noqa: E731
-        check.check_law = full if cases is None else short
-        return all(found.status != "FAILED" for found in check.check_spec(slot, tables[slot][kind]()))
+        spec_check.check_law = full if cases is None else short
+        return all(found.status != "FAILED" for found in spec_check.check_spec(slot, tables[slot][kind]()))
 
     return {f"{slot}/{kind}": lambda s=slot, k=kind: holds(s, k) for slot, table in tables.items() for kind in table}
 

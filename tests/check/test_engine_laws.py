@@ -5,7 +5,9 @@ import functools
 import numpy as np
 import pytest
 
-from proxima.check import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
+from proxima.check import check_law
+from proxima.check.engine_case import EngineUnderTest, tiny_model
+from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.check.sampling_laws import FALSE_ALARM, chi_squared, tail_of_chi_squared
 from proxima.engine import Local
 from proxima.engine.protocol import EngineSetup

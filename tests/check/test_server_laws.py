@@ -6,8 +6,8 @@ import copy
 import pytest
 import torch
 
-from proxima.check import EngineUnderTest, tiny_model
 from proxima.check.bare_server import BareServer
+from proxima.check.engine_case import EngineUnderTest, tiny_model
 from proxima.check.laws import check_law
 from proxima.check.sampling_laws import SAMPLING_LAWS
 from proxima.check.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnderTest

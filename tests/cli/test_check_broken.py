@@ -4,7 +4,11 @@ import textwrap
 
 import pytest
 
-from proxima.check import DECLARATION, ENGINE_LAWS, GROUP_ADVANTAGE_LAWS, LAWS, REWARD_LAWS, TOKEN_ADVANTAGE_LAWS
+from proxima.check import LAWS
+from proxima.check.engine_laws import ENGINE_LAWS
+from proxima.check.outcome_laws import GROUP_ADVANTAGE_LAWS, TOKEN_ADVANTAGE_LAWS
+from proxima.check.reward_laws import REWARD_LAWS
+from proxima.check.spec_check import DECLARATION
 from proxima.cli.main import main
 
 HEAD = """

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from proxima.check import tiny_model
+from proxima.check.engine_case import tiny_model
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.ports import kept_port

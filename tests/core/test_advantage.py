@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.core import ADVANTAGES, padded_blocks, select
+from proxima.core import ADVANTAGES, SELECTIONS, padded_blocks, select
 from proxima.core.advantage import (
     ADVANTAGE_NEEDS,
     Gae,
@@ -26,7 +26,7 @@ from proxima.core.advantage import (
 )
 from proxima.core.advantage.token import place_scores, with_kl
 from proxima.core.padded_blocks import prefix_sums, suffix_sums
-from proxima.core.selection import SELECTIONS, DropUniformGroups
+from proxima.core.selection import DropUniformGroups
 from proxima.data import Outcomes
 from tests.core.operations import Operations
 

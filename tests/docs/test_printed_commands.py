@@ -192,11 +192,12 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
     modules = set(sys.modules)
-    from proxima import check
+    from proxima.check import check_law, live_check, spec_check
 
-    full = check.check_law  # of each law the first cases: tests/check has them all
+    full = check_law  # of each law the first cases: tests/check has them all
     few = lambda law, spec: full(replace(law, cases=lambda: islice(law.cases(), 2)), spec)  # noqa: E731
-    monkeypatch.setattr(check, "check_law", few)
+    for module in (spec_check, live_check):
+        monkeypatch.setattr(module, "check_law", few)
     yield top
     for name in set(sys.modules) - modules:
         if name.startswith("my_"):

@@ -6,7 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from proxima.check import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
+from proxima.check import check_law
+from proxima.check.engine_case import EngineUnderTest, tiny_model
+from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.engine import ENGINES, EngineSetup
 from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine

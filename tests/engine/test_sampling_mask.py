@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.check import ENGINE_LAWS, EngineUnderTest, check_law, tiny_model
+from proxima.check import check_law
+from proxima.check.engine_case import EngineUnderTest, tiny_model
+from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.data import Prompt, SamplingMask, Trajectory
 from proxima.data.random import completion_uniforms
 from proxima.engine import EngineSetup, Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling

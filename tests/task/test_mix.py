@@ -8,9 +8,10 @@ import pytest
 from proxima.cli.explain import text_of
 from proxima.config import dump, resolve
 from proxima.config.problems import ConfigError
+from proxima.config.sections.eval_section import parts_of
 from proxima.data import FieldError, FieldErrors
 from proxima.task import Arithmetic, Cursor, Jsonl, Mix
-from proxima.task.mix import WeightedTask, parts_of
+from proxima.task.mix import WeightedTask
 
 
 def mix(*parts, **fields):

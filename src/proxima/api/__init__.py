@@ -9,11 +9,18 @@ Imports: every room but `cli`; pandas when a table is asked for. Imported by `cl
 To add a function: in a module here, its name in `__all__` here and in `proxima/__init__.py`, and docs/python.md.
 """
 
-from proxima.api.evaluation import evaluate
-from proxima.api.saved import SavedEvaluation, SavedRun, load_run
-from proxima.api.training import dpo, reward_model, sft, train
-from proxima.data import UserError
-from proxima.runtime.loop.training_loop import RunEnded
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.api.evaluation import evaluate
+    from proxima.api.saved import SavedEvaluation, SavedRun, load_run
+    from proxima.api.training import dpo, reward_model, sft, train
+    from proxima.data import UserError
+    from proxima.runtime.loop.training_loop import RunEnded
+
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "RunEnded", "SavedEvaluation", "SavedRun", "UserError", "dpo", "evaluate", "load_run", "reward_model", "sft",

@@ -5,20 +5,19 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
-from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
-from proxima.config.families import command_of
+from proxima.config.families import FAMILIES, command_of
 from proxima.config.resolve import Recipe
 from proxima.config.scalars import in_one_line
-from proxima.config.sections.preference_section import PreferenceConfig
-from proxima.config.sections.reward_model_section import RewardModelConfig
-from proxima.config.sections.sft_section import SftConfig
 from proxima.config.validate import warnings
 from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.api.saved import SavedRun
 
 
 def train(
@@ -29,7 +28,7 @@ def train(
     overwrite: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-) -> SavedRun:
+) -> "SavedRun":
     """Train a model, as `proxima train` does, and return the run.
 
     Args:
@@ -60,9 +59,9 @@ def sft(
     overwrite: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-) -> SavedRun:
+) -> "SavedRun":
     """Fine-tune a model on given answers, as `proxima sft` does, and return the run; see `train`."""
-    return _run(recipe, overrides, SftConfig, resume, overwrite, accept_changes, quiet)
+    return _run(recipe, overrides, FAMILIES["sft"].root, resume, overwrite, accept_changes, quiet)
 
 
 def reward_model(
@@ -73,9 +72,9 @@ def reward_model(
     overwrite: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-) -> SavedRun:
+) -> "SavedRun":
     """Train a reward model on pairs, as `proxima reward` does, and return the run; see `train`."""
-    return _run(recipe, overrides, RewardModelConfig, resume, overwrite, accept_changes, quiet)
+    return _run(recipe, overrides, FAMILIES["reward"].root, resume, overwrite, accept_changes, quiet)
 
 
 def dpo(
@@ -86,14 +85,15 @@ def dpo(
     overwrite: bool = False,
     accept_changes: bool = False,
     quiet: bool = False,
-) -> SavedRun:
+) -> "SavedRun":
     """Train a model on preferences, as `proxima dpo` does, and return the run; see `train`."""
-    return _run(recipe, overrides, PreferenceConfig, resume, overwrite, accept_changes, quiet)
+    return _run(recipe, overrides, FAMILIES["dpo"].root, resume, overwrite, accept_changes, quiet)
 
 
 def _run(
     recipe: Recipe, overrides: Overrides, root: type, resume: bool, overwrite: bool, accept_changes: bool, quiet: bool
-) -> SavedRun:
+) -> "SavedRun":
+    from proxima.api.saved import load_run
     from proxima.runtime.launch.run import train as train_run
     from proxima.view.run_views import RunViews
 

@@ -34,11 +34,11 @@ class SpecsByHand:
 
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
     correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
-    penalty: Annotated[Any, Slot("proxima.core.penalty:PENALTIES")] = None
-    aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
+    penalty: Annotated[Any, Slot("proxima.core:PENALTIES")] = None
+    aggregate: Annotated[Any, Slot("proxima.core:AGGREGATES")] = None
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
-    distillation: Annotated[Any, Slot("proxima.core.distillation:DISTILLATIONS")] = None
-    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS")] = None
+    distillation: Annotated[Any, Slot("proxima.core:DISTILLATIONS")] = None
+    selection: Annotated[Any, Slot("proxima.core:SELECTIONS")] = None
     preference: Annotated[Any, Slot("proxima.core.preference:PREFERENCES")] = None
     reward_kl: RewardKl | None = None
     proximal: Literal["next", "linear", "loglinear"] | None = None

@@ -5,12 +5,15 @@ import sys
 import tempfile
 import time
 import traceback
+from contextvars import ContextVar
 from pathlib import Path
 
 from proxima import __version__
 
+RUN_FOLDER: ContextVar[Path | None] = ContextVar("RUN_FOLDER", default=None)  # of the run that the command trains
 
-def report_bug(error: BaseException, run_folder: Path | None) -> int:
+
+def report_bug(error: BaseException) -> int:
     """Append the traceback to the run's log.txt, else to a new file, and name that file on standard error.
 
     `PROXIMA_DEBUG=1` prints the traceback too.
@@ -22,7 +25,7 @@ def report_bug(error: BaseException, run_folder: Path | None) -> int:
         sys.stderr.write(trace)
     what = " ".join(f"{type(error).__name__}: {error}".split())
     versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
-    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", run_folder)
+    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", RUN_FOLDER.get())
     remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
     print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
     return os.EX_SOFTWARE

@@ -4,7 +4,6 @@ A RECIPE is trained for a few steps without a trust region, in runs/NAME-calibra
 rollouts of a RUN are read as they are: its own trust region has held them.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -60,30 +59,23 @@ def calibrate(
 
 def warm_up(recipe: str, overrides: Sequence[str], steps: int) -> Path:
     """Train the recipe's first steps with an unbounded surrogate and every completion; the run's folder."""
-    from proxima.cli.train import run_command
+    from proxima.cli.train import train_recipe
 
     named = [word.partition("=")[2] for word in overrides if word.startswith("folder=")]
     folder = Path(named[-1]) if named else Path("runs") / f"{Path(recipe).stem}-calibration"
-    settings = [
-        f"folder={json.dumps(str(folder))}",
-        f"train.steps={steps}",
-        "algorithm.surrogate={kind: cppo, delta: .inf, delta_b: .inf}",
-        "algorithm.skip_zero_advantage=false",
-        "eval.before=false",
-        "eval.after=false",
-        "eval.every=0",
-        "checkpoint.every=0",
-    ]
-    words = argparse.Namespace(
-        command="train",
-        recipe=str(find_recipe(recipe)),
-        override=[*(word for word in overrides if not word.startswith("folder=")), *settings],
-        overwrite=not named,
-        resume=False,
-        accept_changes=False,
-        quiet=True,
-    )
-    if code := run_command(words):
+    settings = {
+        "folder": json.dumps(str(folder)),
+        "train.steps": steps,
+        "algorithm.surrogate": "{kind: cppo, delta: .inf, delta_b: .inf}",
+        "algorithm.skip_zero_advantage": "false",
+        "eval.before": "false",
+        "eval.after": "false",
+        "eval.every": 0,
+        "checkpoint.every": 0,
+    }
+    given = [word for word in overrides if not word.startswith("folder=")]
+    words = [*given, *(f"{key}={value}" for key, value in settings.items())]
+    if code := train_recipe(str(find_recipe(recipe)), words, overwrite=not named, quiet=True):
         raise SystemExit(code)
     return folder
 

@@ -5,9 +5,8 @@ line."""
 
 import argparse
 import sys
-from typing import Any
 
-from proxima.cli.generate import MODEL, add_generation, model_and_data, sampling_of
+from proxima.cli.generate import MODEL, Inference, add_generation, model_and_data, warn
 from proxima.data import UserError
 
 NEW = "/new"
@@ -19,18 +18,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sampling = sampling_of(arguments)
-    model, data = model_and_data(arguments)
+    return chat(arguments.model, Inference.of(arguments))
+
+
+def chat(model: str, how: Inference) -> int:
+    """Answer standard input, message by message, until it ends.
+
+    Raises:
+        UserError: the model or an option is wrong.
+    """
+    model, data = model_and_data(model, how)
 
     from proxima.runtime.launch.inference import Conversation, local_engine
     from proxima.view.formatting import visible, write_safely
 
-    def warn(note: str) -> None:
-        print(f"warning: {note}", file=sys.stderr)
-
-    tokenizer, engine = local_engine(model, arguments.dtype, arguments.device, warn)
-    chat: dict[str, Any] = {"system": data.system, "template_arguments": data.template_arguments}
-    conversation = Conversation(tokenizer, engine, sampling, seed=arguments.seed, **chat)
+    tokenizer, engine = local_engine(model, how.dtype, how.device, warn)
+    conversation = Conversation(
+        tokenizer, engine, how.sampling, seed=how.seed, system=data.system, template_arguments=data.template_arguments
+    )
     asked = sys.stdin.isatty()  # a person, who sees a prompt
     if asked:
         print(f"{model}: Ctrl-D ends the chat, Ctrl-C an answer, {NEW} begins a new chat", file=sys.stderr)
@@ -42,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
                 whole = conversation.answer(line, lambda piece: write_safely(sys.stdout, visible(piece)))
                 print(flush=True)
                 if not whole:
-                    print(f"(cut off at --max-tokens {arguments.max_tokens})", file=sys.stderr)
+                    print(f"(cut off at --max-tokens {how.sampling.max_tokens})", file=sys.stderr)
             except KeyboardInterrupt:
                 print(" …", flush=True)
             except UserError as error:

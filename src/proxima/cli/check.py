@@ -29,11 +29,11 @@ class CheckConfig:
 
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
     correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
-    penalty: Annotated[Any, Slot("proxima.core.penalty:PENALTIES")] = None
-    aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
-    distillation: Annotated[Any, Slot("proxima.core.distillation:DISTILLATIONS")] = None
+    penalty: Annotated[Any, Slot("proxima.core:PENALTIES")] = None
+    aggregate: Annotated[Any, Slot("proxima.core:AGGREGATES")] = None
+    distillation: Annotated[Any, Slot("proxima.core:DISTILLATIONS")] = None
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
-    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS")] = None
+    selection: Annotated[Any, Slot("proxima.core:SELECTIONS")] = None
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
     engine: Annotated[Any, Slot("proxima.engine:ENGINES")] = None
 
@@ -51,63 +51,84 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.kind.endswith(".json"):
-        from proxima.check.by_hand_records import check_records
-
-        require_alone(arguments, "is a file of records, which name their specs")
-        return print_results(
-            arguments, "file", {"file": arguments.kind}, check_records(arguments.kind, arguments.import_code)
-        )
-    if ("/" in arguments.kind and ":" not in arguments.kind) or RunFolder(arguments.kind).has_run:
-        return check_run(arguments)
-    if arguments.kind in CheckConfig.__dataclass_fields__ and arguments.override and "=" not in arguments.override[0]:
-        arguments.slot, arguments.kind = arguments.kind, arguments.override.pop(0)  # `check surrogate cppo`
-    slot = arguments.slot or slot_of_kind(arguments.kind)
-    spec = spec_from_words(slot, arguments.kind, arguments.override)
-    facts = {"slot": slot, "kind": arguments.kind, "fields": asdict(spec)}
-    return print_results(arguments, slot, facts, results_of(slot, spec, arguments.model))
+    kind, words, slot = arguments.kind, arguments.override, arguments.slot
+    alone = not (words or slot or arguments.model)
+    if kind.endswith(".json"):
+        require_alone(alone, kind, "is a file of records, which name their specs")
+        return check_file(kind, import_code=arguments.import_code, as_json=arguments.json)
+    if ("/" in kind and ":" not in kind) or RunFolder(kind).has_run:
+        require_alone(alone, kind, "is a run, which has no fields to set")
+        return check_run(kind, as_json=arguments.json)
+    if kind in CheckConfig.__dataclass_fields__ and words and "=" not in words[0]:
+        slot, kind, words = kind, words[0], words[1:]  # `check surrogate cppo`
+    return check_kind(kind, words, slot=slot, model=arguments.model, as_json=arguments.json)
 
 
-def print_results(arguments: argparse.Namespace, what: str, facts: dict[str, Any], laws: Iterator["LawResult"]) -> int:
+def check_file(file: str, *, import_code: bool = False, as_json: bool = False) -> int:
+    """Check records by hand. Returns 1 if a number differs."""
+    from proxima.check.by_hand_records import check_records
+
+    return print_results(f"file {file}", {"file": file}, check_records(file, import_code), as_json)
+
+
+def check_kind(
+    kind: str, fields: Sequence[str] = (), *, slot: str | None = None, model: str | None = None, as_json: bool = False
+) -> int:
+    """Check a kind against the laws of its slot. Returns 1 if it breaks one.
+
+    Args:
+        fields: `field=value`, other than the defaults.
+        slot: None: that of the kind or class.
+        model: of an engine, the model to run; None: a tiny one.
+
+    Raises:
+        UserError: there is no such slot, kind or field.
+    """
+    slot = slot or slot_of_kind(kind)
+    spec = spec_from_words(slot, kind, fields)
+    facts = {"slot": slot, "kind": kind, "fields": asdict(spec)}
+    return print_results(f"{slot} {kind}", facts, results_of(slot, spec, model), as_json)
+
+
+def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"], as_json: bool) -> int:
     """Print the results as they come, or all of them as JSON; the exit code."""
     results = []
     for result in laws:
         results.append(result)
-        if not arguments.json:
+        if not as_json:
             show(result)
     failed = sum(result.status == "FAILED" for result in results)
-    if arguments.json:
+    if as_json:
         rows = [(r, {"variant": r.variant, "law": r.law.name, "status": r.status, "detail": r.detail}) for r in results]
         law_rows = [row | {"so": r.law.consequence, "cure": r.law.cure} for r, row in rows]
         print_json({**facts, "failed": failed, "results": law_rows})
     else:
         passed = sum(result.status == "passed" for result in results)
         skipped = len(results) - passed - failed
-        print(f"{what} {arguments.kind}: {passed} passed, {failed} FAILED, {skipped} skipped")
+        print(f"{what}: {passed} passed, {failed} FAILED, {skipped} skipped")
     return int(failed > 0)
 
 
-def require_alone(arguments: argparse.Namespace, why: str) -> None:
-    if arguments.override or arguments.slot or arguments.model:
-        raise UserError(f"{arguments.kind} {why}", remedy="give it alone")
+def require_alone(alone: bool, what: str, why: str) -> None:
+    if not alone:
+        raise UserError(f"{what} {why}", remedy="give it alone")
 
 
-def check_run(arguments: argparse.Namespace) -> int:
+def check_run(folder: str, *, as_json: bool = False) -> int:
     """Check the files of a run; a line for each kind of them."""
     from proxima.lab.run_reader import existing_run
     from proxima.runtime.state.folder_check import check_run_files
     from proxima.view.formatting import visible
 
-    require_alone(arguments, "is a run, which has no fields to set")
-    findings = check_run_files(existing_run(arguments.kind))
+    findings = check_run_files(existing_run(folder))
     damaged = [finding for finding in findings if finding.status == "damaged"]
-    if arguments.json:
-        print_json({"folder": arguments.kind, "damaged": len(damaged), "files": [vars(one) for one in findings]})
+    if as_json:
+        print_json({"folder": folder, "damaged": len(damaged), "files": [vars(finding) for finding in findings]})
         return int(bool(damaged))
-    for one in findings:
-        detail = f"  {visible(one.detail)}" if one.detail else ""
-        status = "DAMAGED" if one.status == "damaged" else one.status
-        print(f"{one.kind:<17}{status:<12}{detail}" + (f"; {one.remedy}" if one.remedy else ""))
+    for finding in findings:
+        detail = f"  {visible(finding.detail)}" if finding.detail else ""
+        status = "DAMAGED" if finding.status == "damaged" else finding.status
+        print(f"{finding.kind:<17}{status:<12}{detail}" + (f"; {finding.remedy}" if finding.remedy else ""))
     print(f"{len(damaged)} damaged" if damaged else "no damage")
     return int(bool(damaged))
 
@@ -121,8 +142,8 @@ def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
 
     path = "reward.0" if slot == "reward" else slot
     words = [f"{path}.{text}" for text in (f"kind={kind}", *fields)]
-    found = getattr(resolve({}, words, root=CheckConfig).config, slot)
-    return found[0] if slot == "reward" else found
+    specs = getattr(resolve({}, words, root=CheckConfig).config, slot)
+    return specs[0] if slot == "reward" else specs
 
 
 def show(result: "LawResult") -> None:
@@ -153,13 +174,13 @@ def slot_of_kind(kind: str) -> str:
 
     tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
     if ":" not in kind:
-        found = [slot for slot, table in tables.items() if kind in table]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError(f"{kind!r} is a kind of {' and '.join(found)}", remedy="add --slot")
-        known = [name for table in tables.values() for name in table]
-        raise one_problem("kind", suggestion(kind, known, "package.module:Class"), kind, "command line")
+        slots = [slot for slot, table in tables.items() if kind in table]
+        if len(slots) == 1:
+            return slots[0]
+        if slots:
+            raise UserError(f"{kind!r} is a kind of {' and '.join(slots)}", remedy="add --slot")
+        kinds = [name for table in tables.values() for name in table]
+        raise one_problem("kind", suggestion(kind, kinds, "package.module:Class"), kind, "command line")
     try:
         cls = class_at(kind)
     except Exception as error:  # importing runs anybody's code

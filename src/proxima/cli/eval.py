@@ -61,32 +61,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
-        return _compare(arguments)
+        if arguments.model is not None:
+            raise UserError(f"--compare takes two results and no model; leave {arguments.model!r} out")
+        metric = vars(arguments)["eval.metric"]
+        return compare_sets(*arguments.compare, metric=metric, seed=arguments.seed or 0, as_json=arguments.json)
     if arguments.model is None:
         say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
         raise UserError(f"name a model: {say}")
-    ks = _ks(arguments.k)
     recipes = [word for word in arguments.override if "=" not in word]
     if len(recipes) > 1:
         raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
     options = {key: value for key, value in vars(arguments).items() if key == "seed" or key.startswith("eval.")}
-    written = [word for word in arguments.override if "=" in word]
-
-    from proxima.api.evaluation import run_evaluation
-
-    done = run_evaluation(
+    overrides = [word for word in arguments.override if "=" in word]
+    return evaluate_model(
         arguments.model,
         recipes[0] if recipes else None,
-        [*written, *(f"{key}={value}" for key, value in options.items() if value is not None)],
+        [*overrides, *(f"{key}={value}" for key, value in options.items() if value is not None)],
         tasks=arguments.task,
         data=arguments.data,
         checkpoint=arguments.checkpoint,
-        ks=ks,
-        folder=arguments.out,
+        ks=_ks(arguments.k),
+        out=arguments.out,
         overwrite=arguments.overwrite,
+        show=arguments.show,
+        as_json=arguments.json,
+    )
+
+
+def evaluate_model(
+    model: str,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    tasks: Sequence[str] = (),
+    data: Path | None = None,
+    checkpoint: str = "last",
+    ks: Sequence[int] = (),
+    out: Path | None = None,
+    overwrite: bool = False,
+    show: int = 0,
+    as_json: bool = False,
+) -> int:
+    """Evaluate a model, write the result to a folder and print it.
+
+    Args:
+        recipe: whose held-out questions are asked; None: those of `tasks`, or the run's own.
+        tasks: named sets, NAME or NAME=PATH; `data` is the folder of the sets.
+        ks: k of pass@k and maj@k; none: powers of two.
+        out: the folder; None: evals/MODEL-TIME.
+        show: questions of each set to print with their answers.
+
+    Raises:
+        UserError: as `proxima.evaluate`.
+    """
+    from proxima.api.evaluation import run_evaluation
+
+    done = run_evaluation(
+        model,
+        recipe,
+        overrides,
+        tasks=tasks,
+        data=data,
+        checkpoint=checkpoint,
+        ks=ks,
+        folder=out,
+        overwrite=overwrite,
         stream=sys.stderr,
     )
-    _print(done, arguments)
+    if as_json:
+        print_result(done)
+        return 0
+    from proxima.view.eval_tables import results_table
+
+    shown = [line for groups in done.groups.values() for line in _shown(groups[:show])]
+    table = results_table(done.result, done.seconds, sys.stdout)
+    print("\n".join([*shown, *([""] if shown else []), table, "", f"written to {done.folder}"]))
     return 0
 
 
@@ -97,22 +146,23 @@ def _ks(text: str) -> tuple[int, ...]:
         raise UserError(f"--k {text} must be whole numbers with commas between them: --k 1,4,8") from None
 
 
-def _print(done: "EvalOutcome", arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        answers = {
-            name: [_answer(group, i) for group in groups for i in range(len(group.completions))]
-            for name, groups in done.groups.items()
-        }
-        print_json({**done.result, "seconds": done.seconds, "folder": str(done.folder), "answers": answers})
-        return
-    from proxima.view.eval_tables import results_table
-
-    shown = [line for groups in done.groups.values() for line in _shown(groups[: arguments.show])]
-    table = results_table(done.result, done.seconds, sys.stdout)
-    print("\n".join([*shown, *([""] if shown else []), table, "", f"written to {done.folder}"]))
+def print_result(done: "EvalOutcome") -> None:
+    """Everything, for programs."""
+    answers = {
+        name: [_answer(group, i) for group in groups for i in range(len(group.completions))]
+        for name, groups in done.groups.items()
+    }
+    print_json({**done.result, "seconds": done.seconds, "folder": str(done.folder), "answers": answers})
 
 
-def _compare(arguments: argparse.Namespace) -> int:
+def compare_sets(
+    first_name: str, second_name: str, *, metric: str | None = None, seed: int = 0, as_json: bool = False
+) -> int:
+    """Print the paired comparison of two results, each a folder of an evaluation or a run.
+
+    Raises:
+        UserError: a folder has no result, or neither has the metric.
+    """
     from dataclasses import asdict
 
     from proxima.config.problems import suggestion
@@ -120,20 +170,18 @@ def _compare(arguments: argparse.Namespace) -> int:
     from proxima.evaluate import compare_results, metrics_of, read_result
     from proxima.view.eval_tables import comparison_table
 
-    if arguments.model is not None:
-        raise UserError(f"--compare takes two results and no model; leave {arguments.model!r} out")
-    names = (arguments.compare[0], arguments.compare[1])
+    names = (first_name, second_name)
     first, second = map(read_result, names)
-    metric = vars(arguments)["eval.metric"]
     if metric is not None:
         metric = METRIC_ALIASES.get(metric, metric)
-        if metric not in (known := metrics_of(first) | metrics_of(second)):
-            raise UserError(f"--metric {metric}: neither result has it", remedy=suggestion(metric, known))
-    found = compare_results(first, second, metric=metric, seed=arguments.seed or 0)
-    if arguments.json:
-        print_json({"first": names[0], "second": names[1], "suites": {one.name: asdict(one) for one in found}})
+        if metric not in (measured := metrics_of(first) | metrics_of(second)):
+            raise UserError(f"--metric {metric}: neither result has it", remedy=suggestion(metric, measured))
+    comparisons = compare_results(first, second, metric=metric, seed=seed)
+    if as_json:
+        suites = {comparison.name: asdict(comparison) for comparison in comparisons}
+        print_json({"first": first_name, "second": second_name, "suites": suites})
         return 0
-    print(comparison_table(found, names, sys.stdout))
+    print(comparison_table(comparisons, names, sys.stdout))
     for name in first.suites:
         if first.sampled_alike(second, name) is False:
             how = "the two were not sampled alike (see `sampling`, `system` and `template_arguments` in result.json)"

@@ -15,18 +15,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return export_run(
+        arguments.run,
+        arguments.out,
+        checkpoint=arguments.checkpoint,
+        hub_name=arguments.to_hub,
+        private=arguments.private,
+        critic=arguments.critic,
+        adapter=arguments.adapter,
+    )
+
+
+def export_run(
+    run_folder: str,
+    out: str,
+    *,
+    checkpoint: str = "last",
+    hub_name: str | None = None,
+    private: bool = False,
+    critic: bool = False,
+    adapter: bool = False,
+) -> int:
+    """Export a checkpoint to a folder, and push that to the hub if it is given a name there.
+
+    Args:
+        critic, adapter: that part alone.
+
+    Raises:
+        UserError: the run has no such checkpoint or part, or the name can't be one of the hub.
+    """
     from proxima.data import UserError
     from proxima.runtime.state.export import check_hub_name, export, push_to_hub
     from proxima.runtime.watch.interrupt import quiet_transformers
 
-    part = {"adapter": arguments.adapter, "critic": arguments.critic}
-    if arguments.private and arguments.to_hub is None:
+    if private and hub_name is None:
         raise UserError("--private is about a repository on the hub", remedy="name it with --to-hub ORG/NAME")
-    if arguments.to_hub is not None:
-        check_hub_name(arguments.to_hub)
+    if hub_name is not None:
+        check_hub_name(hub_name)
     with quiet_transformers():
-        folder = export(arguments.run, arguments.out, which=arguments.checkpoint, **part)
+        folder = export(run_folder, out, which=checkpoint, adapter=adapter, critic=critic)
     print(f"wrote {folder}", flush=True)
-    if arguments.to_hub is not None:
-        print(f"pushed to {push_to_hub(folder, arguments.to_hub, private=arguments.private)}")
+    if hub_name is not None:
+        print(f"pushed to {push_to_hub(folder, hub_name, private=private)}")
     return 0

@@ -4,8 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.cli.output import print_json
 from proxima.data import FieldError, UserError
@@ -48,34 +49,86 @@ def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     add("--stop", action="append", default=[], metavar="TEXT", help=stop)
 
 
-def sampling_of(arguments: argparse.Namespace) -> "Sampling":
-    """The sampling that the arguments ask for; a FieldError names the option as the user wrote it."""
-    from proxima.engine.protocol import Sampling
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """How a person's prompts are answered: the values of the options of `add_generation`.
 
-    names = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
-    try:
-        return Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
-    except FieldError as error:
-        error.field = f"--{error.field.replace('_', '-')}"
-        raise
+    Args:
+        system, template_arguments: None and empty: the run's own.
+    """
+
+    sampling: "Sampling"
+    checkpoint: str = "last"
+    system: str | None = None
+    template_arguments: Sequence[str] = ()
+    seed: int = 0
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: str = "auto"
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "Inference":
+        """Raises FieldError, which names the option as the user wrote it."""
+        from proxima.engine.protocol import Sampling
+
+        names = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
+        try:
+            sampling = Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
+        except FieldError as error:
+            error.field = f"--{error.field.replace('_', '-')}"
+            raise
+        return cls(
+            sampling=sampling,
+            checkpoint=arguments.checkpoint,
+            system=arguments.system,
+            template_arguments=arguments.template_argument,
+            seed=arguments.seed,
+            dtype=arguments.dtype,
+            device=arguments.device,
+        )
+
+
+def warn(note: str) -> None:
+    print(f"warning: {note}", file=sys.stderr)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sampling = sampling_of(arguments)
-    if arguments.samples < 1:
-        raise UserError(f"--samples={arguments.samples} must be >= 1")
-    prompts = _prompts(arguments.prompt)
-    model, data = model_and_data(arguments)
+    how = Inference.of(arguments)
+    return complete_prompts(arguments.model, arguments.prompt, how, samples=arguments.samples, as_json=arguments.json)
+
+
+def complete_prompts(
+    model: str, words: Sequence[str], how: Inference, *, samples: int = 1, as_json: bool = False
+) -> int:
+    """Print the completions of prompts.
+
+    Args:
+        words: the prompts; `-` alone: those of standard input, one a line.
+
+    Raises:
+        UserError: the model, a prompt or an option is wrong.
+    """
+    if samples < 1:
+        raise UserError(f"--samples={samples} must be >= 1")
+    prompts = _prompts(words)
+    model, data = model_and_data(model, how)
 
     from proxima.runtime.launch.inference import generate
 
-    where: Any = {"seed": arguments.seed, "dtype": arguments.dtype, "device": arguments.device}
-    chat: Any = {"system": data.system, "template_arguments": data.template_arguments}
-    where["warn"] = lambda note: print(f"warning: {note}", file=sys.stderr)
-    completions, seconds = generate(model, prompts, sampling=sampling, samples=arguments.samples, **chat, **where)
+    completions, seconds = generate(
+        model,
+        prompts,
+        sampling=how.sampling,
+        samples=samples,
+        system=data.system,
+        template_arguments=data.template_arguments,
+        seed=how.seed,
+        dtype=how.dtype,
+        device=how.device,
+        warn=warn,
+    )
     tokens = sum(len(completion.tokens) for completion in completions)
     rate = tokens / seconds if seconds else 0.0
-    if arguments.json:
+    if as_json:
         facts = {"model": model, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate}
         print_json({**facts, "completions": [_as_json(prompts[c.prompt_uid], c) for c in completions]})
     else:
@@ -93,7 +146,7 @@ def _prompts(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
+def model_and_data(model: str, how: Inference) -> tuple[str, "DataConfig"]:
     """The model's path; of a run, its checkpoint's. The system prompt and the template arguments are those given, and
     else the run's own."""
     from proxima.config import resolve
@@ -102,14 +155,14 @@ def model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
     from proxima.config.sections.model_section import model_problem
     from proxima.model.demo_model import download_demo_model, is_downloadable
 
-    model, given = arguments.model, [f"data.template_arguments.{pair}" for pair in arguments.template_argument]
-    if arguments.system is not None:
-        given.append(f"data.system={json.dumps(arguments.system, ensure_ascii=False)}")
+    given = [f"data.template_arguments.{pair}" for pair in how.template_arguments]
+    if how.system is not None:
+        given.append(f"data.system={json.dumps(how.system, ensure_ascii=False)}")
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.state.export import find_checkpoint
 
         data = resolve(model, given, root=PromptConfig).config.data
-        return str(find_checkpoint(model, arguments.checkpoint).model), data
+        return str(find_checkpoint(model, how.checkpoint).model), data
     if remedy := model_problem(model):
         raise one_problem("model", remedy, model, "command line")
     if is_downloadable(model):

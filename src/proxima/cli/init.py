@@ -17,7 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folder: Path = arguments.folder
+    return write_starter(arguments.folder)
+
+
+def write_starter(folder: Path) -> int:
+    """Copy the files to start from into a folder.
+
+    Raises:
+        UserError: one of them is there; nothing is written then.
+    """
     files = {source: folder / source.name for source in sorted(STARTER.iterdir()) if source.is_file()}
     if present := [target for target in files.values() if target.exists()]:
         raise UserError(f"{', '.join(map(str, present))}: exists; nothing was written", remedy="give another folder")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from proxima import __version__
-from proxima.cli.bug_report import report_bug
+from proxima.cli.bug_report import RUN_FOLDER, report_bug
 from proxima.cli.command_module import command_module
 from proxima.cli.parameters import add_parameters, call
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
@@ -22,22 +22,22 @@ PEERS = "proxima-peers"  # the distribution of the commands that read other fram
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
     "train": ("proxima.cli.train", "train a model from a recipe"),
-    "sft": ("proxima.cli.sft", "fine-tune a model on given answers"),
-    "reward": ("proxima.cli.reward_model", "train a reward model on pairs of completions"),
-    "dpo": ("proxima.cli.dpo", "train a model on preferences: DPO and its relatives"),
+    "sft": ("proxima.cli.train", "fine-tune a model on given answers"),
+    "reward": ("proxima.cli.train", "train a reward model on pairs of completions"),
+    "dpo": ("proxima.cli.train", "train a model on preferences: DPO and its relatives"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
     "simulate": ("proxima.cli.simulate", "simulate a recipe on virtual time: speed and idle shares of several lags"),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
     "score": ("proxima.cli.score", "score texts with rewards, without a model"),
     "serve-reward": ("proxima.cli.serve_reward", "serve a reward model over HTTP"),
-    "engine": ("proxima.cli.engine", "install, start, probe and check engines that are servers"),
+    "engine": ("proxima.cli.engine.engine_command", "install, start, probe and check engines that are servers"),
     "generate": ("proxima.cli.generate", "complete prompts"),
     "chat": ("proxima.cli.chat_session", "chat with a model or a run's checkpoint"),
     "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
     "explain": ("proxima.cli.explain", "show every value, its origin, and the batch, memory and time that follow"),
     "list": ("proxima.cli.list", "list every kind of every slot"),
-    "data": ("proxima.cli.data", "prepare data sets for training and evaluation"),
+    "data": ("proxima.cli.data.data_command", "prepare data sets for training and evaluation"),
     "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),
     "plot": ("proxima.cli.plot", "plot surrogates, or the curves, trust region or timeline of a run"),
     "doctor": ("proxima.cli.doctor", "show versions, devices, memory and speed of this machine"),
@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
-    arguments = argparse.Namespace(run_folder=None)
+    arguments = argparse.Namespace()
+    RUN_FOLDER.set(None)
     try:
         if any("\0" in word for word in words):
             raise UserError("an argument has a NUL character", remedy="leave it out")
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
         if reason := _of_a_path(error):
             return _refuse(f"{reason}; give another path")
-        return report_bug(error, arguments.run_folder)
+        return report_bug(error)
 
 
 def _run(words: list[str], arguments: argparse.Namespace) -> int:

@@ -10,15 +10,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return write_schema(arguments.out)
+
+
+def write_schema(file: str | None = None) -> int:
+    """Write the schema to a file; None: to standard output."""
     import json
 
     from proxima.config.json_schema import json_schema
     from proxima.data.atomic_files import write_atomic
 
     text = json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
-    if arguments.out is None:
+    if file is None:
         sys.stdout.write(text)
     else:
-        write_atomic(Path(arguments.out), text)
-        print(f"wrote {arguments.out}")
+        write_atomic(Path(file), text)
+        print(f"wrote {file}")
     return 0

@@ -1,25 +1,32 @@
-"""Train a model from a recipe. Everything that the run writes is in its folder, which is printed first."""
+"""The commands that train: `proxima train`, and one for each way to train on a fixed data set."""
 
 import argparse
 import json
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxima.cli import bug_report
 from proxima.cli.output import add_overrides, add_recipe
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
 
+WRITES = "Everything that the run writes is in its folder, which is printed first"
+DESCRIPTIONS = {  # by command
+    "train": f"Train a model from a recipe. {WRITES}.",
+    "sft": f"Fine-tune a model on given answers, from a recipe with a section `sft`. {WRITES}.",
+    "reward": "Train a reward model on pairs of completions, from a recipe with a section `reward_model`. "
+    f"{WRITES}; the table at the end is of the last evaluation.",
+    "dpo": f"Train a model on preferences, by DPO or a relative, from a recipe with a section `preference`. {WRITES}.",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_arguments(parser)
-    replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
-    parser.add_argument("--rollouts", metavar="RUN", help=replay)
-
-
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every command that trains."""
+    command = parser.prog.rpartition(" ")[2]
+    parser.description = textwrap.fill(DESCRIPTIONS[command], 120)
     add_recipe(parser)
     add_overrides(parser)
     resume = f"resume the run in the folder: {parser.prog} runs/mine --resume"
@@ -28,42 +35,99 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept-changes", action="store_true", help=accept)
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
     parser.add_argument("--quiet", action="store_true", help="print only the outcome")
+    if command == "train":
+        replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
+        parser.add_argument("--rollouts", metavar="RUN", help=replay)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.rollouts is not None:
-        arguments.override = [*arguments.override, f"rollouts={json.dumps(arguments.rollouts)}"]
-    return run_command(arguments)
+    return train_recipe(
+        arguments.recipe,
+        arguments.override,
+        command=arguments.command,
+        rollouts=getattr(arguments, "rollouts", None),
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+        accept_changes=arguments.accept_changes,
+        quiet=arguments.quiet,
+    )
 
 
-def run_command(arguments: argparse.Namespace) -> int:
-    """Train the recipe that the arguments name, whose config must be of the class of the command."""
+def train_recipe(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    command: str = "train",
+    rollouts: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Train a recipe of a command. Returns the exit code.
+
+    Args:
+        rollouts: a run whose stored rollouts are trained on, without generating.
+        quiet: print only the outcome.
+
+    Raises:
+        UserError: the recipe is wrong, or one of another command.
+    """
     from proxima.api.training import config_notes, resolve_run
     from proxima.config.families import FAMILIES
 
-    how = {name: getattr(arguments, name) for name in ("resume", "overwrite", "accept_changes")}
-    resolved = resolve_run(arguments.recipe, arguments.override, root=FAMILIES[arguments.command].root, **how)
-    if arguments.resume and not arguments.quiet:
+    if rollouts is not None:
+        overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
+    resolved = resolve_run(
+        recipe,
+        overrides,
+        root=FAMILIES[command].root,
+        resume=resume,
+        overwrite=overwrite,
+        accept_changes=accept_changes,
+    )
+    if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
 
     from proxima.view.run_views import RunViews
 
-    views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
+    views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
     views.progress("load", 0, 1, "models")  # before the libraries are imported, which takes seconds
     from proxima.runtime.launch.run import train
     from proxima.runtime.loop.training_loop import RunEnded
 
     try:
         with resolved.locating():
-            summary = train(resolved.config, resolved=resolved, observer=views, **how)
+            summary = train(
+                resolved.config,
+                resolved=resolved,
+                observer=views,
+                resume=resume,
+                overwrite=overwrite,
+                accept_changes=accept_changes,
+            )
+        status = summary.status
+        if quiet:
+            print(outcome(summary))
     except RunEnded as end:  # the run failed as designed, which is no bug
         print(f"error: {end}", file=sys.stderr)
-        return exit_code("failed")
+        status = "failed"
     finally:
-        arguments.run_folder = views.run_folder
-    if arguments.quiet:
-        print(outcome(summary))
-    return exit_code(summary.status)
+        bug_report.RUN_FOLDER.set(views.run_folder)
+    if command == "reward" and not quiet and views.run_folder is not None:
+        print_last_evaluation(views.run_folder)
+    return exit_code(status)
+
+
+def print_last_evaluation(folder: Path) -> None:
+    """The table of the last evaluation of a reward model."""
+    from proxima.runtime.state.folder import RunFolder
+    from proxima.view.eval_tables import pair_table
+    from proxima.view.terminal import rendered
+
+    records = [record for record in RunFolder(folder).read_metrics() if record["kind"] == "eval"]
+    if records:
+        print(rendered(pair_table(records[-1]), sys.stdout))
 
 
 def note_new_run(folder: Path) -> None:
@@ -76,9 +140,9 @@ def note_new_run(folder: Path) -> None:
 
 def outcome(summary: "Summary") -> str:
     """`done  40 steps in 195 s  accuracy 0.125 → 0.940  runs/add-7f3c`."""
-    known = [record for record in summary.eval.values() if record["value"] is not None]
-    values = " → ".join(f"{record['value']:.3f}" for record in known)
-    figure = f"  {known[0]['metric']} {values}" if known else ""
+    measured = [record for record in summary.eval.values() if record["value"] is not None]
+    values = " → ".join(f"{record['value']:.3f}" for record in measured)
+    figure = f"  {measured[0]['metric']} {values}" if measured else ""
     return f"{summary.status}  {summary.steps} steps in {summary.seconds:.0f} s{figure}  {summary.folder}"
 
 

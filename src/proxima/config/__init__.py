@@ -18,11 +18,18 @@ To add a field or a check: see `sections`. To add a command that trains on a fix
 preset: a key in `presets.py` with its source. A field has no aliases; a name that it had goes into `other_names.py`.
 """
 
+from typing import TYPE_CHECKING
+
 from proxima.config.dump import dump
-from proxima.config.problems import ConfigError
 from proxima.config.resolve import resolve
-from proxima.config.resolved import Resolved
-from proxima.config.schema import EvaluateConfig, RunConfig
-from proxima.config.validate import check, load_recipe
+from proxima.data.kinds import lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.config.problems import ConfigError
+    from proxima.config.resolved import Resolved
+    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.validate import check, load_recipe
+
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = ["ConfigError", "EvaluateConfig", "Resolved", "RunConfig", "check", "dump", "load_recipe", "resolve"]

@@ -4,8 +4,8 @@ The meaning of a field is the text in its `Annotated[...]`, else its entry under
 """
 
 import dataclasses
+import importlib
 import inspect
-import pkgutil
 import re
 import sys
 import types
@@ -18,6 +18,7 @@ from proxima.config.other_names import NOT_BUILT
 from proxima.config.problems import one_problem, suggestion
 from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
+from proxima.data.kinds import Kinds
 from proxima.data.user_code import import_user_module
 
 
@@ -155,36 +156,39 @@ def options_of(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def table_of(reference: str) -> dict[str, Any]:
-    """The dict at "package.module:NAME"."""
-    table: dict[str, Any] = pkgutil.resolve_name(reference)
+def table_of(reference: str) -> Mapping[str, Any]:
+    """The table at "package.module:NAME"."""
+    module, _, name = reference.partition(":")
+    table = getattr(importlib.import_module(module), name)
+    assert isinstance(table, Mapping)
     return table
 
 
-def kinds_of(slot: Slot) -> dict[str, type]:
-    """Every kind of a slot's table with its class; a value that is text, "package.module:Class", is imported."""
-    return {kind: class_at(entry) if isinstance(entry, str) else entry for kind, entry in table_of(slot.table).items()}
+def kinds_of(slot: Slot) -> Kinds:
+    """The kinds of a slot; each class is imported when it is taken."""
+    kinds = table_of(slot.table)
+    assert isinstance(kinds, Kinds)
+    return kinds
 
 
 def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     """A key of the slot's table, or `package.module:Class`; else ConfigError with the nearest kind, or the reason."""
-    table = table_of(slot.table)
-    entry = table.get(canonical_kind(kind, slot), kind)
-    if not isinstance(entry, str):
-        return entry  # type: ignore[no-any-return]
+    table = kinds_of(slot)
+    if (canonical := canonical_kind(kind, slot)) in table:
+        return table[canonical]
     name = path.rstrip("0123456789.").rpartition(".")[2]
     what = name if name.endswith("ss") else name.removesuffix("s")
-    if ":" not in entry:
-        kinds = {**table, **(table_of(slot.presets) if slot.presets else {})}
-        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, kinds, 'package.module:Class')}"
+    if ":" not in kind:
+        names = [*table, *(table_of(slot.presets) if slot.presets else ())]
+        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, names, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
-        fields_of(cls := class_at(entry))
+        fields_of(spec_class := class_at(kind))
     except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         message = f"can't be imported: {reason}; write package.module:Class"
         raise one_problem(f"{path}.kind", message, kind, source) from None
-    return cls
+    return spec_class
 
 
 def canonical_kind(kind: str, slot: Slot) -> str:
@@ -197,10 +201,10 @@ def class_at(reference: str) -> type:
     module, _, name = reference.partition(":")
     if module.endswith(".py"):
         raise ValueError("a class is named by its module, not by a file")
-    cls = getattr(import_user_module(module), name)
-    if not isinstance(cls, type):
+    value = getattr(import_user_module(module), name)
+    if not isinstance(value, type):
         raise TypeError(f"{reference} is not a class")
-    return cls
+    return value
 
 
 def kind_of(spec: object, *tables: str) -> str:
@@ -208,11 +212,9 @@ def kind_of(spec: object, *tables: str) -> str:
     of every slot of `RunConfig`), else `package.module:Class`."""
     cls = type(spec)
     reference = f"{cls.__module__}:{cls.__qualname__}"
-    for table in tables or _slot_tables(class_at("proxima.config.schema:RunConfig")):
-        for kind, entry in table_of(table).items():
-            if entry is cls or entry == reference:
-                return str(kind)
-    return reference
+    run = class_at("proxima.config.schema:RunConfig")
+    kinds = (kinds_of(Slot(table)).name_of(cls) for table in tables or _slot_tables(run))
+    return next(filter(None, kinds), reference)
 
 
 @cache

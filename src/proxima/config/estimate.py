@@ -29,8 +29,7 @@ from proxima.data import FieldError, Trajectory
 from proxima.model.demo_model import is_downloadable
 from proxima.model.load import context_limit, load_config, load_tokenizer, resolve_device
 from proxima.model.micro_batch import micro_batches
-from proxima.task import Jsonl, Parquet
-from proxima.task.mix import Mix
+from proxima.task import TASKS
 from proxima.task.prompts import to_prompt
 
 # share of the machine's GEMM rate that generation and training reach: SmolLM2-135M, 2 cores, bf16
@@ -61,7 +60,8 @@ class Estimates:
         self.prompt: int | None = None
         self.memory: dict[str, int] | None = None
         self.time: Time | None = None
-        if isinstance(task := config.task, Mix) and (shares := self._read(lambda: task.shares(config.seed), "shares")):
+        task = config.task
+        if TASKS.holds(task, "mix") and (shares := self._read(lambda: task.shares(config.seed), "shares")):
             self.notes.append(f"task: {shares}")
         self.batch: StepSize | ExampleStep
         if isinstance(config, RunConfig):
@@ -305,7 +305,7 @@ def _answers(config: RunConfig) -> int:
     answers = 0
     for held_out in config.eval.all_sets.values():
         questions = held_out.limit
-        if questions == 0 or isinstance(held_out.task, Jsonl | Parquet):  # a file here; others may be a download
+        if questions == 0 or TASKS.holds(held_out.task, "jsonl", "parquet"):  # a file here; others may be a download
             with suppress(ValueError):
                 count = len(held_out.task.rows(config.seed))
                 questions = min(questions or count, count)

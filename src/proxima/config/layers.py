@@ -100,7 +100,7 @@ def with_learning_rate(tree: Node, family: Family) -> Node:
     if rate is None or train.mapping is None:
         return tree
     optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
-    kinds = (None, *table_of("proxima.train.optimizer:OPTIMIZERS"))
+    kinds = (None, *table_of("proxima.train:OPTIMIZERS"))
     if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
         return tree
     lr = Node(rate, Source(f"default of proxima {family.command}", "default"), f"{rate:g}")

@@ -9,8 +9,8 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.config.step_size import ExampleStep, StepSize
-from proxima.engine import LocalProcess
-from proxima.reward import ModelReward
+from proxima.engine import ENGINES
+from proxima.reward import REWARDS
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ACTIVATIONS = "activations of a micro-batch"
@@ -53,7 +53,7 @@ def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | N
         "reward models": sum(
             model_facts(reward.path, reward.revision).parameters * BYTES[reward.dtype]
             for reward in rewards
-            if isinstance(reward, ModelReward)
+            if REWARDS.holds(reward, "model")
         ),
         "reference model": _scorer_bytes(config, model.parameters, engine) if frozen else 0,
         "teacher model": _scorer_bytes(config, teacher.parameters, algorithm.distillation.engine)
@@ -72,7 +72,7 @@ def _engine_memory(config: RunConfig, model: ModelFacts, batch: StepSize) -> dic
         ENGINE_COPY: model.parameters * element if engine.needs_weights else 0,
         "new weights, for the servers to read": handed,
         "perturbed copy of them, for servers that return": handed,
-        "weights shared with the engine's process": master if isinstance(engine, LocalProcess) else 0,
+        "weights shared with the engine's process": master if ENGINES.holds(engine, "local_process") else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * _slots(config, batch) * element,
     }
 

@@ -6,7 +6,7 @@
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
     precompute   what the whole batch decides        proximal     the centre, where no forward was run for it
     distillation divergence from a teacher
-    preference   DPO's family, KTO                   value        the critic's and the reward model's loss
+    preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
     gradient     the gradient weight of a token      ratio        log-ratio and ratio
 
@@ -17,41 +17,91 @@ Usable from any training loop, with nothing else of this project:
 
 A spec is a frozen dataclass: its fields are its config, checked at construction; calling it is the mathematics.
 Imports: torch, stdlib, `proxima.data`. Imported by every room behind it.
-To add a method: one dataclass, one line in the slot's dict, one golden file in `tests/golden`; the conformance tests
-find it in the dict.
+To add a method: one dataclass, one line in the slot's table (a kind and its `package.module:Class`), one golden file in
+`tests/golden`; the conformance tests find it in the table.
 """
 
-from proxima.core.advantage import ADVANTAGES
-from proxima.core.aggregate import (
-    AGGREGATE_ALIASES,
-    AGGREGATES,
-    SequenceMeanTokenMean,
-    SequenceMeanTokenSum,
-    SequenceMeanTokenSumNorm,
-    TokenMean,
-    TokenSum,
-)
-from proxima.core.correction import (
-    CORRECTION_PRESETS,
-    CORRECTIONS,
-    Importance,
-    MismatchGuard,
-    Rejection,
-    health,
-    mismatch_metrics,
-)
-from proxima.core.distillation import DISTILLATIONS, distillation_loss
-from proxima.core.gradient import gradient_weight
-from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, policy_loss
-from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
-from proxima.core.penalty import PENALTIES
+from typing import TYPE_CHECKING
+
 from proxima.core.precompute import needs_precompute, precompute
-from proxima.core.preference import PREFERENCES, PreferencePairs
-from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
-from proxima.core.selection import SELECTIONS, Selection, select
-from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo
-from proxima.core.value import RewardLoss, ValueLoss
-from proxima.data import Outcomes, PolicyBatch
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.core.advantage import ADVANTAGES
+    from proxima.core.aggregate import (
+        SequenceMeanTokenMean,
+        SequenceMeanTokenSum,
+        SequenceMeanTokenSumNorm,
+        TokenMean,
+        TokenSum,
+    )
+    from proxima.core.correction import (
+        CORRECTION_PRESETS,
+        CORRECTIONS,
+        Importance,
+        MismatchGuard,
+        Rejection,
+        health,
+        mismatch_metrics,
+    )
+    from proxima.core.distillation import distillation_loss
+    from proxima.core.gradient import gradient_weight
+    from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, policy_loss
+    from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
+    from proxima.core.preference import PREFERENCES, PreferencePairs
+    from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
+    from proxima.core.selection import Selection, select
+    from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo
+    from proxima.core.value import RewardLoss, ValueLoss
+    from proxima.data import Outcomes, PolicyBatch
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+AGGREGATES = Kinds(
+    {
+        "sequence_mean_token_mean": "proxima.core.aggregate:SequenceMeanTokenMean",
+        "sequence_mean_token_sum": "proxima.core.aggregate:SequenceMeanTokenSum",
+        "sequence_mean_token_sum_norm": "proxima.core.aggregate:SequenceMeanTokenSumNorm",
+        "token_mean": "proxima.core.aggregate:TokenMean",
+        "token_sum": "proxima.core.aggregate:TokenSum",
+    }
+)
+AGGREGATE_ALIASES: dict[str, str] = {  # names used by other frameworks
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "dr_grpo": "sequence_mean_token_sum_norm",
+    "grpo": "sequence_mean_token_mean",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
+    "token-mean": "token_mean",
+    "token-sum": "token_sum",
+}
+DISTILLATIONS = Kinds(
+    {
+        "forward_kl": "proxima.core.distillation:ForwardKl",
+        "js": "proxima.core.distillation:JensenShannon",
+        "reverse_kl": "proxima.core.distillation:ReverseKl",
+    }
+)
+PENALTIES = Kinds(
+    {
+        "abs": "proxima.core.penalty:Abs",
+        "entropy": "proxima.core.penalty:EntropyBonus",
+        "k1": "proxima.core.penalty:K1",
+        "k2": "proxima.core.penalty:K2",
+        "k3": "proxima.core.penalty:K3",
+    }
+)
+SELECTIONS = Kinds(
+    {
+        "balance": "proxima.core.selection:Balance",
+        "best_and_worst": "proxima.core.selection:BestAndWorst",
+        "drop_truncated": "proxima.core.selection:DropTruncated",
+        "drop_uniform_groups": "proxima.core.selection:DropUniformGroups",
+        "prune": "proxima.core.selection:Prune",
+    }
+)
 
 __all__ = [
     "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS", "PENALTIES",

@@ -110,24 +110,3 @@ class TokenSum(Aggregate):
 
     def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
         return loss_mask.new_zeros((), dtype=torch.float64)
-
-
-AGGREGATES: dict[str, type] = {
-    "sequence_mean_token_mean": SequenceMeanTokenMean,
-    "sequence_mean_token_sum": SequenceMeanTokenSum,
-    "sequence_mean_token_sum_norm": SequenceMeanTokenSumNorm,
-    "token_mean": TokenMean,
-    "token_sum": TokenSum,
-}
-
-AGGREGATE_ALIASES: dict[str, str] = {  # names used by other frameworks
-    "bnpo": "token_mean",
-    "dapo": "token_mean",
-    "dr_grpo": "sequence_mean_token_sum_norm",
-    "grpo": "sequence_mean_token_mean",
-    "seq-mean-token-mean": "sequence_mean_token_mean",
-    "seq-mean-token-sum": "sequence_mean_token_sum",
-    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
-    "token-mean": "token_mean",
-    "token-sum": "token_sum",
-}

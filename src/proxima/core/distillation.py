@@ -273,9 +273,6 @@ class NoPolicyGradient(Surrogate):
         return TokenLoss(0 * b.masked("log_prob"), b.loss_mask, {})
 
 
-DISTILLATIONS: dict[str, type] = {"forward_kl": ForwardKl, "js": JensenShannon, "reverse_kl": ReverseKl}
-
-
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(1)
 

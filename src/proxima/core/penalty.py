@@ -159,6 +159,3 @@ class AdaptiveCoefficient:
         """The coefficient for the next step, after one of `samples` completions with mean KL `kl`, nats."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         return coefficient * (1 + error * min(samples / self.horizon, 1.0))
-
-
-PENALTIES: dict[str, type] = {"abs": Abs, "entropy": EntropyBonus, "k1": K1, "k2": K2, "k3": K3}

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from proxima.core.advantage.token import place_scores, with_kl
-from proxima.core.penalty import K3, PENALTIES, AdaptiveCoefficient
+from proxima.core import PENALTIES
+from proxima.core.penalty import K3, AdaptiveCoefficient
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.data import check_choices, require
 
@@ -91,6 +91,8 @@ class RewardKl:
     ) -> ShapedReward:
         beta = self.coefficient if beta is None else beta
         ours, reference = (torch.where(loss_mask, x, 0.0) for x in (log_prob, reference_log_prob))
+        from proxima.core.advantage.token import place_scores, with_kl
+
         spec = K3(limit=self.limit) if self.estimator == "k3" else PENALTIES[self.estimator]()
         kl = spec.divergence(ours, reference)
         paid = (beta * segment_sum(kl, cu_seqlens)).to(score.dtype)

@@ -272,12 +272,3 @@ def select(
 def prompts_factor(specs: Sequence[Selection], size: int) -> int:
     """How many times as many prompts a step takes, with groups of `size`, because of all specs."""
     return math.prod(spec.prompts_factor(size) for spec in specs)
-
-
-SELECTIONS: dict[str, type] = {
-    "balance": Balance,
-    "best_and_worst": BestAndWorst,
-    "drop_truncated": DropTruncated,
-    "drop_uniform_groups": DropUniformGroups,
-    "prune": Prune,
-}

@@ -12,16 +12,16 @@
     full_disk      recognises one                         recipe_files   recipes by name
     bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
     user_code      imports what a recipe names                     text_files     reads what a user names
+    kinds          tables of kinds, and packages that import at first use
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
-construction. Nothing is padded. Tensor classes are imported on first use: commands without torch do not load it.
+construction. Nothing is padded. Classes are imported on first use: a command without torch or numpy does not load it.
 Imports: torch, numpy, stdlib. Imported by every other room.
 To add a field: give it a default of None, an annotation (`Floats`, or "dtype axes" of a tensor) and a line in the
 class docstring; conversion and checks follow from those, and `pack` passes on columns that trajectory and batch share.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxima.data.errors import (
     FieldError,
@@ -35,26 +35,19 @@ from proxima.data.errors import (
     require_threads,
     within,
 )
-from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
     from proxima.data.field_checks import check_choices, check_fields
+    from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
     from proxima.data.outcomes import Outcomes
     from proxima.data.packed_batch import PackedBatch, pack
     from proxima.data.pairs import LabeledCompletion, PreferencePair
     from proxima.data.policy_batch import PolicyBatch
+    from proxima.data.sampling_mask import SamplingMask
     from proxima.data.trajectory import Trajectory
 
-_TENSOR_MODULES = ("outcomes", "packed_batch", "policy_batch", "trajectory", "pairs", "field_checks")
-
-
-def __getattr__(name: str) -> Any:
-    for module in _TENSOR_MODULES if name in __all__ else ():
-        if hasattr(loaded := importlib.import_module(f"{__name__}.{module}"), name):
-            return getattr(loaded, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "Completion",

@@ -15,27 +15,41 @@ versions, pause, abort.
 Stable: all that is exported here. Private: scheduler, decoders and cache.
 """
 
-from proxima.engine.executor import Executor, HookError
-from proxima.engine.http.sglang import Sglang
-from proxima.engine.http.vllm import Vllm
-from proxima.engine.local import Local, LocalEngine
-from proxima.engine.local_process import LocalProcess, ProcessEngine
-from proxima.engine.protocol import (
-    Capabilities,
-    Engine,
-    EngineRequirements,
-    EngineSetup,
-    EngineSpec,
-    Health,
-    InFlight,
-    Request,
-    Sampling,
-    ScoreRequest,
-    WeightUpdate,
-)
-from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
+from typing import TYPE_CHECKING
 
-ENGINES: dict[str, type] = {"local": Local, "local_process": LocalProcess, "vllm": Vllm, "sglang": Sglang}
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.engine.executor import Executor, HookError
+    from proxima.engine.http.sglang import Sglang
+    from proxima.engine.http.vllm import Vllm
+    from proxima.engine.local import Local, LocalEngine
+    from proxima.engine.local_process import LocalProcess, ProcessEngine
+    from proxima.engine.protocol import (
+        Capabilities,
+        Engine,
+        EngineRequirements,
+        EngineSetup,
+        EngineSpec,
+        Health,
+        InFlight,
+        Request,
+        Sampling,
+        ScoreRequest,
+        WeightUpdate,
+    )
+    from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+ENGINES = Kinds(
+    {
+        "local": "proxima.engine.local:Local",
+        "local_process": "proxima.engine.local_process:LocalProcess",
+        "vllm": "proxima.engine.http.vllm:Vllm",
+        "sglang": "proxima.engine.http.sglang:Sglang",
+    }
+)
 
 __all__ = [
     "ENGINES",

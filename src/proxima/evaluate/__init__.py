@@ -22,16 +22,22 @@ enumeration in `tests/evaluate`.
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 from proxima import CallableRoom
-from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
+from proxima.data.kinds import lazy_imports
 from proxima.evaluate.eval_metrics import QuestionScores, eval_metrics, question_scores
-from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, wilson
-from proxima.evaluate.paired import difference, mcnemar, sign_flip
-from proxima.evaluate.question_pairs import PairedComparison, compare_results, metrics_of
-from proxima.evaluate.results import EvalResult, read_result
-from proxima.evaluate.suites import SUITES, Suite
-from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical
+
+if TYPE_CHECKING:
+    from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
+    from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, wilson
+    from proxima.evaluate.paired import difference, mcnemar, sign_flip
+    from proxima.evaluate.question_pairs import PairedComparison, compare_results, metrics_of
+    from proxima.evaluate.results import EvalResult, read_result
+    from proxima.evaluate.suites import SUITES, Suite
+    from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical
+
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "ANSWER_EXTRACTORS", "SUITES", "EvalResult", "Interval", "PairedComparison", "QuestionScores", "Suite",

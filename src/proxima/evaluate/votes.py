@@ -9,10 +9,13 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from proxima.reward import Accuracy152, Boxed, Exact, Gsm8kReward, Math, Number
+from proxima.reward import REWARDS
 from proxima.reward.math.extract import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
+
+if TYPE_CHECKING:
+    from proxima.reward import Accuracy152, Exact, Gsm8kReward
 
 LONGEST = 200  # characters of an answer that is normalized as mathematics
 
@@ -31,7 +34,7 @@ def _number(reward: Any, text: str) -> str | None:
     return None if number is None else str(number)
 
 
-def _gsm8k(reward: Gsm8kReward, text: str) -> str | None:
+def _gsm8k(reward: "Gsm8kReward", text: str) -> str | None:
     _, marker, answer = text.rpartition("####")
     if marker:
         number = first_number(answer)
@@ -55,11 +58,11 @@ def _math(reward: Any, text: str) -> str | None:
     return _filled(formulas[-1]) if formulas else _number(reward, tail)
 
 
-def _tagged(reward: Accuracy152, text: str) -> str | None:
+def _tagged(reward: "Accuracy152", text: str) -> str | None:
     return _filled(text if reward.tag is None else last_tagged(text, reward.tag))
 
 
-def _exact(reward: Exact, text: str) -> str | None:
+def _exact(reward: "Exact", text: str) -> str | None:
     answer = _filled(text)
     return answer.casefold() if answer and reward.ignore_case else answer
 
@@ -69,13 +72,13 @@ def _filled(text: str | None) -> str | None:
     return (text or "").strip() or None
 
 
-ANSWER_EXTRACTORS: dict[type, Callable[[Any, str], str | None]] = {  # the reward and a text
-    Accuracy152: _tagged,
-    Boxed: _boxed,
-    Exact: _exact,
-    Gsm8kReward: _gsm8k,
-    Math: _math,
-    Number: _number,
+ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of reward → from the reward and a text
+    "accuracy_1_5_2": _tagged,
+    "boxed": _boxed,
+    "exact": _exact,
+    "gsm8k": _gsm8k,
+    "math": _math,
+    "number": _number,
 }
 
 
@@ -84,8 +87,8 @@ def answer_extractor(rewards: Sequence[object]) -> Callable[[str], str | None] |
     for reward in rewards:
         if isinstance(reward, ExtractsAnswers):
             return reward.extract
-        for cls, extract in ANSWER_EXTRACTORS.items():
-            if isinstance(reward, cls):
+        for kind, extract in ANSWER_EXTRACTORS.items():
+            if REWARDS.holds(reward, kind):
                 return partial(extract, reward)
     return None
 

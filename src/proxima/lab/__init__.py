@@ -20,12 +20,19 @@ an entry in `AXES` of `run_reader.py`. To add a number to the final table: an en
 `cell_statistics.py`, and a field of `CellSummary`.
 """
 
-from proxima.lab.cell_statistics import final_value
-from proxima.lab.run_comparison import RunComparison, compare_runs
-from proxima.lab.run_reader import NoMetrics, Run, find_runs, read_run
-from proxima.lab.seed_statistics import SeedMean
-from proxima.lab.sweep_file import read_sweep
-from proxima.lab.sweep_plan import PlannedRun, Sweep, plan_runs
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.lab.cell_statistics import final_value
+    from proxima.lab.run_comparison import RunComparison, compare_runs
+    from proxima.lab.run_reader import NoMetrics, Run, find_runs, read_run
+    from proxima.lab.seed_statistics import SeedMean
+    from proxima.lab.sweep_file import read_sweep
+    from proxima.lab.sweep_plan import PlannedRun, Sweep, plan_runs
+
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "NoMetrics", "PlannedRun", "Run", "RunComparison", "SeedMean", "Sweep", "compare_runs", "final_value", "find_runs",

@@ -14,43 +14,52 @@ the dict, and construct it with its `example_fields` where a field has no defaul
 `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`, `WeightedReward`, `RewardRunner`.
 """
 
-from proxima.reward.base import WeightedReward
-from proxima.reward.exact import Exact
-from proxima.reward.function import Function, FunctionBatch
-from proxima.reward.http import Http
-from proxima.reward.length import Length, MissingEos, Overlong
-from proxima.reward.math.accuracy_1_5_2 import Accuracy152
-from proxima.reward.math.number import Boxed, Gsm8kReward, Number
-from proxima.reward.math.symbolic import Math
-from proxima.reward.model_reward import ModelReward
-from proxima.reward.protocol import Reward
-from proxima.reward.reasoning_gym import ReasoningGymReward
-from proxima.reward.regex import Format, Regex
-from proxima.reward.repetition import Diversity, Repetition
-from proxima.reward.runner import RewardRunner
-from proxima.reward.unit_tests import UnitTests
+from typing import TYPE_CHECKING
 
-REWARDS: dict[str, type] = {
-    "accuracy_1_5_2": Accuracy152,
-    "boxed": Boxed,
-    "diversity": Diversity,
-    "exact": Exact,
-    "format": Format,
-    "function": Function,
-    "function_batch": FunctionBatch,
-    "gsm8k": Gsm8kReward,
-    "http": Http,
-    "length": Length,
-    "math": Math,
-    "missing_eos": MissingEos,
-    "model": ModelReward,
-    "number": Number,
-    "overlong": Overlong,
-    "reasoning_gym": ReasoningGymReward,
-    "regex": Regex,
-    "repetition": Repetition,
-    "unit_tests": UnitTests,
-}
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.reward.base import WeightedReward
+    from proxima.reward.exact import Exact
+    from proxima.reward.function import Function, FunctionBatch
+    from proxima.reward.http import Http
+    from proxima.reward.length import Length, MissingEos, Overlong
+    from proxima.reward.math.accuracy_1_5_2 import Accuracy152
+    from proxima.reward.math.number import Boxed, Gsm8kReward, Number
+    from proxima.reward.math.symbolic import Math
+    from proxima.reward.model_reward import ModelReward
+    from proxima.reward.protocol import Reward
+    from proxima.reward.reasoning_gym import ReasoningGymReward
+    from proxima.reward.regex import Format, Regex
+    from proxima.reward.repetition import Diversity, Repetition
+    from proxima.reward.runner import RewardRunner
+    from proxima.reward.unit_tests import UnitTests
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+REWARDS = Kinds(
+    {
+        "accuracy_1_5_2": "proxima.reward.math.accuracy_1_5_2:Accuracy152",
+        "boxed": "proxima.reward.math.number:Boxed",
+        "diversity": "proxima.reward.repetition:Diversity",
+        "exact": "proxima.reward.exact:Exact",
+        "format": "proxima.reward.regex:Format",
+        "function": "proxima.reward.function:Function",
+        "function_batch": "proxima.reward.function:FunctionBatch",
+        "gsm8k": "proxima.reward.math.number:Gsm8kReward",
+        "http": "proxima.reward.http:Http",
+        "length": "proxima.reward.length:Length",
+        "math": "proxima.reward.math.symbolic:Math",
+        "missing_eos": "proxima.reward.length:MissingEos",
+        "model": "proxima.reward.model_reward:ModelReward",
+        "number": "proxima.reward.math.number:Number",
+        "overlong": "proxima.reward.length:Overlong",
+        "reasoning_gym": "proxima.reward.reasoning_gym:ReasoningGymReward",
+        "regex": "proxima.reward.regex:Regex",
+        "repetition": "proxima.reward.repetition:Repetition",
+        "unit_tests": "proxima.reward.unit_tests:UnitTests",
+    }
+)
 
 __all__ = [
     "REWARDS",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
 from proxima.reward.base import NOT_APPLICABLE, ComputeReward, Job, PooledReward, as_reward, unscored, validated
 from proxima.reward.protocol import Reward
-from proxima.reward.workers.pool import JobResult, WorkerPool
 from proxima.reward.workers.threads import DaemonThreads
 
 if TYPE_CHECKING:
     from proxima.model.compute_thread import ComputeThread
+    from proxima.reward.workers.pool import JobResult, WorkerPool
 
 LARGEST = 1e12  # the square of a gradient that is so many times as large is still finite in float32
 T = TypeVar("T")
@@ -70,8 +70,10 @@ class RewardRunner:
         pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
         self._pools: dict[str, WorkerPool] = {}
         for where in sorted({reward.where for reward in pooled}):
+            from proxima.reward.workers import pool
+
             members = [reward for reward in pooled if reward.where == where]
-            self._pools[where] = WorkerPool(
+            self._pools[where] = pool.WorkerPool(
                 workers,
                 timeout=timeout,
                 warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),
@@ -302,7 +304,7 @@ def _attempt(call: Callable[[], T]) -> T | Score:
         return Score.failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
-def _parsed(result: JobResult, parse: Callable[[Any], T]) -> T | Score:
+def _parsed(result: "JobResult", parse: Callable[[Any], T]) -> T | Score:
     if result.value is None:
         return Score.failed(result.error or "no answer")
     return _attempt(partial(parse, result.value))

@@ -10,29 +10,38 @@ To add one: (1) a file with a frozen dataclass and `rows`; (2) a line in `TASKS`
 `PromptSource`.
 """
 
-from proxima.model.chat import prompt_tokens
-from proxima.task.arithmetic import Arithmetic
-from proxima.task.cursor import Cursor, Draw
-from proxima.task.gsm8k import Gsm8kTask
-from proxima.task.hub import Dataset
-from proxima.task.local_files import Jsonl, Parquet
-from proxima.task.mix import Mix
-from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
-from proxima.task.prepared import PreparedTask
-from proxima.task.prompts import PromptSource, to_prompt
-from proxima.task.protocol import Row, Rows, Task
-from proxima.task.reasoning_gym import ReasoningGymTask
+from typing import TYPE_CHECKING
 
-TASKS: dict[str, type] = {
-    "arithmetic": Arithmetic,
-    "dataset": Dataset,
-    "gsm8k": Gsm8kTask,
-    "jsonl": Jsonl,
-    "mix": Mix,
-    "parquet": Parquet,
-    "prepared": PreparedTask,
-    "reasoning_gym": ReasoningGymTask,
-}
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.model.chat import prompt_tokens
+    from proxima.task.arithmetic import Arithmetic
+    from proxima.task.cursor import Cursor, Draw
+    from proxima.task.gsm8k import Gsm8kTask
+    from proxima.task.hub import Dataset
+    from proxima.task.local_files import Jsonl, Parquet
+    from proxima.task.mix import Mix
+    from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
+    from proxima.task.prepared import PreparedTask
+    from proxima.task.prompts import PromptSource, to_prompt
+    from proxima.task.protocol import Row, Rows, Task
+    from proxima.task.reasoning_gym import ReasoningGymTask
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+TASKS = Kinds(
+    {
+        "arithmetic": "proxima.task.arithmetic:Arithmetic",
+        "dataset": "proxima.task.hub:Dataset",
+        "gsm8k": "proxima.task.gsm8k:Gsm8kTask",
+        "jsonl": "proxima.task.local_files:Jsonl",
+        "mix": "proxima.task.mix:Mix",
+        "parquet": "proxima.task.local_files:Parquet",
+        "prepared": "proxima.task.prepared:PreparedTask",
+        "reasoning_gym": "proxima.task.reasoning_gym:ReasoningGymTask",
+    }
+)
 
 __all__ = [
     "TASKS",

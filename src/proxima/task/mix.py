@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import FieldError, require
+from proxima.data.kinds import Kinds
 from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.data.slot import Slot
 from proxima.task.protocol import MappedRows, Row, Rows, open_tasks
@@ -30,7 +31,7 @@ class WeightedTask:
         require(0 < self.weight < math.inf, "weight", self.weight, "must be > 0 and finite")
 
 
-SOURCES = {"source": WeightedTask}
+SOURCES = Kinds({"source": "proxima.task.mix:WeightedTask"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,3 @@ def _uses(rows: int, count: int, seed: int, source: int) -> NDArray[np.int64]:
     whole, rest = divmod(count, rows)
     some = sample_without_replacement(rows, rest, MIX_REST, seed, source)
     return np.concatenate([np.tile(np.arange(rows), whole), some])
-
-
-def parts_of(task: Any) -> list[Any]:
-    """The tasks of a mix, or the task alone."""
-    return [part for source in task.tasks for part in parts_of(source.task)] if isinstance(task, Mix) else [task]

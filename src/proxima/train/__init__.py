@@ -24,13 +24,27 @@ To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIM
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 from proxima import CallableRoom
-from proxima.train.early_stop import EarlyStop
-from proxima.train.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage, ValueStage, stage_columns
-from proxima.train.objectives import Objective, PolicyObjective, PreferenceObjective, TokenStatistics, ValueObjective
-from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
-from proxima.train.stack import TrainStack, UpdateResult
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.train.early_stop import EarlyStop
+    from proxima.train.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage, ValueStage, stage_columns
+    from proxima.train.objectives import (
+        Objective,
+        PolicyObjective,
+        PreferenceObjective,
+        TokenStatistics,
+        ValueObjective,
+    )
+    from proxima.train.optimizer import AdamW, Schedule
+    from proxima.train.stack import TrainStack, UpdateResult
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+OPTIMIZERS = Kinds({"adamw": "proxima.train.optimizer:AdamW"})
 
 __all__ = [
     "OPTIMIZERS", "AdamW", "EarlyStop", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective",

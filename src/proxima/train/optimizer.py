@@ -50,9 +50,6 @@ class AdamW:
         return torch.optim.AdamW(kept, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
 
 
-OPTIMIZERS: dict[str, type] = {"adamw": AdamW}
-
-
 @dataclass(frozen=True)
 class Schedule:
     """The share of the peak learning rate at each update of a run: W updates of warm-up, N in all.

@@ -3,13 +3,14 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Tee, WarningList, warning_kind
 from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import LogFile, lines_to
-from proxima.view.trackers.protocol import Tracker
-from proxima.view.trackers.tracker_observer import TrackerObserver
+
+if TYPE_CHECKING:
+    from proxima.view.trackers.protocol import Tracker
 
 REPEAT = 10  # steps before the warning about a lasting state is printed again
 
@@ -25,9 +26,13 @@ class RunViews(Tee):
         trackers: `config.monitor`. They come first: they may have a warning when the run has ended.
     """
 
-    def __init__(self, stream: TextIO | None, notes: Sequence[str] = (), trackers: Sequence[Tracker] = ()) -> None:
-        tracking = (TrackerObserver(tracker, self.warning) for tracker in trackers)
-        super().__init__(*tracking, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
+    def __init__(self, stream: TextIO | None, notes: Sequence[str] = (), trackers: "Sequence[Tracker]" = ()) -> None:
+        observers: list[Observer] = []
+        for tracker in trackers:
+            from proxima.view.trackers.tracker_observer import TrackerObserver
+
+            observers.append(TrackerObserver(tracker, self.warning))
+        super().__init__(*observers, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
         self.notes = notes
         self.run_folder: Path | None = None
         self._warnings, self._step = WarningList(), 0

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from proxima.check import EngineUnderTest, tiny_model
-from proxima.check.engine_case import requests
+from proxima.check.engine_case import EngineUnderTest, requests, tiny_model
 from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.check.laws import check_law
 from proxima.engine.http.sglang import Sglang

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.check import tiny_model
+from proxima.check.engine_case import tiny_model
 from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
+from proxima.core import AGGREGATES, DISTILLATIONS, PENALTIES
 from proxima.core.advantage import ADVANTAGES
-from proxima.core.aggregate import AGGREGATES
 from proxima.core.correction import CORRECTIONS
-from proxima.core.distillation import DISTILLATIONS
 from proxima.core.loss import Corrected, TokenLoss
-from proxima.core.penalty import PENALTIES
 from proxima.core.preference import PREFERENCES, Kto
 from proxima.core.surrogate import SURROGATES
 from proxima.core.value import RewardLoss, ValueLoss

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.cli.check import show
-from proxima.cli.engine.server_options import add_server_options, with_server
+from proxima.cli.engine.server_options import ServerPlace, add_server_options, with_server
 from proxima.cli.output import print_json
 from proxima.data import UserError
 
@@ -30,22 +30,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return check_server(
+        ServerPlace.of(arguments),
+        model=arguments.model,
+        control=arguments.control,
+        draws=arguments.draws,
+        as_json=arguments.json,
+    )
+
+
+def check_server(
+    place: ServerPlace, *, model: str | None = None, control: bool = False, draws: int = 3000, as_json: bool = False
+) -> int:
+    """Check the laws of engines on a live server, and print a line for each. Returns 1 if a law failed.
+
+    Args:
+        model: folder with the weights that the server should have; None: the server's own, if it is a folder here.
+        control: pause the server and load the weights of `model` too.
+        draws: tokens to draw to compare their frequencies.
+
+    Raises:
+        UserError: there is no such server or model, or there are too few draws.
+    """
     from proxima.check import check_live_server
 
-    if arguments.draws < LEAST_DRAWS:
-        raise UserError(f"--draws {arguments.draws}: must be >= {LEAST_DRAWS} for the test to see anything")
-    if arguments.model is not None and not (Path(arguments.model) / "config.json").is_file():
-        raise UserError(f"--model {arguments.model}: no config.json there; give the folder of a model")
-    server = _find(arguments)
-    model = arguments.model or (server.facts.model if (Path(server.facts.model) / "config.json").is_file() else None)
+    if draws < LEAST_DRAWS:
+        raise UserError(f"--draws {draws}: must be >= {LEAST_DRAWS} for the test to see anything")
+    if model is not None and not (Path(model) / "config.json").is_file():
+        raise UserError(f"--model {model}: no config.json there; give the folder of a model")
+    server = _find(place)
+    model = model or (server.facts.model if (Path(server.facts.model) / "config.json").is_file() else None)
     results = []
-    for result in check_live_server(server, model, control=arguments.control, draws=arguments.draws):
+    for result in check_live_server(server, model, control=control, draws=draws):
         results.append(result)
-        if not arguments.json:
+        if not as_json:
             show(result)
     failed = sum(result.status == "FAILED" for result in results)
-    if arguments.json:
-        facts = {"url": arguments.url, "server": server.facts.server, "model": model, "failed": failed}
+    if as_json:
+        facts = {"url": place.url, "server": server.facts.server, "model": model, "failed": failed}
         rows = [{"law": r.law.name, "status": r.status, "detail": r.detail, "so": r.law.consequence} for r in results]
         print_json({**facts, "results": rows})
     else:
@@ -55,14 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _find(arguments: argparse.Namespace) -> "BareServer":
+def _find(place: ServerPlace) -> "BareServer":
     """The server, asked what it is and can do."""
     from proxima.check.bare_server import BareServer
     from proxima.engine.http.detect import detect_server
 
     async def found(client):  # type: ignore[no-untyped-def]
-        dialect, facts = await detect_server(client, arguments.kind)
-        return BareServer(client.address, dialect, facts, arguments.seconds)
+        dialect, facts = await detect_server(client, place.kind)
+        return BareServer(client.address, dialect, facts, place.seconds)
 
-    server: BareServer = with_server(arguments, found)
+    server: BareServer = with_server(place, found)
     return server

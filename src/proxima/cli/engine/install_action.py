@@ -13,12 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return install_server(Path(arguments.into), arguments.build)
+
+
+def install_server(folder: Path, build: str = "auto") -> int:
+    """Install a server into an environment of its own; `build` is cpu, gpu or auto."""
     from proxima.engine.serve.launch import has_gpu
     from proxima.engine.serve.server_environment import ServerEnvironment
 
-    build = arguments.build
     if build == "auto":
         build = "gpu" if has_gpu() else "cpu"
-    folder = Path(arguments.into).expanduser()
-    ServerEnvironment(folder, build, lambda line: print(line, flush=True)).install()
+    ServerEnvironment(folder.expanduser(), build, lambda line: print(line, flush=True)).install()
     return 0

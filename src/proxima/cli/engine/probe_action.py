@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.engine.server_options import add_server_options, with_server
+from proxima.cli.engine.server_options import ServerPlace, add_server_options, with_server
 from proxima.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -26,10 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return probe_server(ServerPlace.of(arguments), as_json=arguments.json)
+
+
+def probe_server(place: ServerPlace, *, as_json: bool = False) -> int:
+    """Print what a server can do."""
     from proxima.engine.http.detect import detect_server
 
-    _, facts = with_server(arguments, lambda client: detect_server(client, arguments.kind))
-    if arguments.json:
+    _, facts = with_server(place, lambda client: detect_server(client, place.kind))
+    if as_json:
         print_json(plain_facts(facts))
     else:
         rows = list(fact_rows(facts))
@@ -40,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plain_facts(facts: "ServerFacts") -> dict[str, Any]:
     """The facts as JSON has them: sets become sorted lists."""
-    found = vars(facts) | {"more": dict(facts.more)}
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in found.items()}
+    values = vars(facts) | {"more": dict(facts.more)}
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in values.items()}
 
 
 def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return serve_recipe(arguments.recipe, arguments.override, log=Path(arguments.log))
+
+
+def serve_recipe(recipe: str, overrides: Sequence[str] = (), *, log: Path = Path("runs/server.log")) -> int:
+    """Start the servers of a recipe, print how to train with them, and wait until Ctrl-C or a server's death.
+
+    Raises:
+        UserError: the recipe's engine is no server, or the server can't start.
+    """
     from proxima.config import resolve
     from proxima.config.sections.model_section import model_problem
     from proxima.data.errors import FieldError, within
@@ -26,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.model.demo_model import download_demo_model, is_downloadable
     from proxima.model.load import load_config
 
-    resolved = resolve(arguments.recipe, arguments.override, root=None)
+    resolved = resolve(recipe, overrides, root=None)
     config: Any = resolved.config
     with resolved.locating():
         serve, kind = serve_section(config)
@@ -46,13 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
                 quantization=config.engine.quantization,
                 sampling_mask=getattr(config.engine, "sampling_mask", False),
                 key=key_of(config.engine),
-                log=Path(arguments.log).expanduser(),
+                log=log.expanduser(),
                 report=lambda line: print(line, flush=True),
             )
     with servers:
         try:
             print(f"log      {servers.started[0].log}")
-            print(f"train    {how_to_train(arguments, config.engine, servers.urls, servers.token)}")
+            print(f"train    {how_to_train([recipe, *overrides], config.engine, servers.urls, servers.token)}")
             print("Ctrl-C ends it", flush=True)
             raise servers.wait()
         except KeyboardInterrupt:
@@ -75,7 +85,7 @@ def serve_section(config: Any) -> "tuple[Any, str]":
     from proxima.engine.serve import Serve
 
     engine = config.engine
-    kind = next((name for name, spec in ENGINES.items() if spec is type(engine)), type(engine).__name__)
+    kind = ENGINES.name_of(type(engine)) or type(engine).__name__
     if not isinstance(engine, ServerSpec):
         raise FieldError("engine.kind", kind, "is no server", remedy="set engine=vllm")
     if engine.serve is not None:
@@ -96,9 +106,9 @@ def key_of(engine: Any) -> str | None:
     return None if engine.serve is not None else ""
 
 
-def how_to_train(arguments: argparse.Namespace, engine: Any, urls: tuple[str, ...], key: str) -> str:
+def how_to_train(given: Sequence[str], engine: Any, urls: tuple[str, ...], key: str) -> str:
     """How another terminal trains the recipe with these servers."""
-    words = ["proxima", "train", arguments.recipe, *arguments.override]
+    words = ["proxima", "train", *given]
     if engine.serve is None:
         return shlex.join(words)
     url = urls[0] if len(urls) == 1 else f"[{', '.join(urls)}]"

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeVar
 
 from proxima.data import FieldError, UserError
@@ -23,7 +24,22 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=60.0, help="deadline of a call; 60")
 
 
-def with_server(arguments: argparse.Namespace, use: "Callable[[ServerClient], Awaitable[T]]") -> T:
+@dataclass(frozen=True, kw_only=True)
+class ServerPlace:
+    """Which server is meant: the values of the options."""
+
+    url: str
+    kind: str | None = None
+    token_env: str | None = None
+    allow_remote: bool = False
+    seconds: float = 60.0
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "ServerPlace":
+        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
+
+
+def with_server(place: ServerPlace, use: "Callable[[ServerClient], Awaitable[T]]") -> T:
     """What `use(client)` gives; the connections are closed.
 
     Raises:
@@ -31,14 +47,14 @@ def with_server(arguments: argparse.Namespace, use: "Callable[[ServerClient], Aw
     """
     from proxima.engine.http.client import Address, ServerClient, ServerError
 
-    if not 0 < arguments.seconds < float("inf"):
-        raise UserError(f"--seconds {arguments.seconds:g}: must be > 0 and finite")
+    if not 0 < place.seconds < float("inf"):
+        raise UserError(f"--seconds {place.seconds:g}: must be > 0 and finite")
     try:
-        address = Address(arguments.url, arguments.token_env, arguments.allow_remote)
+        address = Address(place.url, place.token_env, place.allow_remote)
     except FieldError as error:  # in the words of a command line
         text = str(error).replace("allow_remote=true", "--allow-remote").replace("token_env=", "--token-env ")
         raise UserError(text.replace(" token_env", " --token-env")) from error
-    client = ServerClient(address, seconds=arguments.seconds)
+    client = ServerClient(address, seconds=place.seconds)
 
     async def used() -> T:
         try:

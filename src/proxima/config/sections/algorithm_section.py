@@ -22,10 +22,8 @@ from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.reward.base import as_reward
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
-AGGREGATE = Slot(
-    "proxima.core.aggregate:AGGREGATES", default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES"
-)
-_DIVERGENCE = Slot("proxima.core.distillation:DISTILLATIONS", default="reverse_kl")
+AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
+_DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")
 _PAIRS = "in place of the surrogate: loss of the best and the worst completion of a prompt; null: off"
 _CORRECTIONS = "proxima.core.correction:CORRECTIONS"
 _CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
@@ -81,9 +79,9 @@ class AlgorithmConfig:
     mismatch: Annotated[MismatchGuard, "engine against trainer, measured at each step's first forward"] = field(
         default_factory=MismatchGuard
     )
-    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "dropped before the update"] = ()
+    selection: Annotated[Any, Slot("proxima.core:SELECTIONS", many=True), "dropped before the update"] = ()
     dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
-    reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "KL to the frozen reference; null: off"] = None
+    reference_kl: Annotated[Any, Slot("proxima.core:PENALTIES"), "KL to the frozen reference; null: off"] = None
     reward_kl: Annotated[RewardKl | None, "KL to the frozen reference, in the reward of each token; null: off"] = None
     reference_engine: Annotated[
         Any, Slot("proxima.engine:ENGINES"), "runs the frozen reference; null: the trainer's forward"

@@ -10,7 +10,8 @@ from proxima.config.sections.train_section import OptimizationConfig, TrainConfi
 from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
-from proxima.train.optimizer import AdamW
+from proxima.data.kinds import Kinds
+from proxima.train import OPTIMIZERS
 
 BFLOAT16_STEP = 2**-8
 TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
@@ -46,7 +47,7 @@ class ModelCritic(CriticConfig):
     path: Annotated[str | None, "a reward model, or a language model that gets a new head; null: model.path"] = None
     revision: Annotated[str | None, "hub revision of path"] = None
     value_warmup_steps: Annotated[int, "first steps of the run, in which the critic learns and the policy waits"] = 0
-    optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS"), "of the critic"] = None
+    optimizer: Annotated[Any, Slot("proxima.train:OPTIMIZERS"), "of the critic"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"] | None, "learning rate after the warm-up"] = None
     warmup_steps: Annotated[int | None, "updates of linear warm-up; the first of w has 1 / w of the rate"] = None
     final_lr_ratio: Annotated[float | None, "share of the learning rate that linear and cosine fall towards"] = None
@@ -87,7 +88,12 @@ class HeadCritic(CriticConfig):
         require(0 < self.coefficient < float("inf"), "coefficient", self.coefficient, "must be > 0 and finite")
 
 
-CRITICS: dict[str, type] = {"head": HeadCritic, "model": ModelCritic}
+CRITICS = Kinds(
+    {
+        "head": "proxima.config.sections.critic_section:HeadCritic",
+        "model": "proxima.config.sections.critic_section:ModelCritic",
+    }
+)
 
 
 def critic_model_exists(critic: Any) -> Findings:
@@ -131,7 +137,7 @@ def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: Optim
         path = "train" if critic.optimizer is None else "critic"
         trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
     for path, optimizer in trained.items():
-        relative = optimizer.lr / TYPICAL_WEIGHT if isinstance(optimizer, AdamW) else BFLOAT16_STEP
+        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, "adamw") else BFLOAT16_STEP
         if not 0 < relative < BFLOAT16_STEP:
             continue
         message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="

@@ -9,7 +9,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import did_you_mean
 from proxima.config.slots import require_at_least
 from proxima.data import require
-from proxima.task.prepared import PreparedTask, prepare_command
+from proxima.task import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,14 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
     if not r.get("rollouts"):  # a replay reads no training questions
         tasks = {"task": r.get("task"), **tasks}
     for slot, task in tasks.items():
-        if isinstance(task, PreparedTask) and (missing := task.missing()):
+        if TASKS.holds(task, "prepared") and (missing := task.missing()):
             yield f"{slot}.path", missing
         for name, value in vars(task).items() if task is not None else ():
             if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
                 place = Path(value).expanduser()
                 if not place.is_file():
+                    from proxima.task.prepared import prepare_command
+
                     make = prepare_command(place)
                     remedy = f"{did_you_mean(place)}give a path relative to the current folder"
                     yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"

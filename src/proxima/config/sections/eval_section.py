@@ -4,20 +4,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.config.problems import suggestion
 from proxima.config.resolved import Findings
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
+from proxima.data.kinds import Kinds
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import powers_of_two
 from proxima.evaluate.headline import PART
 from proxima.evaluate.plateau import Plateau
 from proxima.reward.base import as_reward
-from proxima.task import Arithmetic
-from proxima.task.mix import parts_of
+from proxima.task import TASKS
+
+if TYPE_CHECKING:
+    from proxima.task import Arithmetic
+
 
 RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
 NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # figures of evaluations
@@ -50,7 +54,7 @@ class EvalSetConfig:
         _require_random_samples(self)
 
 
-EVAL_SETS = {"set": EvalSetConfig}
+EVAL_SETS = Kinds({"set": "proxima.config.sections.eval_section:EvalSetConfig"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +160,17 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
         if asked == trained:
             remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
             yield path, f"has the questions of `task`: its figures are those of training data; {remedy}"
-        elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
+        elif all(TASKS.holds(task, "arithmetic") for task in (asked, trained)) and not _are_disjoint(trained, asked):
             remedy = "set split train for `task`, test here, and equal `held_out`"
             yield path, f"some of its questions are trained on; {remedy}"
 
 
-def _are_disjoint(trained: Arithmetic, asked: Arithmetic) -> bool:
+def parts_of(task: Any) -> list[Any]:
+    """The tasks of a mix, or the task alone."""
+    return [part for source in task.tasks for part in parts_of(source.task)] if TASKS.holds(task, "mix") else [task]
+
+
+def _are_disjoint(trained: "Arithmetic", asked: "Arithmetic") -> bool:
     """True if two sides of a split by hash have no question in common."""
     if trained.split == "train":
         return asked.split == "test" and asked.held_out <= trained.held_out

@@ -35,7 +35,7 @@ class OfflineTrainConfig(OptimizationConfig):
     examples_per_step: Annotated[int, "rows a step, which is one optimizer update"] = 16
     optimizer: Annotated[
         Any,
-        Slot("proxima.train.optimizer:OPTIMIZERS", default="adamw"),
+        Slot("proxima.train:OPTIMIZERS", default="adamw"),
         "optimizer; lr is 2e-5 in sft, 1e-5 in reward and 1e-6 in dpo where it is not set",
     ] = None
 

@@ -12,7 +12,7 @@ from proxima.task.preference_rows import LabelColumns, PairColumns
 from proxima.task.protocol import Row
 from proxima.train.objectives import PreferenceObjective
 
-_LOSSES = Slot("proxima.train.objectives.kto_objective:PREFERENCE_LOSSES", many=True)
+_LOSSES = Slot("proxima.core.preference:PREFERENCE_LOSSES", many=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError
 from proxima.engine.protocol import Sampling
 from proxima.model.load import load_tokenizer
-from proxima.reward import ModelReward, Overlong
+from proxima.reward import REWARDS
 
 
 def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequence[Any]) -> Findings:
@@ -17,7 +17,7 @@ def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequen
     lists |= {f"{path}.reward": spec.reward for path, spec in (r.get("eval.all_sets") or {}).items() if spec.reward}
     for path, rewards in lists.items():
         for i, spec in enumerate(rewards):
-            if isinstance(spec, ModelReward):
+            if REWARDS.holds(spec, "model"):
                 try:
                     spec.check()
                     if model_problem(model.path) is None:
@@ -30,6 +30,6 @@ def overlong_penalty_is_reachable(sampling: Sampling, reward: Sequence[Any]) -> 
     """A completion can become long enough for the penalty."""
     longest = sampling.max_tokens
     for i, spec in enumerate(reward):
-        if isinstance(spec, Overlong) and (free := spec.max_tokens - spec.buffer_tokens) >= longest:
+        if REWARDS.holds(spec, "overlong") and (free := spec.max_tokens - spec.buffer_tokens) >= longest:
             message = f"the penalty starts after {free} tokens, never reached with sampling.max_tokens={longest}"
             yield f"reward.{i}.max_tokens", message

@@ -11,39 +11,49 @@ Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by 
 To add one: a dataclass, a line in `ADVANTAGES`, a golden file; `tests/core/test_advantage.py` finds it in the dict.
 """
 
-from proxima.core.advantage.group import (
-    Gdpo,
-    Gpg,
-    GroupStatistics,
-    Grpo,
-    GrpoPassk,
-    Opo,
-    ReinforcePpBaseline,
-    Remax,
-    Rloo,
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.core.advantage.group import (
+        Gdpo,
+        Gpg,
+        GroupStatistics,
+        Grpo,
+        GrpoPassk,
+        Opo,
+        ReinforcePpBaseline,
+        Remax,
+        Rloo,
+    )
+    from proxima.core.advantage.protocol import (
+        ADVANTAGE_NEEDS,
+        Advantage,
+        GroupAdvantage,
+        TokenAdvantage,
+        TokenRewards,
+        needs_baseline,
+    )
+    from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, whiten
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+ADVANTAGES = Kinds(
+    {
+        "gae": "proxima.core.advantage.token:Gae",
+        "gdpo": "proxima.core.advantage.group:Gdpo",
+        "gpg": "proxima.core.advantage.group:Gpg",
+        "grpo": "proxima.core.advantage.group:Grpo",
+        "grpo_passk": "proxima.core.advantage.group:GrpoPassk",
+        "opo": "proxima.core.advantage.group:Opo",
+        "optimal_token_baseline": "proxima.core.advantage.token:OptimalTokenBaseline",
+        "reinforce_pp": "proxima.core.advantage.token:ReinforcePp",
+        "reinforce_pp_baseline": "proxima.core.advantage.group:ReinforcePpBaseline",
+        "remax": "proxima.core.advantage.group:Remax",
+        "rloo": "proxima.core.advantage.group:Rloo",
+    }
 )
-from proxima.core.advantage.protocol import ADVANTAGE_NEEDS, Advantage, GroupAdvantage, TokenAdvantage, TokenRewards
-from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, whiten
-
-ADVANTAGES: dict[str, type] = {
-    "gae": Gae,
-    "gdpo": Gdpo,
-    "gpg": Gpg,
-    "grpo": Grpo,
-    "grpo_passk": GrpoPassk,
-    "opo": Opo,
-    "optimal_token_baseline": OptimalTokenBaseline,
-    "reinforce_pp": ReinforcePp,
-    "reinforce_pp_baseline": ReinforcePpBaseline,
-    "remax": Remax,
-    "rloo": Rloo,
-}
-
-
-def needs_baseline(advantage: Advantage) -> bool:
-    """True if the advantage reads the reward of each prompt's greedy completion."""
-    return "baseline" in advantage.needs
-
 
 __all__ = [
     "ADVANTAGES", "ADVANTAGE_NEEDS", "Advantage", "Gae", "Gdpo", "Gpg", "GroupAdvantage", "GroupStatistics", "Grpo",

@@ -78,3 +78,8 @@ def required(spec: Advantage, name: str, value: Tensor | None) -> Tensor:
     if value is None:
         raise NoFieldError(f"{type(spec).__name__} needs `{name}`: {ADVANTAGE_NEEDS[name]}.")
     return value
+
+
+def needs_baseline(advantage: Advantage) -> bool:
+    """True if the advantage reads the reward of each prompt's greedy completion."""
+    return "baseline" in advantage.needs

@@ -17,22 +17,31 @@ Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by 
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """
 
-from proxima.core.correction.guard import MismatchError, MismatchGuard
-from proxima.core.correction.health import HealthVerdict, health
-from proxima.core.correction.importance import CapFloor, Icepop, Importance
-from proxima.core.correction.mismatch import mismatch_metrics
-from proxima.core.correction.presets import CORRECTION_PRESETS
-from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
+from typing import TYPE_CHECKING
 
-CORRECTIONS: dict[str, type] = {
-    "cap_floor": CapFloor,
-    "icepop": Icepop,
-    "importance": Importance,
-    "off_policy_sequence": OffPolicySequence,
-    "rejection": Rejection,
-    "second_moment": SecondMoment,
-    "top_entropy": TopEntropy,
-}
+from proxima.core.correction.health import HealthVerdict, health
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.core.correction.guard import MismatchError, MismatchGuard
+    from proxima.core.correction.importance import CapFloor, Icepop, Importance
+    from proxima.core.correction.mismatch import mismatch_metrics
+    from proxima.core.correction.presets import CORRECTION_PRESETS
+    from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+CORRECTIONS = Kinds(
+    {
+        "cap_floor": "proxima.core.correction.importance:CapFloor",
+        "icepop": "proxima.core.correction.importance:Icepop",
+        "importance": "proxima.core.correction.importance:Importance",
+        "off_policy_sequence": "proxima.core.correction.rejection:OffPolicySequence",
+        "rejection": "proxima.core.correction.rejection:Rejection",
+        "second_moment": "proxima.core.correction.rejection:SecondMoment",
+        "top_entropy": "proxima.core.correction.rejection:TopEntropy",
+    }
+)
 
 __all__ = [
     "CORRECTIONS", "CORRECTION_PRESETS", "CapFloor", "HealthVerdict", "Icepop", "Importance", "MismatchError",

@@ -11,33 +11,42 @@ To add one: (1) a dataclass whose docstring has formula, args, edge cases and so
 golden file in `tests/golden`. The conformance tests find it in the dict. Out of tree: `{kind: my_lab.losses:SoftClip}`.
 """
 
-from proxima.core.surrogate.clip import Gspo, Luspo, PpoClip, Reinforce
-from proxima.core.surrogate.cppo import Cppo
-from proxima.core.surrogate.dppo import Dppo
-from proxima.core.surrogate.drpo import Drpo, Spo
-from proxima.core.surrogate.topr import Topr
-from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo, Vespo
-from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov, M2po
+from typing import TYPE_CHECKING
 
-SURROGATES: dict[str, type] = {
-    "cispo": Cispo,
-    "clip_cov": ClipCov,
-    "cppo": Cppo,
-    "dppo": Dppo,
-    "drpo": Drpo,
-    "dro": Dro,
-    "geo_mean": GeoMean,
-    "gspo": Gspo,
-    "kl_cov": KlCov,
-    "luspo": Luspo,
-    "m2po": M2po,
-    "ppo_clip": PpoClip,
-    "reinforce": Reinforce,
-    "sapo": Sapo,
-    "spo": Spo,
-    "topr": Topr,
-    "vespo": Vespo,
-}
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.core.surrogate.clip import Gspo, Luspo, PpoClip, Reinforce
+    from proxima.core.surrogate.cppo import Cppo
+    from proxima.core.surrogate.dppo import Dppo
+    from proxima.core.surrogate.drpo import Drpo, Spo
+    from proxima.core.surrogate.topr import Topr
+    from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo, Vespo
+    from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov, M2po
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+SURROGATES = Kinds(
+    {
+        "cispo": "proxima.core.surrogate.weight:Cispo",
+        "clip_cov": "proxima.core.surrogate.whole_batch:ClipCov",
+        "cppo": "proxima.core.surrogate.cppo:Cppo",
+        "dppo": "proxima.core.surrogate.dppo:Dppo",
+        "drpo": "proxima.core.surrogate.drpo:Drpo",
+        "dro": "proxima.core.surrogate.whole_batch:Dro",
+        "geo_mean": "proxima.core.surrogate.weight:GeoMean",
+        "gspo": "proxima.core.surrogate.clip:Gspo",
+        "kl_cov": "proxima.core.surrogate.whole_batch:KlCov",
+        "luspo": "proxima.core.surrogate.clip:Luspo",
+        "m2po": "proxima.core.surrogate.whole_batch:M2po",
+        "ppo_clip": "proxima.core.surrogate.clip:PpoClip",
+        "reinforce": "proxima.core.surrogate.clip:Reinforce",
+        "sapo": "proxima.core.surrogate.weight:Sapo",
+        "spo": "proxima.core.surrogate.drpo:Spo",
+        "topr": "proxima.core.surrogate.topr:Topr",
+        "vespo": "proxima.core.surrogate.weight:Vespo",
+    }
+)
 
 __all__ = [
     "SURROGATES", "Cispo", "ClipCov", "Cppo", "Dppo", "Dro", "Drpo", "GeoMean", "Gspo", "KlCov", "Luspo", "M2po",

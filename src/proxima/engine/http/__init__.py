@@ -11,13 +11,20 @@ To add a server: a file with a class that has the methods of `Dialect`, and a sp
 it; the tests of `tests/engine/http` run over a fake of its protocol.
 """
 
-from proxima.engine.http.client import Address, ServerClient, ServerError
-from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, TokenRequest, WeightHandover
-from proxima.engine.http.engine import HttpEngine
-from proxima.engine.http.folder_sync import FolderSync, SyncReport
-from proxima.engine.http.generation_job import CompletionRules
-from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.vllm import Vllm, VllmDialect
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.engine.http.client import Address, ServerClient, ServerError
+    from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, TokenRequest, WeightHandover
+    from proxima.engine.http.engine import HttpEngine
+    from proxima.engine.http.folder_sync import FolderSync, SyncReport
+    from proxima.engine.http.generation_job import CompletionRules
+    from proxima.engine.http.server_spec import ServerSpec
+    from proxima.engine.http.vllm import Vllm, VllmDialect
+
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "Address",

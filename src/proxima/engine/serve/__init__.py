@@ -8,8 +8,15 @@ Imports: httpx, `proxima.data`. Imported by `engine/http` and `cli`.
 To add a server: a function beside `vllm_launch`, a line in `LAUNCHES` there, and what installs it.
 """
 
-from proxima.engine.serve.launch import LAUNCHES
-from proxima.engine.serve.serve_options import Serve
-from proxima.engine.serve.servers import Report, Servers, check_serve, is_free, start_servers
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.engine.serve.launch import LAUNCHES
+    from proxima.engine.serve.serve_options import Serve
+    from proxima.engine.serve.servers import Report, Servers, check_serve, is_free, start_servers
+
+__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = ["LAUNCHES", "Report", "Serve", "Servers", "check_serve", "is_free", "start_servers"]

@@ -7,6 +7,7 @@ from statistics import NormalDist
 from typing import Annotated, Protocol
 
 from proxima.data import require
+from proxima.data.kinds import Kinds
 from proxima.data.random import SIMULATED_BLOCK, SIMULATED_DRAW, mix, permutation
 
 STANDARD = NormalDist()
@@ -72,4 +73,10 @@ class Empirical:
         return self.values[int(order[uid % blocks]) * self.together + sample % self.together]
 
 
-DISTRIBUTIONS: dict[str, type] = {"constant": Constant, "empirical": Empirical, "lognormal": LogNormal}
+DISTRIBUTIONS = Kinds(
+    {
+        "constant": "proxima.lab.simulate.distributions:Constant",
+        "empirical": "proxima.lab.simulate.distributions:Empirical",
+        "lognormal": "proxima.lab.simulate.distributions:LogNormal",
+    }
+)

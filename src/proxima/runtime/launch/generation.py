@@ -14,7 +14,6 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.admission import Admission
-from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.context import RunContext
@@ -29,6 +28,7 @@ from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Uncons
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
     from proxima.config.sections.algorithm_section import AlgorithmConfig
+    from proxima.rollout.async_collector import AsyncCollector
 
 
 def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
@@ -72,7 +72,7 @@ def make_collector(
     reject: Reject,
     pending: Pending,
     finished: int,
-) -> BatchCollector | AsyncCollector:
+) -> "BatchCollector | AsyncCollector":
     """What fills the batches of a run that generates: asynchronously or, by default, between the updates; after
     `finished` steps, with what a checkpoint kept."""
     runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
@@ -98,6 +98,8 @@ def make_collector(
         over_age=runtime.over_age,
         retries=runtime.rollout_retries,
     )
+    from proxima.rollout.async_collector import AsyncCollector
+
     collector = AsyncCollector(
         generator, source, admission, refill=refill, listener=listener, pending=pending, finished=finished
     )

@@ -13,8 +13,7 @@ import torch
 from proxima.config.comparable import flat_values
 from proxima.data import FieldError, UserError
 from proxima.model.files import model_files, weight_files
-from proxima.reward.function import UserFunction
-from proxima.reward.model_reward import ModelReward
+from proxima.reward import REWARDS
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal, copied_journal
 from proxima.runtime.state.replay import StoredRollouts
@@ -58,7 +57,7 @@ def model_hashes(model: "ModelConfig") -> dict[str, str]:
 def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
     named: dict[str, str] = {}
     for n, reward in enumerate(rewards):
-        if isinstance(reward, ModelReward):
+        if REWARDS.holds(reward, "model"):
             files = model_files(reward.path, reward.revision)
             named |= {f"{path}.{n}.path: {name}": value for name, value in files.items()}
         if (file := _reward_file(reward)) is not None:
@@ -86,11 +85,12 @@ def check_replayed_rewards(config: "RunConfig") -> None:
 
 def _reward_file(reward: Any) -> Path | None:
     """The file of a reward function, or of a class that is not proxima's."""
-    if isinstance(reward, UserFunction):
-        return reward.file
+    if REWARDS.holds(reward, "function", "function_batch"):
+        file: Path = reward.file
+        return file
     module = type(reward).__module__
-    file = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
-    return None if file is None else Path(file)
+    source = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
+    return None if source is None else Path(source)
 
 
 def rows_sha(rows: Rows) -> str:

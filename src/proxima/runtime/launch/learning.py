@@ -9,8 +9,7 @@ from proxima.config.describe import kind_of
 from proxima.config.sections.algorithm_section import unsupported_by_loop
 from proxima.config.sections.critic_section import ModelCritic
 from proxima.config.sections.sampling_section import replays_sampling_masks
-from proxima.core.distillation import NoPolicyGradient
-from proxima.core.penalty import EntropyBonus
+from proxima.core import PENALTIES
 from proxima.data import FieldError
 from proxima.model import LoadedModel, Policy
 from proxima.model.compute_thread import ComputeThread
@@ -84,9 +83,14 @@ def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective
     in_loss = algorithm.reference_kl is not None and algorithm.reference_kl.coefficient > 0
     penalties = [algorithm.reference_kl] if in_loss else []
     if algorithm.entropy_bonus > 0:
-        penalties.append(EntropyBonus(algorithm.entropy_bonus))
+        penalties.append(PENALTIES["entropy"](algorithm.entropy_bonus))
+    surrogate = algorithm.surrogate
+    if surrogate is None:
+        from proxima.core.distillation import NoPolicyGradient
+
+        surrogate = NoPolicyGradient()
     return PolicyObjective(
-        surrogate=NoPolicyGradient() if algorithm.surrogate is None else algorithm.surrogate,
+        surrogate=surrogate,
         aggregate=algorithm.aggregate,
         corrections=algorithm.correction,
         penalties=penalties,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, UserError
 from proxima.data.random import ANSWER_CHECK, sample_without_replacement
-from proxima.reward.function import Function
+from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
 from proxima.task.protocol import Rows
 
@@ -67,7 +67,7 @@ def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: in
     Raises:
         FieldError: a function has a parameter that is no column of a row; names the nearest.
     """
-    functions = [(number, reward) for number, reward in enumerate(rewards) if isinstance(reward, Function)]
+    functions = [(number, reward) for number, reward in enumerate(rewards) if REWARDS.holds(reward, "function")]
     seen = set[tuple[int, tuple[str, ...]]]()
     for row in _checked(answers, limit, seed) if functions else ():
         for number, reward in functions:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from proxima.config.dump import dump
 from proxima.config.families import command_of
-from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
@@ -40,6 +39,7 @@ from proxima.train.checkpoint import Checkpoint, restore
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
+    from proxima.config.sections.offline_section import OfflineConfig
     from proxima.runtime.launch.learning import StageFactory
 
 
@@ -130,7 +130,7 @@ def train(
 
 
 def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> Workload:
-    if isinstance(config, OfflineConfig):
+    if command_of(config) != "train":
         from proxima.runtime.launch.offline_workload import OfflineWorkload
 
         return OfflineWorkload(config, observer)

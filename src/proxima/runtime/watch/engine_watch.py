@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.client import ServerError
 from proxima.engine.protocol import Engine, Health
 
 RESUME = "repair the engine and resume (--resume)"
@@ -75,7 +74,11 @@ def engine_errors() -> Iterator[None]:
     """Turn the error of a server, after all retries, into a `UserError`."""
     try:
         yield
-    except ServerError as error:
+    except OSError as error:
+        from proxima.engine.http.client import ServerError
+
+        if not isinstance(error, ServerError):
+            raise
         raise UserError(str(error), remedy=RESUME) from error
 
 

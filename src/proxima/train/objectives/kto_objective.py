@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.preference import PREFERENCES, Kto, completion_log_prob
+from proxima.core.preference import Kto, completion_log_prob
 from proxima.data import LabeledCompletion, PackedBatch, Trajectory
 from proxima.model import TokenOutputs
 from proxima.train.objectives.preference_objective import reference_log_prob
@@ -70,6 +70,3 @@ class KtoObjective(Objective[LabeledCompletion]):
 def _log_ratio(batch: PackedBatch, log_prob: Tensor) -> Tensor:
     """[S] log π − log π_ref of the completions."""
     return completion_log_prob(log_prob - reference_log_prob(batch), batch.loss_mask, batch.cu_seqlens)
-
-
-PREFERENCE_LOSSES: dict[str, type] = PREFERENCES | {"kto": Kto}

@@ -4,14 +4,13 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from proxima.core.correction import mismatch_metrics
-from proxima.core.distillation import Distillation, distillation_loss
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
@@ -23,6 +22,10 @@ from proxima.model import TokenOutputs
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_masks
 from proxima.train.objectives.value_objective import ValueObjective
 
+if TYPE_CHECKING:
+    from proxima.core.distillation import Distillation
+
+
 ProximalSource = Literal["given", "first_forward", "loglinear"]
 
 
@@ -30,7 +33,7 @@ ProximalSource = Literal["given", "first_forward", "loglinear"]
 class DistillationTerm:
     """`proxima.core.distillation_loss` with these arguments."""
 
-    divergence: Distillation
+    divergence: "Distillation"
     aggregate: Aggregate
     coefficient: float = 1.0
 
@@ -128,6 +131,8 @@ class PolicyObjective(Objective[Trajectory]):
             )
         ]
         if (term := self.distillation) is not None:
+            from proxima.core.distillation import distillation_loss
+
             divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
             losses.append(
                 distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)

@@ -9,12 +9,26 @@ To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.to
 `tests/view/trackers` that reads back what the tool has stored. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
 """
 
-from proxima.view.trackers.mlflow import Mlflow
-from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
-from proxima.view.trackers.tensorboard import TensorBoard
-from proxima.view.trackers.trackio import Trackio
-from proxima.view.trackers.wandb import Wandb
+from typing import TYPE_CHECKING
 
-TRACKERS: dict[str, type] = {"mlflow": Mlflow, "tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.view.trackers.mlflow import Mlflow
+    from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
+    from proxima.view.trackers.tensorboard import TensorBoard
+    from proxima.view.trackers.trackio import Trackio
+    from proxima.view.trackers.wandb import Wandb
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+TRACKERS = Kinds(
+    {
+        "mlflow": "proxima.view.trackers.mlflow:Mlflow",
+        "tensorboard": "proxima.view.trackers.tensorboard:TensorBoard",
+        "trackio": "proxima.view.trackers.trackio:Trackio",
+        "wandb": "proxima.view.trackers.wandb:Wandb",
+    }
+)
 
 __all__ = ["TRACKERS", "Mlflow", "TensorBoard", "TrackedRun", "Tracker", "TrackerSession", "Trackio", "Wandb"]

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.core import AGGREGATE_ALIASES, AGGREGATES, PENALTIES
 from proxima.core.advantage import whiten
-from proxima.core.aggregate import AGGREGATE_ALIASES, AGGREGATES, SequenceMeanTokenMean, SequenceMeanTokenSumNorm
+from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm
 from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.penalty import PENALTIES, AdaptiveCoefficient
+from proxima.core.penalty import AdaptiveCoefficient
 from proxima.core.ratio import masked_log_ratio
 from proxima.core.reward_kl import RewardKl
 from proxima.core.segment import segment_mean

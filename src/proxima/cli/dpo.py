@@ -1,7 +1,0 @@
-"""Train a model on preferences, by DPO or a relative, from a recipe with a section `preference`. Everything that the
-run writes is in its folder, which is printed first."""
-
-from proxima.cli.train import add_run_arguments as add_arguments
-from proxima.cli.train import run_command as run
-
-__all__ = ["add_arguments", "run"]

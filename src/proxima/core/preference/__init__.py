@@ -1,0 +1,78 @@
+"""Preference losses: log-probs of a chosen and a rejected completion under policy and reference → one loss per pair.
+
+    c = log π(chosen) − log π_ref(chosen)        r = log π(rejected) − log π_ref(rejected)        Δ = c − r
+    nats, summed over completion tokens
+
+    protocol          what a loss takes and gives       summed_log_prob   `completion_log_prob`, and the weight of WPO
+    divergence_pair   of Δ: sigmoid (DPO), sigmoid_norm, ipo, hinge, exo_pair, robust, discopop
+    two_sided         of c and r each: nca_pair, bco_pair, sppo_hard, apo_zero, apo_down
+    transport         of sorted margins: aot, aot_unpaired
+    likelihood        sft                               kto               of completions without a partner
+
+Specs are frozen dataclasses; `spec(pairs)` gives [S] losses to be averaged, `spec.metrics(pairs)` the implicit rewards
+β c and β r, their margin and accuracy. A mixture is a weighted sum of specs. Every beta is > 0.
+Source of the family: DPO, arXiv 2305.18290; TRL `DPOTrainer`.
+Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`.
+To add one: a dataclass in the file of its family, a line in `PREFERENCES`; the tests find it in the table.
+"""
+
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.core.preference.divergence_pair import Discopop, ExoPair, Hinge, Ipo, Robust, Sigmoid, SigmoidNorm
+    from proxima.core.preference.kto import Kto
+    from proxima.core.preference.likelihood import Sft
+    from proxima.core.preference.protocol import Pairwise, PreferencePairs
+    from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
+    from proxima.core.preference.transport import Aot, AotUnpaired
+    from proxima.core.preference.two_sided import ApoDown, ApoZero, BcoPair, NcaPair, SppoHard
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+PREFERENCES = Kinds(
+    {
+        "aot": "proxima.core.preference.transport:Aot",
+        "aot_unpaired": "proxima.core.preference.transport:AotUnpaired",
+        "apo_down": "proxima.core.preference.two_sided:ApoDown",
+        "apo_zero": "proxima.core.preference.two_sided:ApoZero",
+        "bco_pair": "proxima.core.preference.two_sided:BcoPair",
+        "discopop": "proxima.core.preference.divergence_pair:Discopop",
+        "exo_pair": "proxima.core.preference.divergence_pair:ExoPair",
+        "hinge": "proxima.core.preference.divergence_pair:Hinge",
+        "ipo": "proxima.core.preference.divergence_pair:Ipo",
+        "nca_pair": "proxima.core.preference.two_sided:NcaPair",
+        "robust": "proxima.core.preference.divergence_pair:Robust",
+        "sft": "proxima.core.preference.likelihood:Sft",
+        "sigmoid": "proxima.core.preference.divergence_pair:Sigmoid",
+        "sigmoid_norm": "proxima.core.preference.divergence_pair:SigmoidNorm",
+        "sppo_hard": "proxima.core.preference.two_sided:SppoHard",
+    }
+)
+PREFERENCE_LOSSES = Kinds(PREFERENCES.references | {"kto": "proxima.core.preference.kto:Kto"})  # of fixed data sets
+
+__all__ = [
+    "PREFERENCES",
+    "PREFERENCE_LOSSES",
+    "Aot",
+    "AotUnpaired",
+    "ApoDown",
+    "ApoZero",
+    "BcoPair",
+    "Discopop",
+    "ExoPair",
+    "Hinge",
+    "Ipo",
+    "Kto",
+    "NcaPair",
+    "Pairwise",
+    "PreferencePairs",
+    "Robust",
+    "Sft",
+    "Sigmoid",
+    "SigmoidNorm",
+    "SppoHard",
+    "completion_log_prob",
+    "wpo_weight",
+]

@@ -1,0 +1,75 @@
+"""What a preference loss takes and gives: pairs in, a loss of each pair out."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from proxima.core.metrics import Metrics, SumCount
+from proxima.data import check_fields, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferencePairs:
+    """S pairs.
+
+    Args:
+        chosen, rejected: [S] float, nats, summed log-prob of the completion under the policy, with gradient.
+        reference_chosen, reference_rejected: [S] float, nats, the same under the frozen reference; zeros without one.
+        chosen_length, rejected_length: [S] int, completion tokens.
+    """
+
+    chosen: Annotated[Tensor, "float S"]
+    rejected: Annotated[Tensor, "float S"]
+    reference_chosen: Annotated[Tensor, "float S"]
+    reference_rejected: Annotated[Tensor, "float S"]
+    chosen_length: Annotated[Tensor, "int S"]
+    rejected_length: Annotated[Tensor, "int S"]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """Base of the losses of pairs.
+
+    whole_batch: the loss of a pair depends on the other pairs of the update.
+    by_length: it divides log-ratios by the completions' lengths itself.
+
+    Args:
+        beta: larger values stay closer to the reference, > 0.
+        label_smoothing: ε, the share of flipped labels, in [0, .5); of the losses that have it.
+    """
+
+    beta: float = 0.1
+    whole_batch: ClassVar[bool] = False
+    by_length: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
+        flipped = getattr(self, "label_smoothing", 0.0)
+        require(0 <= flipped < 0.5, "label_smoothing", flipped, "must be in [0, 0.5)")
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        """[S] loss of each pair, with gradient."""
+        return self.loss(*self.scores(p))
+
+    def denominator(self, chosen_length: Tensor) -> Tensor:
+        """[] float64: what the sum of the losses is divided by, pairs; adds up over the parts of a batch. The mean over
+        a part's pairs times the part's denominator is the part's numerator."""
+        return chosen_length.new_full((), len(chosen_length), dtype=torch.float64)
+
+    def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
+        return p.chosen - p.reference_chosen.detach(), p.rejected - p.reference_rejected.detach()
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def metrics(self, p: PreferencePairs) -> Metrics:
+        """Implicit rewards β c and β r, for every loss (T18); a tie counts as wrong."""
+        c, r = (self.beta * (x - y) for x, y in ((p.chosen, p.reference_chosen), (p.rejected, p.reference_rejected)))
+        named = {"rewards/chosen": c, "rewards/rejected": r, "rewards/margins": c - r, "rewards/accuracies": c > r}
+        return {name: SumCount.over(value, torch.ones_like(c, dtype=torch.bool)) for name, value in named.items()}

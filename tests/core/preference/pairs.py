@@ -1,0 +1,14 @@
+"""Pairs of log-probs, for the tests of preference losses."""
+
+from typing import Any
+
+import torch
+
+from proxima.core import PreferencePairs
+
+
+def pairs(chosen: Any, rejected: Any, **more: Any) -> PreferencePairs:
+    chosen, rejected = (torch.as_tensor(x, dtype=torch.float64) for x in (chosen, rejected))
+    zero, one = torch.zeros_like(chosen), torch.ones(len(chosen), dtype=torch.long)
+    fields = {"reference_chosen": zero, "reference_rejected": zero, "chosen_length": one, "rejected_length": one}
+    return PreferencePairs(chosen=chosen, rejected=rejected, **{**fields, **more})

@@ -1,0 +1,50 @@
+"""Losses of the difference between chosen and rejected: smoothing, divergences, overflow."""
+
+import math
+
+import pytest
+import torch
+
+from proxima.core.preference import PREFERENCES, PreferencePairs
+from tests.core.preference.pairs import pairs
+
+
+def test_label_smoothing_and_divergences() -> None:
+    p = pairs([-1.0], [-3.0])
+    sigmoid = PREFERENCES["sigmoid"]
+    x = 0.1 * 2
+    smoothed = 0.9 * math.log1p(math.exp(-x)) + 0.1 * math.log1p(math.exp(x))
+    assert float(sigmoid(label_smoothing=0.1)(p)) == pytest.approx(smoothed)
+    score = {
+        "forward_kl": -math.e + math.exp(3),
+        "js": math.log((1 + math.exp(3)) / (1 + math.e)),
+        "alpha": (math.exp(1.5) - math.exp(0.5)) / 0.5,
+    }
+    for kind, delta in score.items():
+        assert float(sigmoid(divergence=kind)(p)) == pytest.approx(math.log1p(math.exp(-0.1 * delta))), kind
+    with pytest.raises(ValueError, match=r"label_smoothing=0.5 must be in \[0, 0.5\)"):
+        sigmoid(label_smoothing=0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_discopop_is_finite_where_exp_overflows(dtype: torch.dtype) -> None:
+    """exp(-x) σ(x/τ) is exp((1/τ - 1) x) for x -> -inf, but inf · 0 as a product: from x = -89 in float32."""
+    for x in (-88.0, -100.0, -2000.0):
+        chosen = torch.tensor([x * 10], dtype=dtype, requires_grad=True)
+        zero, one = torch.zeros(1, dtype=dtype), torch.ones(1, dtype=torch.long)
+        even = {"reference_chosen": zero, "reference_rejected": zero, "chosen_length": one, "rejected_length": one}
+        loss = PREFERENCES["discopop"]()(PreferencePairs(chosen=chosen, rejected=zero, **even))
+        assert float(loss.detach()) == pytest.approx(-x)  # -log σ(x), as the second term vanishes
+        assert float(torch.autograd.grad(loss.sum(), chosen)[0]) == pytest.approx(-0.1)
+    wide = PREFERENCES["discopop"](tau=2.0)(pairs([-10.0], [0.0]))  # x = -1
+    assert float(wide) == pytest.approx(math.log1p(math.e) / (1 + math.exp(-0.5)) + math.e / (1 + math.exp(0.5)))
+
+
+def test_alpha_divergence_has_its_limit() -> None:
+    p, spec = pairs([-1.0, -40.0], [-3.0, -2.0]), PREFERENCES["sigmoid"]
+    reverse_kl = spec()(p)
+    assert spec(divergence="alpha", alpha=1.0)(p).tolist() == reverse_kl.tolist()
+    for alpha in (1 - 1e-9, 1 + 1e-9):
+        assert spec(divergence="alpha", alpha=alpha)(p).tolist() == pytest.approx(reverse_kl.tolist(), rel=1e-6)
+    with pytest.raises(ValueError, match="alpha=0.3 has no effect with divergence=js; set divergence=alpha"):
+        spec(divergence="js", alpha=0.3)

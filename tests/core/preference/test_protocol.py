@@ -1,0 +1,66 @@
+"""What holds for every preference loss."""
+
+import math
+
+import pytest
+import torch
+
+from proxima.core.preference import PREFERENCES
+from tests.core.preference.pairs import pairs
+
+
+@pytest.mark.parametrize("kind", sorted(PREFERENCES))
+def test_preference_gradients_are_derivatives_and_raise_the_chosen(kind: str) -> None:
+    draw = torch.Generator().manual_seed(7)
+    values = [(-3 * torch.rand(5, generator=draw, dtype=torch.float64)).requires_grad_() for _ in range(2)]
+    references = {
+        f"reference_{side}": -3 * torch.rand(5, generator=draw, dtype=torch.float64) for side in ("chosen", "rejected")
+    }
+    lengths = {f"{side}_length": torch.randint(1, 9, (5,), generator=draw) for side in ("chosen", "rejected")}
+    spec = PREFERENCES[kind]()
+
+    def loss(c: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return spec(pairs(c, r, **references, **lengths)).mean()
+
+    assert torch.autograd.gradcheck(loss, tuple(values), eps=1e-6, atol=1e-5)
+    assert spec(pairs(*values, **references, **lengths)).shape == (5,)
+    gradient = torch.autograd.grad(loss(*values), values, allow_unused=True)
+    if kind not in ("apo_down", "sppo_hard", "ipo", "discopop"):  # a target, both lowered, or not monotone
+        assert bool((gradient[0] <= 0).all())
+
+
+def test_preferences_at_equal_policies() -> None:
+    even = pairs(
+        [-1.0], [-1.0], reference_chosen=torch.tensor([-1.0]).double(), reference_rejected=torch.tensor([-1.0]).double()
+    )
+    log2 = math.log(2)
+    want = {
+        "sigmoid": log2,
+        "sigmoid_norm": log2,
+        "hinge": 1,
+        "ipo": 25,
+        "nca_pair": 2 * log2,
+        "robust": log2,
+        "bco_pair": 2 * log2,
+    }
+    want |= {
+        "sppo_hard": 50,
+        "aot": log2,
+        "aot_unpaired": log2,
+        "apo_zero": 1,
+        "apo_down": 1,
+        "sft": 1,
+        "discopop": 0.5 * log2 + 0.5,
+    }
+    assert {kind: float(PREFERENCES[kind]()(even)) for kind in want} == pytest.approx(want)
+    e = 1e-3
+    exo = 0.5 * (math.log(0.5) - math.log(1 - e)) + 0.5 * (math.log(0.5) - math.log(e))
+    assert float(PREFERENCES["exo_pair"]()(even)) == pytest.approx(exo)
+
+
+def test_preference_metrics_are_implicit_rewards() -> None:
+    m = PREFERENCES["hinge"](beta=0.5).metrics(pairs([-1.0, -2.0], [-3.0, -2.0]))
+    values = {name: metric.value for name, metric in m.items()}
+    assert values == pytest.approx(
+        {"rewards/chosen": -0.75, "rewards/rejected": -1.25, "rewards/margins": 0.5, "rewards/accuracies": 0.5}
+    )

@@ -1,0 +1,19 @@
+"""The log-prob of a completion."""
+
+import math
+
+import pytest
+import torch
+
+from proxima.core.preference import completion_log_prob, wpo_weight
+
+
+def test_completion_log_prob_desensitised_to_length() -> None:
+    log_prob, edges = torch.tensor([-1.0, -2.0, -4.0, -8.0, math.nan]), torch.tensor([0, 4, 5])
+    mask = torch.tensor([False, True, True, True, False])
+    assert completion_log_prob(log_prob, mask, edges).tolist() == [-14.0, 0.0]
+    shorter = torch.tensor([1, 3])
+    assert completion_log_prob(log_prob, mask, edges, shorter, alpha=0.5).tolist() == [-2 - 2 - 4.0, 0.0]
+    assert completion_log_prob(log_prob, mask, edges, shorter, alpha=0.0).tolist() == [-2.0, 0.0]
+    weight = wpo_weight(log_prob, torch.full((5,), -0.5), mask, edges)
+    assert weight.tolist() == pytest.approx([math.exp((-2 - 4 - 8) / 3 + 0.5), 1.0])

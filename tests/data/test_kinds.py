@@ -1,0 +1,62 @@
+"""Tables of kinds, and rooms whose names are imported at their first use."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.data.kinds import Kinds
+
+FRACTIONS = Kinds({"fraction": "fractions:Fraction", "ended": "no_such_module:Class"})
+ROOMS = ("core", "core.advantage", "core.correction", "core.preference", "core.surrogate", "check", "config", "data")
+ROOMS += ("engine", "engine.http", "engine.serve", "evaluate", "lab", "model", "prepare", "reward", "task", "train")
+ROOMS += ("train.objectives", "view.trackers", "api")
+
+
+def test_names_import_nothing_and_a_kind_its_module():
+    assert (list(FRACTIONS), len(FRACTIONS), "ended" in FRACTIONS) == (["fraction", "ended"], 2, True)
+    assert FRACTIONS["fraction"](1, 2) == 0.5
+    with pytest.raises(KeyError):
+        FRACTIONS["halves"]
+
+
+def test_a_value_is_of_a_kind_only_if_its_class_has_been_imported():
+    half = FRACTIONS["fraction"](1, 2)
+    assert FRACTIONS.holds(half, "fraction") and FRACTIONS.holds(half, "ended", "fraction")
+    assert not FRACTIONS.holds(half, "ended") and not FRACTIONS.holds(0.5, "fraction")
+    assert FRACTIONS.name_of(type(half)) == "fraction" and FRACTIONS.name_of(float) is None
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_every_name_that_it_lists(room):
+    module = importlib.import_module(f"proxima.{room}")
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        module.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_submodule_takes_the_place_of_a_name(room):
+    """Importing `room.name` sets the attribute `name` of the room, so a name that is imported late must be another."""
+    package = importlib.import_module(f"proxima.{room}")
+    late = lazy_names(Path(package.__file__))
+    assert late and late.isdisjoint(path.stem for path in Path(package.__file__).parent.iterdir())
+
+
+def lazy_names(path: Path) -> set[str]:
+    """What the block of type checkers imports."""
+    blocks = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
+    return {alias.name for block in blocks for node in block.body for alias in node.names}
+
+
+def test_a_table_loads_no_kind_but_the_one_taken():
+    code = (
+        "import sys; from proxima.core.surrogate import SURROGATES; SURROGATES['sapo'];"
+        "print(sorted(name for name in set(sys.modules) if name.startswith('proxima.core.surrogate.')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "['proxima.core.surrogate.weight']"
