@@ -9,7 +9,7 @@ import time
 import pytest
 
 from proxima.model.compute_thread import ComputeThread
-from tests.runtime.test_controller import World
+from tests.runtime.loop.test_controller import World
 from tests.runtime.tiny_run import Watcher
 
 

@@ -18,7 +18,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.interruptions import PLACES, Died, die_at, stop_at
-from tests.runtime.test_controller import World
+from tests.runtime.loop.test_controller import World
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")

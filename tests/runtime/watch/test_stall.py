@@ -13,8 +13,8 @@ from proxima.runtime.watch.stall import StallWatch
 from proxima.runtime.watch.timeline import Timeline
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from tests.engine.helpers import engine, requests
+from tests.runtime.loop.test_controller import World
 from tests.runtime.offline import tiny_sft
-from tests.runtime.test_controller import World
 from tests.runtime.tiny_run import recipe
 
 MINUTE = 60.0

@@ -11,8 +11,8 @@ from proxima.runtime.watch import timeline as timeline_module
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
 from tests.manual_clock import ManualClock
+from tests.runtime.loop.test_controller import World
 from tests.runtime.offline import tiny_sft
-from tests.runtime.test_controller import World
 from tests.runtime.tiny_run import Watcher, go, recipe
 
 

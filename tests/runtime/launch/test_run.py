@@ -1,0 +1,34 @@
+"""How a run begins: from the command to the loop."""
+
+import sys
+import threading
+
+from proxima.cli.train import train_recipe
+from proxima.runtime.loop.controller import Controller
+from tests.runtime.tiny_run import recipe
+
+
+def proxima_calls(frame):
+    """The functions of proxima on a stack, the outermost first, without those that only move a call to a thread."""
+    calls = []
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("proxima.") and module != "proxima.model.compute_thread":
+            calls.append(f"{module}.{frame.f_code.co_name}")
+        frame = frame.f_back
+    return calls[::-1]
+
+
+def test_at_most_five_frames_lie_between_the_command_and_the_loop(tiny_model, tmp_path, monkeypatch):
+    seen, inner = [], Controller.train
+
+    async def train(self):
+        waiting = proxima_calls(sys._current_frames()[threading.main_thread().ident])
+        seen.append([*waiting, *proxima_calls(sys._getframe(1))])
+        await inner(self)
+
+    monkeypatch.setattr(Controller, "train", train)
+    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
+    assert train_recipe(config, quiet=True) == 0
+    calls = seen[0][seen[0].index("proxima.cli.train.train_recipe") :]
+    assert len(calls) <= 5, calls
