@@ -12,6 +12,8 @@ from torch import Tensor
 
 from proxima.core.loss import Aggregate
 from proxima.core.segment import segment_count
+from proxima.core.tables import AGGREGATE_ALIASES as AGGREGATE_ALIASES
+from proxima.core.tables import AGGREGATES as AGGREGATES
 from proxima.data import PolicyBatch, require
 
 

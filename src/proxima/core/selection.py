@@ -10,6 +10,7 @@ from torch import Tensor
 
 from proxima.core.advantage.group import GroupStatistics, group_sum
 from proxima.core.spec import Spec
+from proxima.core.tables import SELECTIONS as SELECTIONS
 from proxima.core.token_subset import value_hash
 from proxima.data import Outcomes, check_choices, require
 from proxima.data.outcomes import METRIC_ALIASES
