@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config import resolve
-from proxima.config.families import TRAIN, family_of
+from proxima.config.families import TRAIN, command_of, family_of
 from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
@@ -183,7 +183,7 @@ def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
     }
     for slot, kind in zip(("task", "eval.task"), OFFLINE_DATA.get(name, ()), strict=False):
         values[f"{slot}.path"] = questions(root)[kind]
-    if published.command == "dpo":
+    if command_of(published) == "dpo":
         values["preference.cache"] = "null"
     resolved = resolve(OFFLINE[name], [f"{key}={value}" for key, value in values.items()], root=None)
     assert train(resolved.config, resolved=resolved).status == "done"
