@@ -56,7 +56,7 @@ def main() -> None:
             },
             "runtime": {"threads": settings["threads"]},
         }
-        resolved = load_recipe(recipe, root=FAMILIES[settings["method"].root])
+        resolved = load_recipe(recipe, root=FAMILIES[settings["method"]].root)
         train(resolved.config, resolved=resolved, observer=Turn(channel))
 
 
