@@ -4,50 +4,31 @@ Prints a line for each law: passed, skipped with the reason, or FAILED with what
 run. Exit code 1 if a law failed. The server should have nothing else to do; laws that pause it or load weights are run
 with --control alone."""
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from proxima.cli.check import show
-from proxima.cli.engine.server_options import ServerPlace, add_server_options, with_server
+from proxima.cli.engine.server_options import ServerPlace, with_server
 from proxima.cli.output import print_json
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.check.bare_server import BareServer
 
 LEAST_DRAWS = 600
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_server_options(parser)
-    add = parser.add_argument
-    model = "folder with the weights that the server should have; default: the server's own, if it is a folder here"
-    add("--model", metavar="FOLDER", help=model)
-    add("--control", action="store_true", help="pause the server and load the weights of --model too")
-    add("--draws", type=int, default=3000, help="tokens to draw to compare their frequencies; 3000")
-    add("--json", action="store_true", help="print every result for programs")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return check_server(
-        ServerPlace.of(arguments),
-        model=arguments.model,
-        control=arguments.control,
-        draws=arguments.draws,
-        as_json=arguments.json,
-    )
+MODEL = "folder with the weights that the server should have; default: the server's own, if it is a folder here"
 
 
 def check_server(
-    place: ServerPlace, *, model: str | None = None, control: bool = False, draws: int = 3000, as_json: bool = False
+    place: ServerPlace,
+    *,
+    model: Annotated[str | None, Argument(MODEL, "FOLDER")] = None,
+    control: Annotated[bool, Argument("pause the server and load the weights of --model too")] = False,
+    draws: Annotated[int, Argument("tokens to draw to compare their frequencies; 3000")] = 3000,
+    as_json: Annotated[bool, Argument("print every result for programs", flag="--json")] = False,
 ) -> int:
-    """Check the laws of engines on a live server, and print a line for each. Returns 1 if a law failed.
-
-    Args:
-        model: folder with the weights that the server should have; None: the server's own, if it is a folder here.
-        control: pause the server and load the weights of `model` too.
-        draws: tokens to draw to compare their frequencies.
+    """Check the laws of engines against a live server; 1 if one fails.
 
     Raises:
         UserError: there is no such server or model, or there are too few draws.
@@ -82,9 +63,9 @@ def _find(place: ServerPlace) -> "BareServer":
     from proxima.check.bare_server import BareServer
     from proxima.engine.http.detect import detect_server
 
-    async def found(client):  # type: ignore[no-untyped-def]
+    async def detected(client):  # type: ignore[no-untyped-def]
         dialect, facts = await detect_server(client, place.kind)
         return BareServer(client.address, dialect, facts, place.seconds)
 
-    server: BareServer = with_server(place, found)
+    server: BareServer = with_server(place, detected)
     return server
