@@ -261,7 +261,7 @@ def no_weights(monkeypatch):
     def read(*_, **__):
         raise AssertionError("weights were read")
 
-    for module in ("runtime.launch.models", "runtime.launch.inference", "model"):
+    for module in ("model.model_source", "runtime.launch.inference", "model"):
         monkeypatch.setattr(f"proxima.{module}.load", read)
 
 

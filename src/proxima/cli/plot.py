@@ -7,7 +7,7 @@ proxima plot run runs/mine --out curve.svg             # reward and held-out acc
 proxima plot timeline runs/mine --steps 3:8            # who works and who waits: trainer, engine, rewards, prompts"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -144,7 +144,7 @@ def _write(figure: "Drawing", out: str, default: str) -> None:
     print(f"{write_figure(figure, file)}{' (replaced)' if replaced else ''}")
 
 
-PLOTS = {
+PLOTS: dict[str, Callable[..., None]] = {
     "surrogate": surrogates_figure,
     "threshold": threshold_figure,
     "divergence": divergence_figure,

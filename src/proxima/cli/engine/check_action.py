@@ -7,9 +7,8 @@ with --control alone."""
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.check import show
+from proxima.cli.check import print_results
 from proxima.cli.engine.server_options import ServerPlace, with_server
-from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
@@ -41,21 +40,9 @@ def check_server(
         raise UserError(f"--model {model}: no config.json there; give the folder of a model")
     server = _find(place)
     model = model or (server.facts.model if (Path(server.facts.model) / "config.json").is_file() else None)
-    results = []
-    for result in check_live_server(server, model, control=control, draws=draws):
-        results.append(result)
-        if not as_json:
-            show(result)
-    failed = sum(result.status == "FAILED" for result in results)
-    if as_json:
-        facts = {"url": place.url, "server": server.facts.server, "model": model, "failed": failed}
-        rows = [{"law": r.law.name, "status": r.status, "detail": r.detail, "so": r.law.consequence} for r in results]
-        print_json({**facts, "results": rows})
-    else:
-        passed = sum(result.status == "passed" for result in results)
-        counts = f"{passed} passed, {failed} FAILED, {len(results) - passed - failed} skipped"
-        print(f"{server.address.url} ({server.facts.server}, {model or 'no model to compare with'}): {counts}")
-    return int(failed > 0)
+    facts = {"url": place.url, "server": server.facts.server, "model": model}
+    what = f"{server.address.url} ({server.facts.server}, {model or 'no model to compare with'})"
+    return print_results(what, facts, check_live_server(server, model, control=control, draws=draws), as_json)
 
 
 def _find(place: ServerPlace) -> "BareServer":
