@@ -48,8 +48,7 @@ ALLOWED_FUNCTIONS = {
     "convert_offline": "the protocol of a peer's trainings without rewards",
     "rules_of": "the protocol of a peer's trainings without rewards",
     "main": "what a console script or a spawned process starts",
-    "add_arguments": "the protocol of a command: every module of cli/ has one",
-    "run": "the protocol of a command: every module of cli/ has one",
+    "run": "the command of `proxima.cli.train`, and what a spawned process does",
     "train": "a run from its config, and `proxima.train`, a run from a recipe",
 }
 ALLOWED_CLASSES: dict[str, str] = {}

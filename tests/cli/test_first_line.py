@@ -72,7 +72,7 @@ def test_a_terminal_is_told_at_once(command):
     told = Terminal()
     command_line.announce(argparse.Namespace(command=command, model="runs/mine"), told)
     assert told.getvalue() == "loading model of runs/mine …\n"
-    for silent in ({"quiet": True}, {"json": True}):
+    for silent in ({"quiet": True}, {"as_json": True}):
         command_line.announce(argparse.Namespace(command=command, **silent), quiet := Terminal())
         assert quiet.getvalue() == ""
     command_line.announce(argparse.Namespace(command=command, model="x"), pipe := io.StringIO())

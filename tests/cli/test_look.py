@@ -219,9 +219,10 @@ def test_generate_offers_every_field_of_sampling():
     import argparse
     from dataclasses import fields
 
-    from proxima.cli.generate import add_arguments
+    from proxima.cli.generate import complete_prompts
+    from proxima.cli.parameters import add_parameters
 
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_parameters(parser, complete_prompts)
     offered = vars(parser.parse_args(["m", "p"]))
     assert {field.name for field in fields(Sampling)} <= set(offered)

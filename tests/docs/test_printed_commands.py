@@ -22,8 +22,7 @@ import torch
 import yaml
 from transformers.utils import logging
 
-from proxima.cli.command_module import command_module
-from proxima.cli.main import COMMANDS, main
+from proxima.cli.main import main
 from proxima.config import recipe_reader, resolve
 from proxima.data import recipe_files
 from tests.docs.printed import ROOT, Printed, fence, pages
@@ -252,7 +251,8 @@ class Shell:
         if "--help" in words:
             return
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command_module(words[0], COMMANDS[words[0]][0]), "run", lambda arguments: 0)
+            patch.setattr("proxima.cli.main.run_command", lambda command, arguments: 0)
+            patch.setattr("proxima.cli.train.run", lambda arguments: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if words[0] in (*TRAINING, "explain", "calibrate", "simulate") and words[1] in recipe_files.shipped_recipes():

@@ -7,6 +7,6 @@ from proxima.cli.main import COMMANDS, PEERS
 
 def test_every_command_has_its_entry_point():
     brought = {name for name, (place, _) in COMMANDS.items() if place == PEERS}
-    found = {entry.name: entry.load() for entry in entry_points(group="proxima.commands")}
-    assert found.keys() >= brought, "proxima-peers is not installed: make, or pip install -e packages/proxima-peers"
-    assert all(callable(found[name].run) and callable(found[name].add_arguments) for name in brought)
+    modules = {entry.name: entry.load() for entry in entry_points(group="proxima.commands")}
+    assert modules.keys() >= brought, "proxima-peers is not installed: make, or pip install -e packages/proxima-peers"
+    assert all(callable(modules[name].COMMAND) for name in brought)

@@ -3,38 +3,32 @@
 Ctrl-C ends an answer, Ctrl-D the chat; a line with /new begins a new one. Input that is no terminal is one message a
 line."""
 
-import argparse
 import sys
+from typing import Annotated
 
-from proxima.cli.generate import MODEL, Inference, add_generation, model_and_data, warn
+from proxima.cli.generate import MODEL, Inference, model_and_data, warn
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 NEW = "/new"
+DEFAULTS = Inference(max_tokens=512)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help=MODEL)
-    add_generation(parser, max_tokens=512)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return chat(arguments.model, Inference.of(arguments))
-
-
-def chat(model: str, how: Inference) -> int:
+def chat(model: Annotated[str, Argument(MODEL)], *, inference: Inference = DEFAULTS) -> None:
     """Answer standard input, message by message, until it ends.
 
     Raises:
         UserError: the model or an option is wrong.
     """
-    model, data = model_and_data(model, how)
+    sampling = inference.sampling
+    model, data = model_and_data(model, inference)
 
     from proxima.runtime.launch.inference import Conversation, local_engine
     from proxima.view.formatting import visible, write_safely
 
-    tokenizer, engine = local_engine(model, how.dtype, how.device, warn)
+    tokenizer, engine = local_engine(model, inference.dtype, inference.device, warn)
     conversation = Conversation(
-        tokenizer, engine, how.sampling, seed=how.seed, system=data.system, template_arguments=data.template_arguments
+        tokenizer, engine, sampling, seed=inference.seed, system=data.system, template_arguments=data.template_arguments
     )
     asked = sys.stdin.isatty()  # a person, who sees a prompt
     if asked:
@@ -47,12 +41,11 @@ def chat(model: str, how: Inference) -> int:
                 whole = conversation.answer(line, lambda piece: write_safely(sys.stdout, visible(piece)))
                 print(flush=True)
                 if not whole:
-                    print(f"(cut off at --max-tokens {how.sampling.max_tokens})", file=sys.stderr)
+                    print(f"(cut off at --max-tokens {sampling.max_tokens})", file=sys.stderr)
             except KeyboardInterrupt:
                 print(" …", flush=True)
             except UserError as error:
                 print(f"error: {visible(str(error))}; {NEW} begins a new chat", file=sys.stderr)
-    return 0
 
 
 def _line(asked: bool) -> str | None:
@@ -63,3 +56,6 @@ def _line(asked: bool) -> str | None:
         if asked:
             print()
         return None
+
+
+COMMAND = chat

@@ -8,13 +8,13 @@ laws are also checked with the settings that a spec names in `test_fields`. Exit
 the run is damaged.
 Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selection, reward, engine."""
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.completion import complete_checked
-from proxima.cli.output import add_import_code, print_json
+from proxima.cli.output import print_json
+from proxima.cli.parameters import Argument
 from proxima.config.slots import Slot
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
@@ -38,30 +38,33 @@ class CheckConfig:
     engine: Annotated[Any, Slot("proxima.engine:ENGINES")] = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; a run folder; or a "
-    what += ".json file of records by hand"
-    kind: Any = parser.add_argument("kind", help=what)
-    kind.completer = complete_checked
-    parser.add_argument("override", nargs="*", default=[], metavar="field=value", help="fields other than the defaults")
-    parser.add_argument("--slot", help="the slot, where its class does not say it")
-    parser.add_argument("--model", help="of an engine: the model to run; otherwise a tiny one is made")
-    add_import_code(parser, "of a file of records by hand: import the classes outside proxima that it names")
-    parser.add_argument("--json", action="store_true", help="print every result for programs")
+KIND = (
+    "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; a run folder; or a .json "
+    "file of records by hand"
+)
+IMPORT_CODE = "of a file of records by hand: import the classes outside proxima that it names"
 
 
-def run(arguments: argparse.Namespace) -> int:
-    kind, words, slot = arguments.kind, arguments.override, arguments.slot
-    alone = not (words or slot or arguments.model)
+def check_target(
+    kind: Annotated[str, Argument(KIND, complete=complete_checked)],
+    override: Annotated[Sequence[str], Argument("fields other than the defaults", "field=value", words="*")] = (),
+    *,
+    slot: Annotated[str | None, Argument("the slot, where its class does not say it")] = None,
+    model: Annotated[str | None, Argument("of an engine: the model to run; otherwise a tiny one is made")] = None,
+    import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
+    as_json: Annotated[bool, Argument("print every result for programs", flag="--json")] = False,
+) -> int:
+    """Check a kind, the files of a run, or a file of records. Returns 1 if something is wrong."""
+    alone = not (override or slot or model)
     if kind.endswith(".json"):
         require_alone(alone, kind, "is a file of records, which name their specs")
-        return check_file(kind, import_code=arguments.import_code, as_json=arguments.json)
+        return check_file(kind, import_code=import_code, as_json=as_json)
     if ("/" in kind and ":" not in kind) or RunFolder(kind).has_run:
         require_alone(alone, kind, "is a run, which has no fields to set")
-        return check_run(kind, as_json=arguments.json)
-    if kind in CheckConfig.__dataclass_fields__ and words and "=" not in words[0]:
-        slot, kind, words = kind, words[0], words[1:]  # `check surrogate cppo`
-    return check_kind(kind, words, slot=slot, model=arguments.model, as_json=arguments.json)
+        return check_run(kind, as_json=as_json)
+    if kind in CheckConfig.__dataclass_fields__ and override and "=" not in override[0]:
+        slot, kind, override = kind, override[0], override[1:]  # `check surrogate cppo`
+    return check_kind(kind, override, slot=slot, model=model, as_json=as_json)
 
 
 def check_file(file: str, *, import_code: bool = False, as_json: bool = False) -> int:
@@ -201,3 +204,6 @@ def slot_of_class(cls: type, kind: str) -> str:
             return slot
     names = ", ".join(f"proxima.core.{protocol.__name__}" for protocol in PROTOCOLS.values())
     raise UserError(f"{kind} subclasses no protocol of a slot", remedy=f"subclass one of {names}, or add --slot")
+
+
+COMMAND = check_target

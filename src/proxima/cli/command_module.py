@@ -6,7 +6,7 @@ from types import ModuleType
 
 from proxima.data.errors import UserError
 
-GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `add_arguments` and `run`
+GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `COMMAND`
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 

@@ -2,7 +2,6 @@
 
 proxima doctor --engine http://127.0.0.1:8000  # what a server can do, as `proxima engine probe`"""
 
-import argparse
 import os
 import platform
 import shutil
@@ -27,11 +26,10 @@ def doctor(
 ) -> None:
     """Print what this machine has, or what a server can do."""
     if engine is not None:
-        from proxima.cli.engine import probe_action
+        from proxima.cli.engine.probe_action import probe_server
+        from proxima.cli.engine.server_options import ServerPlace
 
-        server = {"url": engine, "token_env": token_env, "allow_remote": allow_remote}
-        probe_action.run(argparse.Namespace(**server, json=as_json, kind=None, seconds=60.0))
-        return
+        return probe_server(ServerPlace(engine, token_env=token_env, allow_remote=allow_remote), as_json=as_json)
     facts = describe_machine()
     print_json(facts) if as_json else print("\n".join(report_lines(facts)))
 

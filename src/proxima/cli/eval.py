@@ -9,134 +9,108 @@ proxima eval --compare evals/a evals/b                # is the difference signif
 
 Figures with intervals, every answer and the settings are written to a folder."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.data import Group
     from proxima.runtime.launch.eval_run import EvalOutcome
 
-SAMPLING = "eval.sampling."  # the path of the options of a completion
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="hub name, folder, .gguf file, or a run folder")
-    words = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
-    parser.add_argument("override", nargs="*", default=[], metavar="RECIPE key=value", help=words)
-    add = parser.add_argument_group("questions").add_argument
-    tasks = "aime24, aime25, amc23, gsm8k, math500; several with commas between them"
-    add("--task", action="append", default=[], metavar="NAME[=PATH]", help=tasks)
-    data = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
-    add("--data", type=Path, metavar="FOLDER", help=data)
-    add("--limit", dest="eval.limit", type=int, metavar="N", help="the first N questions of each set")
-    add = parser.add_argument_group("sampling").add_argument
-    add("--samples", dest="eval.samples", type=int, metavar="N", help="completions per question; 1 (default): greedy")
-    temperature = "default: 0 for one sample, 1 for several"
-    add("--temperature", dest=f"{SAMPLING}temperature", type=float, metavar="T", help=temperature)
-    top_p = "keep the most probable tokens up to this mass"
-    add("--top-p", dest=f"{SAMPLING}top_p", type=float, metavar="P", help=top_p)
-    tokens = "maximum tokens of a completion (default: the set's)"
-    add("--max-tokens", dest=f"{SAMPLING}max_tokens", type=int, metavar="N", help=tokens)
-    add("--seed", type=int, help="seed of the samples and the bootstrap (default: 1, or the recipe's)")
-    add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
-    add = parser.add_argument_group("output").add_argument
-    add("--k", default="", metavar="1,4,8", help="k of pass@k and maj@k (default: powers of two up to --samples)")
-    metric = (
-        "what is reported and compared (default: accuracy, or else the mean reward): reward, length, a reward's name"
-    )
-    add("--metric", dest="eval.metric", metavar="NAME", help=metric)
-    add("--out", type=Path, metavar="FOLDER", help="where to write (default: evals/MODEL-TIME)")
-    add("--overwrite", action="store_true", help="replace the evaluation in the folder")
-    add("--show", type=int, default=0, metavar="N", help="print N questions of each set with their answers")
-    add("--json", action="store_true", help="print everything for programs")
-    compare = "two folders that this command wrote, or two runs: a paired test; nothing is generated"
-    add("--compare", nargs=2, metavar=("A", "B"), help=compare)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    if arguments.compare:
-        if arguments.model is not None:
-            raise UserError(f"--compare takes two results and no model; leave {arguments.model!r} out")
-        metric = vars(arguments)["eval.metric"]
-        return compare_sets(*arguments.compare, metric=metric, seed=arguments.seed or 0, as_json=arguments.json)
-    if arguments.model is None:
-        say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
-        raise UserError(f"name a model: {say}")
-    recipes = [word for word in arguments.override if "=" not in word]
-    if len(recipes) > 1:
-        raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
-    options = {key: value for key, value in vars(arguments).items() if key == "seed" or key.startswith("eval.")}
-    overrides = [word for word in arguments.override if "=" in word]
-    return evaluate_model(
-        arguments.model,
-        recipes[0] if recipes else None,
-        [*overrides, *(f"{key}={value}" for key, value in options.items() if value is not None)],
-        tasks=arguments.task,
-        data=arguments.data,
-        checkpoint=arguments.checkpoint,
-        ks=_ks(arguments.k),
-        out=arguments.out,
-        overwrite=arguments.overwrite,
-        show=arguments.show,
-        as_json=arguments.json,
-    )
+QUESTIONS, SAMPLING, OUTPUT = "questions", "sampling", "output"  # groups of the options in `--help`
+OVERRIDE = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
+TASK = "aime24, aime25, amc23, gsm8k, math500; several with commas between them"
+DATA = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
+SAMPLES = "completions per question; 1 (default): greedy"
+TEMPERATURE = "default: 0 for one sample, 1 for several"
+TOP_P = "keep the most probable tokens up to this mass"
+MAX_TOKENS = "maximum tokens of a completion (default: the set's)"
+SEED = "seed of the samples and the bootstrap (default: 1, or the recipe's)"
+CHECKPOINT = "of a run: last, best, or a step (default: last)"
+K = "k of pass@k and maj@k (default: powers of two up to --samples)"
+METRIC = "what is reported and compared (default: accuracy, or else the mean reward): reward, length, a reward's name"
+OUT = "where to write (default: evals/MODEL-TIME)"
+SHOW = "print N questions of each set with their answers"
+COMPARE = "two folders that this command wrote, or two runs: a paired test; nothing is generated"
 
 
 def evaluate_model(
-    model: str,
-    recipe: str | None = None,
-    overrides: Sequence[str] = (),
+    model: Annotated[str | None, Argument("hub name, folder, .gguf file, or a run folder")] = None,
+    override: Annotated[Sequence[str], Argument(OVERRIDE, "RECIPE key=value", words="*")] = (),
     *,
-    tasks: Sequence[str] = (),
-    data: Path | None = None,
-    checkpoint: str = "last",
-    ks: Sequence[int] = (),
-    out: Path | None = None,
-    overwrite: bool = False,
-    show: int = 0,
-    as_json: bool = False,
-) -> int:
-    """Evaluate a model, write the result to a folder and print it.
-
-    Args:
-        recipe: whose held-out questions are asked; None: those of `tasks`, or the run's own.
-        tasks: named sets, NAME or NAME=PATH; `data` is the folder of the sets.
-        ks: k of pass@k and maj@k; none: powers of two.
-        out: the folder; None: evals/MODEL-TIME.
-        show: questions of each set to print with their answers.
+    task: Annotated[Sequence[str], Argument(TASK, "NAME[=PATH]", words="append", group=QUESTIONS)] = (),
+    data: Annotated[Path | None, Argument(DATA, "FOLDER", group=QUESTIONS)] = None,
+    limit: Annotated[int | None, Argument("the first N questions of each set", "N", group=QUESTIONS)] = None,
+    samples: Annotated[int | None, Argument(SAMPLES, "N", group=SAMPLING)] = None,
+    temperature: Annotated[float | None, Argument(TEMPERATURE, "T", group=SAMPLING)] = None,
+    top_p: Annotated[float | None, Argument(TOP_P, "P", group=SAMPLING)] = None,
+    max_tokens: Annotated[int | None, Argument(MAX_TOKENS, "N", group=SAMPLING)] = None,
+    seed: Annotated[int | None, Argument(SEED, group=SAMPLING)] = None,
+    checkpoint: Annotated[str, Argument(CHECKPOINT, group=SAMPLING)] = "last",
+    k: Annotated[str, Argument(K, "1,4,8", group=OUTPUT)] = "",
+    metric: Annotated[str | None, Argument(METRIC, "NAME", group=OUTPUT)] = None,
+    out: Annotated[Path | None, Argument(OUT, "FOLDER", group=OUTPUT)] = None,
+    overwrite: Annotated[bool, Argument("replace the evaluation in the folder", group=OUTPUT)] = False,
+    show: Annotated[int, Argument(SHOW, "N", group=OUTPUT)] = 0,
+    as_json: Annotated[bool, Argument("print everything for programs", flag="--json", group=OUTPUT)] = False,
+    compare: Annotated[Sequence[str] | None, Argument(COMPARE, ("A", "B"), words=2, group=OUTPUT)] = None,
+) -> None:
+    """Evaluate a model, write the result to a folder and print it; or compare two results.
 
     Raises:
         UserError: as `proxima.evaluate`.
     """
+    if compare:
+        if model is not None:
+            raise UserError(f"--compare takes two results and no model; leave {model!r} out")
+        return compare_sets(*compare, metric=metric, seed=seed or 0, as_json=as_json)
+    if model is None:
+        say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
+        raise UserError(f"name a model: {say}")
+    recipe, overrides = _recipe_and_overrides(override)
+    options = {
+        "eval.limit": limit,
+        "eval.samples": samples,
+        "eval.sampling.temperature": temperature,
+        "eval.sampling.top_p": top_p,
+        "eval.sampling.max_tokens": max_tokens,
+        "seed": seed,
+        "eval.metric": metric,
+    }
     from proxima.api.evaluation import run_evaluation
 
-    done = run_evaluation(
+    outcome = run_evaluation(
         model,
         recipe,
-        overrides,
-        tasks=tasks,
+        [*overrides, *(f"{path}={value}" for path, value in options.items() if value is not None)],
+        tasks=task,
         data=data,
         checkpoint=checkpoint,
-        ks=ks,
+        ks=_ks(k),
         folder=out,
         overwrite=overwrite,
         stream=sys.stderr,
     )
     if as_json:
-        print_result(done)
-        return 0
+        return print_result(outcome)
     from proxima.view.eval_tables import results_table
 
-    shown = [line for groups in done.groups.values() for line in _shown(groups[:show])]
-    table = results_table(done.result, done.seconds, sys.stdout)
-    print("\n".join([*shown, *([""] if shown else []), table, "", f"written to {done.folder}"]))
-    return 0
+    shown = [line for groups in outcome.groups.values() for line in _shown(groups[:show])]
+    table = results_table(outcome.result, outcome.seconds, sys.stdout)
+    print("\n".join([*shown, *([""] if shown else []), table, "", f"written to {outcome.folder}"]))
+    return None
+
+
+def _recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
+    return (recipes[0] if recipes else None), [word for word in words if "=" in word]
 
 
 def _ks(text: str) -> tuple[int, ...]:
@@ -146,18 +120,18 @@ def _ks(text: str) -> tuple[int, ...]:
         raise UserError(f"--k {text} must be whole numbers with commas between them: --k 1,4,8") from None
 
 
-def print_result(done: "EvalOutcome") -> None:
+def print_result(outcome: "EvalOutcome") -> None:
     """Everything, for programs."""
     answers = {
         name: [_answer(group, i) for group in groups for i in range(len(group.completions))]
-        for name, groups in done.groups.items()
+        for name, groups in outcome.groups.items()
     }
-    print_json({**done.result, "seconds": done.seconds, "folder": str(done.folder), "answers": answers})
+    print_json({**outcome.result, "seconds": outcome.seconds, "folder": str(outcome.folder), "answers": answers})
 
 
 def compare_sets(
     first_name: str, second_name: str, *, metric: str | None = None, seed: int = 0, as_json: bool = False
-) -> int:
+) -> None:
     """Print the paired comparison of two results, each a folder of an evaluation or a run.
 
     Raises:
@@ -180,13 +154,12 @@ def compare_sets(
     if as_json:
         suites = {comparison.name: asdict(comparison) for comparison in comparisons}
         print_json({"first": first_name, "second": second_name, "suites": suites})
-        return 0
+        return
     print(comparison_table(comparisons, names, sys.stdout))
     for name in first.suites:
         if first.sampled_alike(second, name) is False:
             how = "the two were not sampled alike (see `sampling`, `system` and `template_arguments` in result.json)"
             print(f"{name}: {how}: the difference is of model and settings")
-    return 0
 
 
 def _shown(groups: Sequence["Group"]) -> list[str]:
@@ -216,3 +189,6 @@ def _answer(group: "Group", index: int) -> dict[str, Any]:
         "error": score.error,
         "finish_reason": completion.finish_reason,
     }
+
+
+COMMAND = evaluate_model

@@ -1,14 +1,14 @@
 """Complete prompts with a model or a run's checkpoint, through the local engine and the model's chat template."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.output import print_json
+from proxima.cli.parameters import Argument
 from proxima.data import FieldError, UserError
 
 if TYPE_CHECKING:
@@ -17,113 +17,90 @@ if TYPE_CHECKING:
     from proxima.engine.protocol import Sampling
 
 MODEL = "hub name, folder, .gguf file, or a run folder"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", help=MODEL)
-    add("prompt", nargs="+", help="user message; - reads one prompt per line from standard input")
-    add("--samples", type=int, default=1, help="completions per prompt")
-    add("--json", action="store_true", help="print tokens with their log-probs, for programs")
-    add_generation(parser, max_tokens=256)
-
-
-def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """The arguments of every command whose answers a person reads."""
-    add = parser.add_argument
-    add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
-    add("--system", help="system prompt; default: the run's own (data.system)")
-    words = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
-    add("--template-argument", action="append", default=[], metavar="NAME=VALUE", help=words)
-    add("--seed", type=int, default=0, help="seed of the samples")
-    dtype = "dtype of the engine's matrix products and cache"
-    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help=dtype)
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1")
-    add = parser.add_argument_group("sampling").add_argument
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--top-k", type=int, default=0, help="keep the k most probable tokens; 0: all")
-    add("--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass")
-    add("--min-p", type=float, default=0.0, help="keep tokens with at least this share of the largest probability")
-    add("--max-tokens", type=int, default=max_tokens, help=f"maximum number of new tokens (default: {max_tokens})")
-    stop = "text that ends a completion; repeatable"
-    add("--stop", action="append", default=[], metavar="TEXT", help=stop)
+TEMPLATE_ARGUMENT = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
+TOP_P = "keep the most probable tokens up to this mass"
+MIN_P = "keep tokens with at least this share of the largest probability"
+MAX_TOKENS = "maximum number of new tokens (default: %(default)s)"
+SAMPLING = "sampling"  # the title of its options in `--help`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """How a person's prompts are answered: the values of the options of `add_generation`.
+    """How a person's prompts are answered: the options of `generate` and `chat`."""
 
-    Args:
-        system, template_arguments: None and empty: the run's own.
-    """
+    checkpoint: Annotated[str, Argument("of a run: last, best, or a step (default: last)")] = "last"
+    system: Annotated[str | None, Argument("system prompt; default: the run's own (data.system)")] = None
+    template_argument: Annotated[Sequence[str], Argument(TEMPLATE_ARGUMENT, "NAME=VALUE", words="append")] = ()
+    seed: Annotated[int, Argument("seed of the samples")] = 0
+    dtype: Annotated[Literal["bfloat16", "float32"], Argument("dtype of the engine's matrix products and cache")] = (
+        "bfloat16"
+    )
+    device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto"
+    temperature: Annotated[float, Argument("0 is greedy (default)", group=SAMPLING)] = 0.0
+    top_k: Annotated[int, Argument("keep the k most probable tokens; 0: all", group=SAMPLING)] = 0
+    top_p: Annotated[float, Argument(TOP_P, group=SAMPLING)] = 1.0
+    min_p: Annotated[float, Argument(MIN_P, group=SAMPLING)] = 0.0
+    max_tokens: Annotated[int, Argument(MAX_TOKENS, group=SAMPLING)] = 256
+    stop: Annotated[
+        Sequence[str], Argument("text that ends a completion; repeatable", "TEXT", words="append", group=SAMPLING)
+    ] = ()
 
-    sampling: "Sampling"
-    checkpoint: str = "last"
-    system: str | None = None
-    template_arguments: Sequence[str] = ()
-    seed: int = 0
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    device: str = "auto"
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "Inference":
+    @property
+    def sampling(self) -> "Sampling":
         """Raises FieldError, which names the option as the user wrote it."""
         from proxima.engine.protocol import Sampling
 
-        names = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
         try:
-            sampling = Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
+            return Sampling(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                max_tokens=self.max_tokens,
+                stop=tuple(self.stop),
+            )
         except FieldError as error:
             error.field = f"--{error.field.replace('_', '-')}"
             raise
-        return cls(
-            sampling=sampling,
-            checkpoint=arguments.checkpoint,
-            system=arguments.system,
-            template_arguments=arguments.template_argument,
-            seed=arguments.seed,
-            dtype=arguments.dtype,
-            device=arguments.device,
-        )
 
 
 def warn(note: str) -> None:
     print(f"warning: {note}", file=sys.stderr)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    how = Inference.of(arguments)
-    return complete_prompts(arguments.model, arguments.prompt, how, samples=arguments.samples, as_json=arguments.json)
-
-
 def complete_prompts(
-    model: str, words: Sequence[str], how: Inference, *, samples: int = 1, as_json: bool = False
-) -> int:
+    model: Annotated[str, Argument(MODEL)],
+    prompt: Annotated[
+        Sequence[str], Argument("user message; - reads one prompt per line from standard input", words="+")
+    ],
+    *,
+    samples: Annotated[int, Argument("completions per prompt")] = 1,
+    as_json: Annotated[bool, Argument("print tokens with their log-probs, for programs", flag="--json")] = False,
+    inference: Inference = Inference(),
+) -> None:
     """Print the completions of prompts.
-
-    Args:
-        words: the prompts; `-` alone: those of standard input, one a line.
 
     Raises:
         UserError: the model, a prompt or an option is wrong.
     """
+    sampling = inference.sampling
     if samples < 1:
         raise UserError(f"--samples={samples} must be >= 1")
-    prompts = _prompts(words)
-    model, data = model_and_data(model, how)
+    prompts = _prompts(prompt)
+    model, data = model_and_data(model, inference)
 
     from proxima.runtime.launch.inference import generate
 
     completions, seconds = generate(
         model,
         prompts,
-        sampling=how.sampling,
+        sampling=sampling,
         samples=samples,
         system=data.system,
         template_arguments=data.template_arguments,
-        seed=how.seed,
-        dtype=how.dtype,
-        device=how.device,
+        seed=inference.seed,
+        dtype=inference.dtype,
+        device=inference.device,
         warn=warn,
     )
     tokens = sum(len(completion.tokens) for completion in completions)
@@ -134,7 +111,6 @@ def complete_prompts(
     else:
         print("\n".join(_text(prompts, completions)))
         print(f"{tokens} tokens in {seconds:.1f} s, {rate:,.0f} tok/s", file=sys.stderr)
-    return 0
 
 
 def _prompts(words: Sequence[str]) -> list[str]:
@@ -146,7 +122,7 @@ def _prompts(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def model_and_data(model: str, how: Inference) -> tuple[str, "DataConfig"]:
+def model_and_data(model: str, inference: Inference) -> tuple[str, "DataConfig"]:
     """The model's path; of a run, its checkpoint's. The system prompt and the template arguments are those given, and
     else the run's own."""
     from proxima.config import resolve
@@ -155,14 +131,14 @@ def model_and_data(model: str, how: Inference) -> tuple[str, "DataConfig"]:
     from proxima.config.sections.model_section import model_problem
     from proxima.model.demo_model import download_demo_model, is_downloadable
 
-    given = [f"data.template_arguments.{pair}" for pair in how.template_arguments]
-    if how.system is not None:
-        given.append(f"data.system={json.dumps(how.system, ensure_ascii=False)}")
+    given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
+    if inference.system is not None:
+        given.append(f"data.system={json.dumps(inference.system, ensure_ascii=False)}")
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.state.export import find_checkpoint
 
         data = resolve(model, given, root=PromptConfig).config.data
-        return str(find_checkpoint(model, how.checkpoint).model), data
+        return str(find_checkpoint(model, inference.checkpoint).model), data
     if remedy := model_problem(model):
         raise one_problem("model", remedy, model, "command line")
     if is_downloadable(model):
@@ -184,3 +160,6 @@ def _as_json(prompt: str, completion: "Completion") -> dict[str, Any]:
     columns = ("tokens", "sampled_log_prob", "untruncated_log_prob")
     facts = {name: getattr(completion, name) for name in scalars}
     return {"prompt": prompt, **facts, **{name: getattr(completion, name).tolist() for name in columns}}
+
+
+COMMAND = complete_prompts

@@ -1,26 +1,17 @@
 """Write a recipe, a reward function and questions to start from. They run as they are: cd FOLDER; proxima train
 recipe.yaml."""
 
-import argparse
 import shlex
 from pathlib import Path
+from typing import Annotated
 
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 STARTER = Path(__file__).parent / "starter"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("."), help="where to write; default: the current folder"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return write_starter(arguments.folder)
-
-
-def write_starter(folder: Path) -> int:
+def write_starter(folder: Annotated[Path, Argument("where to write; default: the current folder")] = Path(".")) -> None:
     """Copy the files to start from into a folder.
 
     Raises:
@@ -35,4 +26,6 @@ def write_starter(folder: Path) -> int:
         print(f"wrote {target}")
     where = "" if folder == Path(".") else f"cd {shlex.quote(str(folder))} && "
     print(f"\n{where}proxima train recipe.yaml")
-    return 0
+
+
+COMMAND = write_starter

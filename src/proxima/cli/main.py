@@ -14,7 +14,7 @@ from typing import NoReturn, TextIO
 from proxima import __version__
 from proxima.cli.bug_report import RUN_FOLDER, report_bug
 from proxima.cli.command_module import command_module
-from proxima.cli.parameters import add_parameters, call
+from proxima.cli.parameters import add_command, run_command
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 
@@ -107,7 +107,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
             command = command_module(name, place)
             below.description = command.__doc__
             if hasattr(command, "COMMAND"):
-                add_parameters(below, command.COMMAND)
+                add_command(below, command.COMMAND)
             else:
                 command.add_arguments(below)
     if completing:
@@ -123,7 +123,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     _place_rest(arguments, rest)
     announce(arguments, sys.stderr)
     if hasattr(command, "COMMAND"):
-        return int(call(command.COMMAND, arguments) or 0)
+        return run_command(command.COMMAND, arguments)
     return int(command.run(arguments))
 
 
@@ -132,7 +132,7 @@ LOADING = ("train", "sft", "reward", "dpo", "eval", "generate", "chat")  # comma
 
 def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
     """On a terminal, say at once what takes seconds: reading the recipe, importing libraries, loading the model."""
-    silent = getattr(arguments, "quiet", False) or getattr(arguments, "json", False) or not stream.isatty()
+    silent = getattr(arguments, "quiet", False) or getattr(arguments, "as_json", False) or not stream.isatty()
     if arguments.command in LOADING and not silent:
         given = getattr(arguments, "recipe", None) or getattr(arguments, "model", None)
         print(f"loading model{f' of {given}' if given else ''} …", file=stream, flush=True)

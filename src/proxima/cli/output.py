@@ -37,11 +37,6 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     add.completer = complete_override
 
 
-def add_import_code(parser: argparse.ArgumentParser, meaning: str = "") -> None:
-    """`--import-code`, of a command that reads a recipe, a run or records and runs nothing that they name."""
-    parser.add_argument("--import-code", action="store_true", help=meaning or IMPORT_CODE)
-
-
 def check_page(option: str, page: Path) -> None:
     """UserError unless a page can be written there."""
     if page.is_dir() or not page.absolute().parent.is_dir():

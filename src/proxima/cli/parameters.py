@@ -3,13 +3,15 @@
 def show(run: Annotated[str, Argument("run folder", "RUN")], *, step: Annotated[int, Argument("one step", "N")] = 1)
 
 has the arguments `RUN [--step N]`. A parameter that may be given by position is a positional argument, a keyword-only
-one an option; a `bool` is a switch, a sequence takes several words, a `Literal` one of its values.
+one an option; a `bool` is a switch, a sequence takes several words, a `Literal` one of its values. A parameter whose
+type is a dataclass stands for the arguments that the fields of that class declare. A command with actions, as
+`proxima data prepare`, is `Actions`.
 """
 
 import argparse
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -19,46 +21,119 @@ class Argument:
     """What the command line adds to a parameter.
 
     Args:
-        help: of `--help`.
-        metavar: the name of the value there.
+        help: of `--help`; may name the default as `%(default)s`.
+        metavar: the name of the value there, or of each of several.
         flag: of the option, where it is not the parameter's name.
-        words: how many, of a sequence: `+`, `*`, `append` for an option that may be repeated.
+        words: how many, of a sequence: `+`, `*`, a number, or `append` for an option that may be repeated.
+        choices: the values that are allowed, where a `Literal` can't list them.
         read: makes the value of a word; None: the class of the parameter.
         complete: what a shell offers.
+        group: the title in `--help` below which the option is listed.
+        exclusive: at most one of the options with this name is given.
     """
 
-    help: str
-    metavar: str | None = None
+    help: str = ""
+    metavar: str | tuple[str, ...] | None = None
     flag: str | None = None
-    words: str | None = None
+    words: str | int | None = None
+    choices: Sequence[str] = ()
     read: Callable[[str], Any] | None = None
     complete: Callable[..., list[str]] | None = None
+    group: str | None = None
+    exclusive: str | None = None
+
+
+@dataclass(frozen=True)
+class Actions:
+    """The actions of a command, each a function; the first paragraph of its docstring is its line of `--help`.
+
+    Args:
+        metavar: what usage and errors call the action.
+    """
+
+    functions: Mapping[str, Callable[..., int | None]]
+    metavar: str = "ACTION"
+
+
+Command = Actions | Callable[..., int | None]
+
+
+def add_command(parser: argparse.ArgumentParser, command: Command) -> None:
+    """Add the arguments of a command, or of each of its actions."""
+    if not isinstance(command, Actions):
+        return add_parameters(parser, command)
+    actions = parser.add_subparsers(dest="action", metavar=command.metavar, title="actions", required=True)
+    for name, function in command.functions.items():
+        line = " ".join(str(inspect.getdoc(function)).partition("\n\n")[0].split()).rstrip(".")
+        help = line[0].lower() + line[1:]
+        below = actions.add_parser(name, help=help, description=f"{line}.", formatter_class=parser.formatter_class)
+        add_parameters(below, function)
+    return None
+
+
+def run_command(command: Command, arguments: argparse.Namespace) -> int:
+    """Run a command with the arguments that `add_command` added; its exit code."""
+    function = command.functions[arguments.action] if isinstance(command, Actions) else command
+    return int(call(function, arguments) or 0)
 
 
 def add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Any]) -> None:
     """Add an argument for each parameter of the function."""
-    for name, parameter in inspect.signature(function).parameters.items():
+    groups: dict[str, Any] = {}
+    for parameter in _parameters(function):
         hint, argument = get_args(parameter.annotation)
         default = list(parameter.default) if argument.words == "append" else parameter.default
         added: dict[str, Any] = {"help": argument.help, "default": default, **_of_type(hint, argument)}
         if argument.metavar is not None:
             added["metavar"] = argument.metavar
         if parameter.kind is parameter.KEYWORD_ONLY:
-            flag = argument.flag or f"--{name.replace('_', '-')}"
-            parser.add_argument(flag, dest=name, **added)
+            flag = argument.flag or f"--{parameter.name.replace('_', '-')}"
+            _group(parser, argument, groups).add_argument(flag, dest=parameter.name, **added)
             continue
-        if parameter.default is parameter.empty:
+        if default is parameter.empty:
             added.pop("default")
         elif argument.words is None:
             added["nargs"] = "?"
-        action: Any = parser.add_argument(name, **added)
+        action: Any = parser.add_argument(parameter.name, **added)
         if argument.complete is not None:
             action.completer = argument.complete
 
 
 def call(function: Callable[..., Any], arguments: argparse.Namespace) -> Any:
     """The function with the arguments that `add_parameters` added."""
-    return function(**{name: getattr(arguments, name) for name in inspect.signature(function).parameters})
+    values = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        options = parameter.annotation
+        values[name] = call(options, arguments) if _holds_arguments(options) else getattr(arguments, name)
+    return function(**values)
+
+
+def _parameters(function: Callable[..., Any], defaults: Any = None) -> Iterator[inspect.Parameter]:
+    """The parameters of a function, those of its dataclasses in their places.
+
+    Args:
+        defaults: of a dataclass: the instance whose values are the defaults; None: those of its fields.
+    """
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default if defaults is None else getattr(defaults, name)
+        if _holds_arguments(parameter.annotation):
+            yield from _parameters(parameter.annotation, None if default is parameter.empty else default)
+        else:
+            yield parameter.replace(default=default)
+
+
+def _holds_arguments(hint: Any) -> bool:
+    return is_dataclass(hint)
+
+
+def _group(parser: argparse.ArgumentParser, argument: Argument, groups: dict[str, Any]) -> Any:
+    """What the option is added to: the parser, or its group of that name."""
+    name = argument.group or argument.exclusive
+    if name is None:
+        return parser
+    if name not in groups:
+        groups[name] = parser.add_argument_group(name) if argument.group else parser.add_mutually_exclusive_group()
+    return groups[name]
 
 
 def _of_type(hint: Any, argument: Argument) -> dict[str, Any]:
@@ -66,10 +141,12 @@ def _of_type(hint: Any, argument: Argument) -> dict[str, Any]:
         hint = next(member for member in get_args(hint) if member is not NoneType)
     if hint is bool:
         return {"action": "store_true"}
-    if get_origin(hint) is Literal:
+    if get_origin(hint) is Literal and argument.read is None:
         return {"choices": get_args(hint)}
     several = get_origin(hint) is Sequence
     made: dict[str, Any] = {"type": argument.read or (get_args(hint)[0] if several else hint)}
+    if argument.choices:
+        made["choices"] = argument.choices
     if argument.words is not None:
         made |= {"action": "append"} if argument.words == "append" else {"nargs": argument.words}
     return made

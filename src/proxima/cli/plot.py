@@ -6,7 +6,6 @@ proxima plot divergence runs/mine                      # ratio and difference of
 proxima plot run runs/mine --out curve.svg             # reward and held-out accuracy by step, for a README
 proxima plot timeline runs/mine --steps 3:8            # who works and who waits: trainer, engine, rewards, prompts"""
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.completion import complete_surrogate
-from proxima.cli.parameters import Argument, add_parameters, call
+from proxima.cli.parameters import Actions, Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
@@ -29,31 +28,13 @@ IMPORT_CODE = "import what the run's algorithm names outside proxima, which runs
 
 RunPath = Annotated[Path, Argument("run folder", "RUN")]
 OneStep = Annotated[int | None, Argument("one step of the run; default: every step", "N")]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar=" | ".join(PLOTS), required=True)
-    for name, function in PLOTS.items():
-        line = " ".join(str(function.__doc__).split()).rstrip(".")
-        below = what.add_parser(name, description=f"{line}.", help=f"{line[0].lower()}{line[1:]}")
-        out = f"an .svg or a .png; default: {name}.svg in the current folder"
-        below.add_argument("--out", default=f"{name}.svg", metavar="FILE", help=out)
-        add_parameters(below, function)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    from proxima.view.chart import write_figure
-
-    out = Path(arguments.out)
-    replaced = out.is_file() and arguments.out == f"{arguments.what}.svg"  # a name nobody typed
-    figure = call(PLOTS[arguments.what], arguments)
-    print(f"{write_figure(figure, out)}{' (replaced)' if replaced else ''}")
-    return 0
+Out = Annotated[str, Argument("an .svg or a .png; default: %(default)s in the current folder", "FILE")]
 
 
 def surrogates_figure(
     kind: Annotated[Sequence[str], Argument(KIND, "KIND", words="+", complete=complete_surrogate)],
     *,
+    out: Out = "surrogate.svg",
     advantage: Annotated[float, Argument("magnitude of the advantage; default: 1", "A")] = 1.0,
     behavior_probability: Annotated[Sequence[float], Argument(MU, "MU", words="+")] = (0.3,),
     only: Annotated[Literal["loss", "weight"] | None, Argument("one of the two quantities; default: both")] = None,
@@ -61,7 +42,7 @@ def surrogates_figure(
     position: Annotated[int, Argument(POSITION, "T")] = 11,
     length: Annotated[int, Argument("cppo: tokens of the completion; default: 21", "T")] = 21,
     drift: Annotated[float, Argument(DRIFT, "D")] = 0.045,
-) -> "Drawing":
+) -> None:
     """Loss and gradient weight of surrogates, for both signs of the advantage."""
     surrogates = {name: parse_surrogate(name) for name in dict.fromkeys(kind)}
     from proxima.view.surrogate_curve import TokenSetting
@@ -75,19 +56,21 @@ def surrogates_figure(
         drift=drift,
     )
     quantities: Sequence[Literal["loss", "weight"]] = [only] if only else ["loss", "weight"]
-    return draw(surrogates, setting, quantities=quantities, over=[over] if over else ["ratio", "probability"])
+    axes: Sequence[Literal["ratio", "probability"]] = [over] if over else ["ratio", "probability"]
+    _write(draw(surrogates, setting, quantities=quantities, over=axes), out, "surrogate.svg")
 
 
 def threshold_figure(
     run_folder: RunPath,
     *,
+    out: Out = "threshold.svg",
     step: OneStep = None,
     completion: Annotated[
         str | None, Argument("such as 12:3; default: the one with the most masked tokens", "UID:SAMPLE")
     ] = None,
     surrogate: Annotated[str | None, Argument(SURROGATE, "KIND")] = None,
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
-) -> "Drawing":
+) -> None:
     """cppo along one completion of a run: each token, its threshold, and what it masks."""
     from proxima.config.describe import kind_of
     from proxima.core.surrogate import Cppo
@@ -111,35 +94,37 @@ def threshold_figure(
         used = ",".join([used, *(f"{name}={value}" for name, value, drawn in pairs if value != drawn)])
     if used and not surrogate:
         print(f"the run used {used}, which has no such threshold: drawn is what cppo would have done", file=sys.stderr)
-    return ThresholdFigure.of(keys[completion] if completion else most_masked(completions, spec), spec, used)
+    drawn = keys[completion] if completion else most_masked(completions, spec)
+    _write(ThresholdFigure.of(drawn, spec, used), out, "threshold.svg")
 
 
-def divergence_figure(run_folder: RunPath, *, step: OneStep = None) -> "Drawing":
+def divergence_figure(run_folder: RunPath, *, out: Out = "divergence.svg", step: OneStep = None) -> None:
     """Ratio and difference of pi and mu in a run, over the probability of the sampled token."""
     from proxima.lab.divergences import read_trained
     from proxima.view.divergence_plot import DivergenceFigure
 
-    return DivergenceFigure.of(read_trained(run_folder, step), str(run_folder))
+    _write(DivergenceFigure.of(read_trained(run_folder, step), str(run_folder)), out, "divergence.svg")
 
 
-def run_figure(run_folder: RunPath) -> "Drawing":
+def run_figure(run_folder: RunPath, *, out: Out = "run.svg") -> None:
     """Mean reward and held-out accuracy of a run by step."""
     from proxima.view.curve import LearningCurve
 
-    return LearningCurve.of(run_folder)
+    _write(LearningCurve.of(run_folder), out, "run.svg")
 
 
 def timeline_figure(
     run_folder: Annotated[Path, Argument("run folder, also of a running or killed run", "RUN")],
     *,
+    out: Out = "timeline.svg",
     steps: Annotated[str | None, Argument("such as 3:8, or one step; default: the last six", "FIRST:LAST")] = None,
-) -> "Drawing":
+) -> None:
     """The stages of a few steps over time: trainer, engine, rewards, and each prompt."""
     from proxima.lab.run_reader import existing_run
     from proxima.view.timeline_plot import timeline_of_run
 
     run = existing_run(run_folder)
-    return timeline_of_run(run.timeline, run.path.resolve().name, steps)
+    _write(timeline_of_run(run.timeline, run.path.resolve().name, steps), out, "timeline.svg")
 
 
 def parse_surrogate(word: str) -> Any:
@@ -150,10 +135,20 @@ def parse_surrogate(word: str) -> Any:
     return spec_from_words("surrogate", kind, words)
 
 
-PLOTS: dict[str, Callable[..., "Drawing"]] = {
+def _write(figure: "Drawing", out: str, default: str) -> None:
+    """Write the figure and print its path; says whether a file that nobody named is replaced."""
+    from proxima.view.chart import write_figure
+
+    file = Path(out)
+    replaced = file.is_file() and out == default
+    print(f"{write_figure(figure, file)}{' (replaced)' if replaced else ''}")
+
+
+PLOTS: dict[str, Callable[..., None]] = {
     "surrogate": surrogates_figure,
     "threshold": threshold_figure,
     "divergence": divergence_figure,
     "run": run_figure,
     "timeline": timeline_figure,
 }
+COMMAND = Actions(PLOTS, metavar=" | ".join(PLOTS))

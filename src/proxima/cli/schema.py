@@ -1,19 +1,13 @@
 """Write the JSON schema of recipes. First line of a recipe for editors: # yaml-language-server: $schema=schema.json"""
 
-import argparse
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from proxima.cli.parameters import Argument
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", nargs="?", help="file to write; default: standard output")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return write_schema(arguments.out)
-
-
-def write_schema(file: str | None = None) -> int:
+def write_schema(out: Annotated[str | None, Argument("file to write; default: standard output")] = None) -> None:
     """Write the schema to a file; None: to standard output."""
     import json
 
@@ -21,9 +15,11 @@ def write_schema(file: str | None = None) -> int:
     from proxima.data.atomic_files import write_atomic
 
     text = json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
-    if file is None:
+    if out is None:
         sys.stdout.write(text)
     else:
-        write_atomic(Path(file), text)
-        print(f"wrote {file}")
-    return 0
+        write_atomic(Path(out), text)
+        print(f"wrote {out}")
+
+
+COMMAND = write_schema

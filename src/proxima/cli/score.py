@@ -9,7 +9,6 @@ A row has a prompt, a completion or a list of them (a group), and any other colu
 run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from proxima.cli.output import add_overrides
+from proxima.cli.output import Overrides
+from proxima.cli.parameters import Argument
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
 from proxima.data import Completion, FieldError, Group, Prompt, UserError, require
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 PROMPT, COMPLETION = ("prompt", "question", "messages"), ("completion", "text", "response")  # the first one present
 NO_TOKENS = np.zeros(0, np.int32)
 EXAMPLE = "--reward ./my_reward.py:function, --reward math, or --reward RECIPE"
+REWARD = "FILE.py:FUNCTION, a kind of `proxima list reward`, {kind: …}, package.module:NAME, a recipe or a run"
+ANSWER = "what rewards compare with; default: answer, if present"
+MODEL = "count tokens with this model's tokenizer; loads no weights"
 
 
 @dataclass(frozen=True)
@@ -46,52 +49,27 @@ class ScoreConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextColumns:
     """The columns of a file of texts; None: the first usual one that is there."""
 
-    prompt: str | None = None
-    completion: str | None = None
-    answer: str | None = None
+    prompt: Annotated[str | None, Argument(f"default: {', else '.join(PROMPT)}", "COLUMN")] = None
+    completion: Annotated[str | None, Argument(f"default: {', else '.join(COMPLETION)}", "COLUMN")] = None
+    answer: Annotated[str | None, Argument(ANSWER, "COLUMN")] = None
 
 
 Texts = Sequence[tuple[Prompt, list[Completion]]]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help=".jsonl or .parquet file")
-    add_overrides(parser)
-    reward = "FILE.py:FUNCTION, a kind of `proxima list reward`, {kind: …}, package.module:NAME, a recipe or a run"
-    parser.add_argument("--reward", action="append", default=[], metavar="REWARD", help=f"{reward}; may be repeated")
-    parser.add_argument("--prompt", metavar="COLUMN", help=f"default: {', else '.join(PROMPT)}")
-    parser.add_argument("--completion", metavar="COLUMN", help=f"default: {', else '.join(COMPLETION)}")
-    parser.add_argument("--answer", metavar="COLUMN", help="what rewards compare with; default: answer, if present")
-    parser.add_argument("--model", metavar="PATH", help="count tokens with this model's tokenizer; loads no weights")
-    parser.add_argument("--rows", type=int, default=20, metavar="N", help="completions to print; default: 20; 0: all")
-    parser.add_argument("--json-out", type=Path, metavar="FILE", help="write the summary and every score for programs")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return score_file(
-        arguments.file,
-        rewards=arguments.reward,
-        overrides=arguments.override,
-        columns=TextColumns(arguments.prompt, arguments.completion, arguments.answer),
-        model=arguments.model,
-        rows=arguments.rows,
-        json_out=arguments.json_out,
-    )
-
-
 def score_file(
-    file: str,
+    file: Annotated[str, Argument(".jsonl or .parquet file")],
+    override: Overrides = (),
     *,
-    rewards: Sequence[str],
-    overrides: Sequence[str] = (),
+    reward: Annotated[Sequence[str], Argument(f"{REWARD}; may be repeated", "REWARD", words="append")] = (),
     columns: TextColumns = TextColumns(),
-    model: str | None = None,
-    rows: int = 20,
-    json_out: Path | None = None,
+    model: Annotated[str | None, Argument(MODEL, "PATH")] = None,
+    rows: Annotated[int, Argument("completions to print; default: 20; 0: all", "N")] = 20,
+    json_out: Annotated[Path | None, Argument("write the summary and every score for programs", "FILE")] = None,
 ) -> int:
     """Score the texts of a file, print a table and a summary. Returns 1 if a completion has no score.
 
@@ -102,7 +80,7 @@ def score_file(
 
     if rows < 0:
         raise UserError(f"--rows {rows} must be >= 0; 0 prints all")
-    resolved = resolve_rewards(rewards, overrides)
+    resolved = resolve_rewards(reward, override)
     with resolved.locating():
         texts = read_texts(Path(file), columns, model)
         with quiet_transformers():
@@ -366,3 +344,6 @@ def summary_line(facts: dict[str, Any]) -> str:
         return text
     text += f": reward {facts['mean']:.3g} (sd {facts['sd']:.3g}, {facts['min']:.3g} … {facts['max']:.3g})"
     return text + (f", {facts['correct']:,} of {facts['known']:,} correct" if facts["known"] else "")
+
+
+COMMAND = score_file

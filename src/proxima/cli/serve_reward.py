@@ -8,79 +8,54 @@ proxima serve-reward models/reward --host 0.0.0.0 --token-env SCORER_TOKEN --all
 proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: SCORER_TOKEN}'
 """
 
-import argparse
 import importlib.util
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.cli.parameters import Argument
+from proxima.data import UserError, require
+from proxima.reward.server.scorer_limits import ScorerLimits
 
-LIMITS = {  # option: field of `ScorerLimits`, and what it means
-    "--max-body-mb": ("body_mb", "MiB of its body"),
-    "--max-completions": ("completions", "completions in it"),
-    "--max-characters": ("characters", "of a prompt or a completion"),
-    "--max-requests": ("requests", "that wait at once"),
-    "--seconds": ("seconds", "until it is scored"),
-}
+TOKEN_ENV = "environment variable with the bearer token that clients must send; required beyond this machine"
+ALLOW_HOST = "a name by which clients address this server, beside localhost and --host; may be repeated"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from proxima.reward.server.scorer_limits import ScorerLimits
-
-    parser.add_argument("model", metavar="FOLDER", help="a reward model: Hugging Face folder or hub name")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine alone")
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes a free one")
-    token = "environment variable with the bearer token that clients must send; required beyond this machine"
-    parser.add_argument("--token-env", metavar="NAME", help=token)
-    names = "a name by which clients address this server, beside localhost and --host; may be repeated"
-    parser.add_argument("--allow-host", metavar="NAME", action="append", default=[], help=names)
-    parser.add_argument("--normalize", action="store_true", help="scores with mean 0 and deviation 1 on held-out data")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of prompt and completion")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
-    limits = parser.add_argument_group("limits of a request")
-    for option, (field, meaning) in LIMITS.items():
-        default = getattr(ScorerLimits, field)
-        help = f"{meaning}; default: {default}"
-        limits.add_argument(option, dest=field, type=int, default=default, metavar="N", help=help)
+def _limit(meaning: str) -> Argument:
+    return Argument(f"{meaning}; default: %(default)s", "N", read=int, group="limits of a request")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from proxima.data import UserError, require
-    from proxima.reward.server.scorer_limits import ScorerLimits
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """The options for `ScorerLimits`."""
 
-    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"serve-reward needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
-    require(0 <= arguments.port <= 65535, "--port", arguments.port, "must be in [0, 65535]; 0 takes a free one")
-    values = {field: getattr(arguments, field) for field, _ in LIMITS.values()}
-    for option, (field, _) in LIMITS.items():
-        require(values[field] >= 1, option, values[field], "must be >= 1")
-    return serve_reward(
-        arguments.model,
-        host=arguments.host,
-        port=arguments.port,
-        limits=ScorerLimits(**values),
-        token_env=arguments.token_env,
-        allow_hosts=arguments.allow_host,
-        normalize=arguments.normalize,
-        max_tokens=arguments.max_tokens,
-        device=arguments.device,
-    )
+    max_body_mb: Annotated[int, _limit("MiB of its body")] = ScorerLimits.body_mb
+    max_completions: Annotated[int, _limit("completions in it")] = ScorerLimits.completions
+    max_characters: Annotated[int, _limit("of a prompt or a completion")] = ScorerLimits.characters
+    max_requests: Annotated[int, _limit("that wait at once")] = ScorerLimits.requests
+    seconds: Annotated[float, _limit("until it is scored")] = ScorerLimits.seconds
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            require(value >= 1, f"--{name.replace('_', '-')}", value, "must be >= 1")
 
 
 def serve_reward(
-    model: str,
+    model: Annotated[str, Argument("a reward model: Hugging Face folder or hub name", "FOLDER")],
     *,
-    host: str,
-    port: int,
-    limits: "ScorerLimits",
-    token_env: str | None = None,
-    allow_hosts: Sequence[str] = (),
-    normalize: bool = False,
-    max_tokens: int | None = None,
-    device: str = "auto",
-) -> int:
-    """Serve a reward model until a signal; arguments as those of the command."""
+    host: Annotated[str, Argument("address to listen on; default: this machine alone")] = "127.0.0.1",
+    port: Annotated[int, Argument("default: 8000; 0 takes a free one")] = 8000,
+    token_env: Annotated[str | None, Argument(TOKEN_ENV, "NAME")] = None,
+    allow_host: Annotated[Sequence[str], Argument(ALLOW_HOST, "NAME", words="append")] = (),
+    normalize: Annotated[bool, Argument("scores with mean 0 and deviation 1 on held-out data")] = False,
+    max_tokens: Annotated[int | None, Argument("most tokens of prompt and completion", "N")] = None,
+    device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto",
+    limits: RequestLimits = RequestLimits(),
+) -> None:
+    """Serve a reward model until a signal."""
+    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"serve-reward needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
+    require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.model.compute_thread import ComputeThread
     from proxima.reward import ModelReward
     from proxima.reward.server.fair_queue import FairQueue
@@ -88,6 +63,7 @@ def serve_reward(
     from proxima.reward.server.scorer_listener import Listener, open_socket
     from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored
 
+    scorer_limits = ScorerLimits(**{name.removeprefix("max_"): value for name, value in vars(limits).items()})
     token = _token(host, token_env)
     with open_socket(host, port) as listening, signals_restored():
         reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)
@@ -95,19 +71,17 @@ def serve_reward(
             reward.check()
             reward.load()
         compute = ComputeThread()
-        server = Listener(ScorerApp(FairQueue(reward, compute), limits, token, (host, *allow_hosts)))
+        server = Listener(ScorerApp(FairQueue(reward, compute), scorer_limits, token, (host, *allow_host)))
         server.handle_signals()
         listening.listen()  # whoever reads the line may ask at once
         name = f"[{host}]" if ":" in host else host
         key = f", with the token of {token_env}" if token else ""
         print(f"{model} on http://{name}:{listening.getsockname()[1]}/score{key}  Ctrl-C ends it", flush=True)
         compute.serve(server.serve([listening]))
-    return 0
 
 
 def _token(host: str, token_env: str | None) -> str:
     """The token that clients must send; empty on the loopback, where none is needed."""
-    from proxima.data import UserError
     from proxima.reward.http import bearer_token
     from proxima.reward.server.scorer_listener import beyond_loopback
 
@@ -117,3 +91,6 @@ def _token(host: str, token_env: str | None) -> str:
         remedy = "give --token-env NAME, an environment variable with a bearer token, or listen on 127.0.0.1"
         raise UserError(f"--host={host!r} can be reached from other machines, and needs a token", remedy=remedy)
     return ""
+
+
+COMMAND = serve_reward

@@ -2,44 +2,49 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from proxima.cli.data.prepare_action import DATA, is_prepared
-from proxima.cli.output import print_json
+from proxima.cli.output import AsJson, print_json
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 
-def show_folder(name: str, *, rows: int = 3, as_json: bool = False) -> int:
-    """Print the card of a folder, and the first rows of each side."""
+def show_folder(
+    folder: Annotated[str, Argument()],
+    *,
+    rows: Annotated[int, Argument("rows to print of each side; 3")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Print the card of a prepared folder and a few of its rows."""
     from pyarrow import parquet
 
     from proxima.prepare import read_card
     from proxima.prepare.dataset_card import card_markdown
 
-    folder = Path(name).expanduser()
-    card = read_card(folder)
+    path = Path(folder).expanduser()
+    card = read_card(path)
     if as_json:
-        print_json(card)
-        return 0
-    print(card_markdown(card, name).rstrip())
+        return print_json(card)
+    print(card_markdown(card, folder).rstrip())
     for table in (file for file in card["outputs"] if file.endswith(".parquet") and rows > 0):
-        if not (folder / table).is_file():
-            raise UserError(f"{folder / table} is missing; see proxima data check {name}")
+        if not (path / table).is_file():
+            raise UserError(f"{path / table} is missing; see proxima data check {folder}")
         print(f"\n## First rows of {table}")
-        for row in next(parquet.ParquetFile(folder / table).iter_batches(batch_size=rows)).to_pylist():
+        for row in next(parquet.ParquetFile(path / table).iter_batches(batch_size=rows)).to_pylist():
             facts = ", ".join(f"{key} {row[key]}" for key in ("subject", "level", "source_id") if row[key] is not None)
             print(f"\n{row['row']}{': ' + facts if facts else ''}, ×{row['repeats']}")
             for message in row["messages"]:
                 print(f"  {message['role']}: " + message["content"].replace("\n", "\n    "))
             print(f"  answer: {row['answer']}")
-    return 0
+    return None
 
 
-def check_folders(names: Sequence[str], *, as_json: bool = False) -> int:
-    """Compare folders with their cards. Returns 1 if a file differs."""
+def check_folders(folder: Annotated[Sequence[str], Argument(words="+")], *, as_json: AsJson = False) -> int:
+    """Compare folders with the hashes in their cards; 1 if a file differs."""
     from proxima.prepare import verify_folder
 
-    folders = {name: verify_folder(Path(name).expanduser()) for name in names}
+    folders = {name: verify_folder(Path(name).expanduser()) for name in folder}
     bad = sum(status != "same" for files in folders.values() for status in files.values())
     if as_json:
         print_json({"bad": bad, "folders": folders})
@@ -52,8 +57,8 @@ def check_folders(names: Sequence[str], *, as_json: bool = False) -> int:
     return 1 if bad else 0
 
 
-def list_sources(*, as_json: bool = False) -> int:
-    """Print what can be prepared."""
+def list_sources(*, as_json: AsJson = False) -> None:
+    """Show what can be prepared, where it is published, and what is in data/."""
     from proxima.prepare import SOURCES
 
     rows: list[dict[str, Any]] = [
@@ -71,9 +76,8 @@ def list_sources(*, as_json: bool = False) -> int:
         for part in parts
     ]
     if as_json:
-        print_json(rows)
-        return 0
+        return print_json(rows)
     for row in rows:
         state = "prepared" if row["prepared"] else f"make it: proxima data prepare {row['source']}"
         print(f"{row['folder']:<16} {row['title']}\n{'':<16} {', '.join(row['hubs'])}\n{'':<16} {state}")
-    return 0
+    return None

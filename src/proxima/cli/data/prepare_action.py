@@ -6,17 +6,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from proxima.cli.output import print_json
+from proxima.cli.parameters import Argument
 from proxima.data import UserError
+from proxima.prepare.deduplicate import Conflicts
+from proxima.prepare.prepare_options import PrepareOptions
 
 if TYPE_CHECKING:
-    from proxima.prepare import EvalSet, Part, PreparedFolder, PrepareOptions
+    from proxima.prepare import EvalSet, Part, PreparedFolder
     from proxima.view.terminal import StageProgress
 
 DATA = Path("data")
-OPTIONS = ("template", "system", "held_out", "words", "common", "conflicts", "max_unreadable")  # of `PrepareOptions`
+SOURCE = "dapo-math, gsm8k, aime (both years), amc23, math (with math500), or a part: aime24, math500 …"
+FROM = "file, folder, pattern ('data/*.parquet') or hub name, once for each part (aime24=…); default: the hub"
+SUBSET = "folder inside, or configuration on the hub (DAPO-Math-17k-Processed: en, cn)"
+REVISION = "commit, tag or branch on the hub; default: the cached, else the newest"
+OUT = "folder to write; data/<name>. math500 goes beside it, the years of aime into it"
+AGAINST = "evaluation sets to keep out of the training questions; default: those beside the output; empty: none"
+TEMPLATE = "prompt template: plain, dapo, boxed, gsm8k, think_answer, a text with {question}, or @FILE"
+HELD_OUT = "share of the questions to split off by hash where the source has no test side; 0.02"
+WORDS = "consecutive words that no training and evaluation question may share; 0: compare whole texts only; 13"
+COMMON = "ignore consecutive words that occur in more training questions than this; 10"
+CONFLICTS = "a question with several answers: drop it, keep the first, or the majority; drop"
+UNREADABLE = "refuse if more of the questions have no readable answer; 0.01"
 
 
 @dataclass(frozen=True)
@@ -29,21 +43,34 @@ class PartRequest:
     required: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrepareArguments(PrepareOptions):
+    """The options of the command that decide the content."""
+
+    template: Annotated[str | None, Argument(TEMPLATE, "TEXT")] = None
+    system: Annotated[str | None, Argument("system prompt; '' for none", "TEXT")] = None
+    held_out: Annotated[float | None, Argument(HELD_OUT, "SHARE")] = None
+    words: Annotated[int, Argument(WORDS, "N")] = PrepareOptions.words
+    common: Annotated[int, Argument(COMMON, "N")] = PrepareOptions.common
+    conflicts: Annotated[Conflicts, Argument(CONFLICTS, "RULE", read=str)] = PrepareOptions.conflicts
+    max_unreadable: Annotated[float, Argument(UNREADABLE, "SHARE")] = PrepareOptions.max_unreadable
+
+
 def prepare_source(
-    source: str,
+    source: Annotated[str, Argument(SOURCE)],
     *,
-    options: "PrepareOptions",
-    places: Sequence[str] = (),
-    subset: str | None = None,
-    revision: str | None = None,
-    out: Path | None = None,
-    against: Sequence[str] | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    as_json: bool = False,
-    quiet: bool = False,
-) -> int:
-    """Prepare the parts of a source, and print what became of their rows; arguments as those of the command.
+    places: Annotated[Sequence[str], Argument(FROM, "[PART=]PLACE", flag="--from", words="append")] = (),
+    subset: Annotated[str | None, Argument(SUBSET, "NAME")] = None,
+    revision: Annotated[str | None, Argument(REVISION, "COMMIT")] = None,
+    out: Annotated[Path | None, Argument(OUT, "FOLDER")] = None,
+    against: Annotated[Sequence[str] | None, Argument(AGAINST, "FOLDER", words="*")] = None,
+    options: PrepareArguments = PrepareArguments(),
+    overwrite: Annotated[bool, Argument("replace a prepared folder")] = False,
+    dry_run: Annotated[bool, Argument("count everything, write nothing")] = False,
+    as_json: Annotated[bool, Argument("print the cards for programs", flag="--json")] = False,
+    quiet: Annotated[bool, Argument("no progress")] = False,
+) -> None:
+    """Make a data set without repeats or evaluation questions, with a card.
 
     Raises:
         UserError: see `prepare`; or no part could be made.
@@ -57,6 +84,7 @@ def prepare_source(
     requests = _requests(parts, places, None if out is None else out.expanduser())
     for request in (request for request in requests if request.required and not dry_run):
         refuse_existing(request.folder, overwrite=overwrite)
+    command = _command(source, places, subset, revision, options, against)
     made: list[PreparedFolder] = []
     missing: list[str] = []
     for request in requests:
@@ -80,7 +108,7 @@ def prepare_source(
                     folder,
                     options,
                     eval_sets=eval_sets,
-                    command=_command(source, places, subset, revision, options, against),
+                    command=command,
                     overwrite=overwrite,
                     dry_run=dry_run,
                     progress=None if quiet else progress.update,
@@ -93,7 +121,6 @@ def prepare_source(
         print_json([prepared.card for prepared in made])
     if not made and missing:
         raise UserError(f"no part of {source} could be prepared, see above")
-    return 0
 
 
 @contextmanager
@@ -226,7 +253,7 @@ def _command(
     words = ["proxima", "data", "prepare", source]
     for place in places:
         words += ["--from", place]
-    chosen = {"subset": subset, "revision": revision} | {name: getattr(options, name) for name in OPTIONS}
+    chosen = {"subset": subset, "revision": revision} | vars(options)
     for name, value in chosen.items():
         if value != getattr(type(options), name, None):  # the default
             words += [f"--{name.replace('_', '-')}", str(value)]

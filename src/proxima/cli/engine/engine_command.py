@@ -5,24 +5,10 @@ proxima engine serve quickstart engine=vllm               # start a server for a
 proxima engine probe http://127.0.0.1:8000                # what a server can do
 proxima engine check http://127.0.0.1:8000 --model MODEL  # whether it does it right"""
 
-import argparse
-import importlib
+from proxima.cli.engine.check_action import check_server
+from proxima.cli.engine.install_action import install_server
+from proxima.cli.engine.probe_action import probe_server
+from proxima.cli.engine.serve_action import serve_recipe
+from proxima.cli.parameters import Actions
 
-ACTIONS = {  # name: its module, which has `add_arguments` and `run`, and what it does
-    "install": ("install_action", "install a server into an environment of its own"),
-    "serve": ("serve_action", "start the server of a recipe, and keep it running"),
-    "probe": ("probe_action", "ask a server what it can do"),
-    "check": ("check_action", "check the laws of engines against a live server; 1 if one fails"),
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    for name, (module, line) in ACTIONS.items():
-        text = f"{line.capitalize()}."
-        below = actions.add_parser(name, help=line, description=text, formatter_class=parser.formatter_class)
-        importlib.import_module(f"{__package__}.{module}").add_arguments(below)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return int(importlib.import_module(f"{__package__}.{ACTIONS[arguments.action][0]}").run(arguments))
+COMMAND = Actions({"install": install_server, "serve": serve_recipe, "probe": probe_server, "check": check_server})

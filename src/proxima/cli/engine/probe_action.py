@@ -1,11 +1,11 @@
 """`proxima engine probe URL`: what a server can do, found by asking it."""
 
-import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.engine.server_options import ServerPlace, add_server_options, with_server
+from proxima.cli.engine.server_options import ServerPlace, with_server
 from proxima.cli.output import print_json
+from proxima.cli.parameters import Argument
 
 if TYPE_CHECKING:
     from proxima.engine.http.dialect import ServerFacts
@@ -20,17 +20,10 @@ MEANINGS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_server_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the facts for programs")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return probe_server(ServerPlace.of(arguments), as_json=arguments.json)
-
-
-def probe_server(place: ServerPlace, *, as_json: bool = False) -> int:
-    """Print what a server can do."""
+def probe_server(
+    place: ServerPlace, *, as_json: Annotated[bool, Argument("print the facts for programs", flag="--json")] = False
+) -> None:
+    """Ask a server what it can do."""
     from proxima.engine.http.detect import detect_server
 
     _, facts = with_server(place, lambda client: detect_server(client, place.kind))
@@ -40,7 +33,6 @@ def probe_server(place: ServerPlace, *, as_json: bool = False) -> int:
         rows = list(fact_rows(facts))
         width = max(len(name) for name, _ in rows)
         print("\n".join(f"{name:<{width}}  {text}" for name, text in rows))
-    return 0
 
 
 def plain_facts(facts: "ServerFacts") -> dict[str, Any]:

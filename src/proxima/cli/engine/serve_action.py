@@ -1,30 +1,22 @@
 """`proxima engine serve`: the server of a recipe, in the foreground."""
 
-import argparse
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from proxima.cli.output import add_overrides, add_recipe
+from proxima.cli.output import Overrides, Recipe
+from proxima.cli.parameters import Argument
 
 KEY = "PROXIMA_ENGINE_KEY"
+LOG = "file that the server's output is appended to; default: runs/server.log"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_overrides(parser)
-    log = "file that the server's output is appended to; default: runs/server.log"
-    parser.add_argument("--log", metavar="FILE", default="runs/server.log", help=log)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return serve_recipe(arguments.recipe, arguments.override, log=Path(arguments.log))
-
-
-def serve_recipe(recipe: str, overrides: Sequence[str] = (), *, log: Path = Path("runs/server.log")) -> int:
-    """Start the servers of a recipe, print how to train with them, and wait until Ctrl-C or a server's death.
+def serve_recipe(
+    recipe: Recipe, override: Overrides = (), *, log: Annotated[Path, Argument(LOG, "FILE")] = Path("runs/server.log")
+) -> None:
+    """Start the server of a recipe, and keep it running.
 
     Raises:
         UserError: the recipe's engine is no server, or the server can't start.
@@ -36,7 +28,7 @@ def serve_recipe(recipe: str, overrides: Sequence[str] = (), *, log: Path = Path
     from proxima.model.demo_model import download_demo_model, is_downloadable
     from proxima.model.load import load_config
 
-    resolved = resolve(recipe, overrides, root=None)
+    resolved = resolve(recipe, override, root=None)
     config: Any = resolved.config
     with resolved.locating():
         serve, kind = serve_section(config)
@@ -62,12 +54,11 @@ def serve_recipe(recipe: str, overrides: Sequence[str] = (), *, log: Path = Path
     with servers:
         try:
             print(f"log      {servers.started[0].log}")
-            print(f"train    {how_to_train([recipe, *overrides], config.engine, servers.urls, servers.token)}")
+            print(f"train    {how_to_train([recipe, *override], config.engine, servers.urls, servers.token)}")
             print("Ctrl-C ends it", flush=True)
             raise servers.wait()
         except KeyboardInterrupt:
             print("ending the server", flush=True)
-    return 0
 
 
 def serve_section(config: Any) -> "tuple[Any, str]":

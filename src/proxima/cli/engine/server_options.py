@@ -1,42 +1,33 @@
 """The options that say which server is meant."""
 
-import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
+from proxima.cli.parameters import Argument
 from proxima.data import FieldError, UserError
 
 if TYPE_CHECKING:
     from proxima.engine.http.client import ServerClient
 
 T = TypeVar("T")
-KINDS = ("vllm", "sglang")  # as `proxima.engine.http.detect.DIALECTS`, which needs numpy and httpx
+TOKEN_ENV = "environment variable with the server's bearer token"
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("url", help="the server's address: http://127.0.0.1:8000")
-    add("--kind", choices=KINDS, help="what the server is; default: found by asking")
-    add("--token-env", metavar="NAME", help="environment variable with the server's bearer token")
-    add("--allow-remote", action="store_true", help="the server may be on another machine")
-    add("--seconds", type=float, default=60.0, help="deadline of a call; 60")
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ServerPlace:
-    """Which server is meant: the values of the options."""
+    """Which server is meant.
 
-    url: str
-    kind: str | None = None
-    token_env: str | None = None
-    allow_remote: bool = False
-    seconds: float = 60.0
+    The kinds are those of `proxima.engine.http.detect.DIALECTS`, which needs numpy and httpx.
+    """
 
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "ServerPlace":
-        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
+    url: Annotated[str, Argument("the server's address: http://127.0.0.1:8000")]
+    _: KW_ONLY
+    kind: Annotated[Literal["vllm", "sglang"] | None, Argument("what the server is; default: found by asking")] = None
+    token_env: Annotated[str | None, Argument(TOKEN_ENV, "NAME")] = None
+    allow_remote: Annotated[bool, Argument("the server may be on another machine")] = False
+    seconds: Annotated[float, Argument("deadline of a call; 60")] = 60.0
 
 
 def with_server(place: ServerPlace, use: "Callable[[ServerClient], Awaitable[T]]") -> T:

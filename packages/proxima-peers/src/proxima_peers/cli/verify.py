@@ -3,38 +3,40 @@
 matched: the same numbers. differs: not ours, but what a documented peculiarity of the peer gives, named by its id.
 failed: neither. unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
 
-import argparse
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.output import add_import_code, print_json
+from proxima.cli.output import print_json
+from proxima.cli.parameters import Argument
 from proxima.data import NoFieldError, UserError
 
 if TYPE_CHECKING:
     from proxima_peers.verify.verdict import RecordVerdict
 
 RECORD = "{name, source, dtype, inputs, params, expected}"
+IMPORT_CODE = "import the classes outside proxima that records by hand name, which runs their code"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="+", help=f"JSON list of records {RECORD}, or a folder of such files")
-    add_import_code(parser, "import the classes outside proxima that records by hand name, which runs their code")
-    parser.add_argument("--json", action="store_true", help="print totals and every verdict for programs")
-
-
-def run(arguments: argparse.Namespace) -> int:
+def verify_files(
+    file: Annotated[Sequence[str], Argument(f"JSON list of records {RECORD}, or a folder of such files", words="+")],
+    *,
+    import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
+    as_json: Annotated[bool, Argument("print totals and every verdict for programs", flag="--json")] = False,
+) -> int:
+    """Print a verdict for each record. Returns 1 if any failed."""
     from proxima.check.by_hand_records import read_records
     from proxima_peers.verify.verification import totals
 
-    names = [file for name in arguments.file for file in _files(name)]
+    names = [path for name in file for path in _files(name)]
     # a wrong path is refused before anything is computed
     records = {name: read_records(Path(name), RECORD, _require_record) for name in names}
-    verdicts = {name: [_verdict(raw, arguments.import_code) for raw in raws] for name, raws in records.items()}
+    verdicts = {name: [_verdict(raw, import_code) for raw in raws] for name, raws in records.items()}
     total = totals([verdict for of_file in verdicts.values() for verdict in of_file])
-    if arguments.json:
+    if as_json:
         files = [
             {"file": name, "totals": totals(of_file), "verdicts": [_finite(asdict(verdict)) for verdict in of_file]}
             for name, of_file in verdicts.items()
@@ -121,3 +123,6 @@ def _reasons(verdicts: list["RecordVerdict"]) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+COMMAND = verify_files
