@@ -86,12 +86,14 @@ def tiny_model() -> LoadedModel:
 def requests(prompts: int = 3, samples: int = 2, **sampling: Any) -> list[Request]:
     """Prompts of different lengths, `samples` requests each."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
-    found = []
-    for uid in range(prompts):
-        tokens = (np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1
-        prompt = Prompt(uid=uid, messages=(), tokens=tokens.astype(np.int32))
-        found += [Request(prompt=prompt, sample=sample, sampling=chosen, seed=7) for sample in range(samples)]
-    return found
+    tokens = [(np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1 for uid in range(prompts)]
+    return [r for uid in range(prompts) for r in requests_of(uid, tokens[uid], samples, 7, chosen)]
+
+
+def requests_of(uid: int, tokens: Sequence[int] | Ints, samples: int, seed: int, sampling: Sampling) -> list[Request]:
+    """`samples` requests of one prompt."""
+    prompt = Prompt(uid=uid, messages=(), tokens=np.asarray(tokens, np.int32))
+    return [Request(prompt=prompt, sample=sample, sampling=sampling, seed=seed) for sample in range(samples)]
 
 
 async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Completion]:
@@ -108,9 +110,7 @@ async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Complet
 async def ask(engine: Engine, prompt: Sequence[int], samples: int = 1, **sampling: Any) -> list[Completion]:
     """`samples` completions of one prompt."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
-    asked = Prompt(uid=0, messages=(), tokens=np.asarray(prompt, np.int32))
-    wanted = [Request(prompt=asked, sample=sample, sampling=chosen, seed=11) for sample in range(samples)]
-    return await completions(engine, wanted)
+    return await completions(engine, requests_of(0, prompt, samples, 11, chosen))
 
 
 def forward(model: LoadedModel, prompt: Sequence[int] | Ints, tokens: Sequence[int] | Ints) -> np.ndarray:

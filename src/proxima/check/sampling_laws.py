@@ -19,9 +19,10 @@ from proxima.check.engine_case import (
     mean_off,
     needs_model,
     requests,
+    requests_of,
 )
 from proxima.check.laws import require_that
-from proxima.data import Completion, Prompt
+from proxima.data import Completion
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.model.load import LoadedModel
 
@@ -41,19 +42,20 @@ async def temperature(case: EngineUnderTest, engine: Engine) -> None:
     """At temperature T, they are those of softmax(logits / T)."""
     for value in (0.5, 2.0):
         wanted = requests(samples=4, max_tokens=16, temperature=value)
-        there = engine.capabilities.log_probs_for(wanted[0].sampling)
-        found = await _with_logits(case, engine, wanted) if there else []
-        for c, logits in found:
+        names = sorted(engine.capabilities.log_probs_for(wanted[0].sampling))
+        if not names:
+            continue
+        answers = await _with_logits(case, engine, wanted)
+        for c, logits in answers:
             where = f"prompt {c.prompt_uid}, temperature {value:g}"
-            _compare(case, c, sorted(there)[-1], log_softmax(logits, value), where, scale=max(1.0, 1 / value))
-        if found:
-            told = np.concatenate([getattr(c, f"{sorted(there)[-1]}_log_prob") for c, _ in found])
-            right, plain = (
-                mean_off(told, np.concatenate([chosen_of(log_softmax(logits, t), c.tokens) for c, logits in found]))
-                for t in (value, 1.0)
-            )
-            text = f"temperature {value:g}: log-probs are {right:.3g} nats off softmax(logits / T)"
-            require_that(right < plain, f"{text}, {plain:.3g} off softmax(logits)")
+            _compare(case, c, names[-1], log_softmax(logits, value), where, scale=max(1.0, 1 / value))
+        reported = np.concatenate([getattr(c, f"{names[-1]}_log_prob") for c, _ in answers])
+        right, plain = (
+            mean_off(reported, np.concatenate([chosen_of(log_softmax(logits, t), c.tokens) for c, logits in answers]))
+            for t in (value, 1.0)
+        )
+        text = f"temperature {value:g}: log-probs are {right:.3g} nats off softmax(logits / T)"
+        require_that(right < plain, f"{text}, {plain:.3g} off softmax(logits)")
 
 
 async def truncation(case: EngineUnderTest, engine: Engine) -> None:
@@ -149,9 +151,7 @@ async def defaults(case: EngineUnderTest, engine: Engine) -> None:
     text = f"{seen} of {count} tokens were drawn beyond the {TAIL_RANK} most probable ones, {count * mass:.0f} expected"
     require_that(seen >= least, f"{text}: the engine cuts them off by itself")
     said = [*prompt, *np.repeat(np.argsort(full)[-4:], 6).tolist()]  # a penalty would press these down
-    repeated = Prompt(uid=0, messages=(), tokens=np.asarray(said, np.int32))
-    wanted = [Request(prompt=repeated, sample=i, sampling=Sampling(max_tokens=8), seed=5) for i in range(8)]
-    for c, logits in await _with_logits(case, engine, wanted):
+    for c, logits in await _with_logits(case, engine, requests_of(0, said, 8, 5, Sampling(max_tokens=8))):
         _compare(case, c, "untruncated", log_softmax(logits), "a prompt that repeats tokens")
 
 
