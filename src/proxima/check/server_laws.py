@@ -82,7 +82,7 @@ async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
             news.clear()
             await asyncio.wait_for(news.wait(), case.server.seconds)
 
-    tasks = [asyncio.create_task(read(case, client, request, seen[request.id], news)) for request in (one, ten)]
+    tasks = [asyncio.create_task(_read(case, client, request, seen[request.id], news)) for request in (one, ten)]
     async with ended(tasks):
         await until(lambda: all(seen.values()))
         await case.server.dialect.abort(client, case.server.facts, [one.id, "no-such-request"])
@@ -97,7 +97,7 @@ async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
         await asyncio.wait_for(tasks[1], case.server.seconds)
 
 
-async def read(
+async def _read(
     case: ServerUnderTest, client: ServerClient, request: TokenRequest, chunks: list[Chunk], news: asyncio.Event
 ) -> None:
     """The chunks of a completion as they come, each of which is news."""
@@ -135,7 +135,7 @@ async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
     for mode in sorted(facts.pause_modes & {"keep", "abort"}):
         seen: list[Chunk] = []
         begun = asyncio.Event()
-        task = asyncio.create_task(read(case, client, asked(f"pause-{mode}", max_tokens=200), seen, begun))
+        task = asyncio.create_task(_read(case, client, asked(f"pause-{mode}", max_tokens=200), seen, begun))
         await asyncio.wait_for(begun.wait(), case.server.seconds)
         await dialect.pause(client, facts, mode)
         try:
