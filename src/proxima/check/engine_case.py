@@ -146,10 +146,9 @@ def mean_off(found: np.ndarray, expected: np.ndarray) -> float:
 
 def known_capabilities(case: EngineUnderTest) -> Capabilities:
     """What the engine can do; it is built for the question."""
-    engine = case.spec.build(case.setup)
+    engine: Engine = case.spec.build(case.setup)
     close_engine(engine)
-    found: Capabilities = engine.capabilities
-    return found
+    return engine.capabilities
 
 
 def engine_law(
