@@ -3,7 +3,8 @@
 Where it fails, the other laws of the slot are not tried: their failures would follow from it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,13 +100,4 @@ def aggregate_runs(spec: Any, case: BatchCase) -> None:
 
 
 ORDINARY = (ordinary_cases, smaller_batches, show_batch)  # of a `Law`: cases, shrink, show
-
-
-def runs_law(
-    check: Callable[[Any, Any], None],
-    cases: Callable[[], Any],
-    shrink: Callable[[Any], Iterator[Any]],
-    show: Callable[[Any], str],
-) -> Law:
-    """The first law of a slot."""
-    return Law("runs", "no run can use it", check, cases, shrink, show, cure=CURE, root=True)
+runs_law = partial(Law, "runs", "no run can use it", cure=CURE, root=True)  # (check, cases, shrink, show)
