@@ -98,13 +98,13 @@ def requests_of(uid: int, tokens: Sequence[int] | Ints, samples: int, seed: int,
 
 async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Completion]:
     """All completions, in the order of the requests."""
-    found = {completion.key: completion async for completion in engine.generate(wanted)}
+    answered = {completion.key: completion async for completion in engine.generate(wanted)}
     keys = [request.key for request in wanted]
-    missing, other = sorted(set(keys) - set(found)), sorted(set(found) - set(keys))
-    counts = f"{len(found)} completions for {len(keys)} requests"
+    missing, other = sorted(set(keys) - set(answered)), sorted(set(answered) - set(keys))
+    counts = f"{len(answered)} completions for {len(keys)} requests"
     which = f"missing {missing[:1]}, not requested {other[:1]} (prompt, sample, turn)"
     require_that(not missing and not other, f"{counts}: {which}")
-    return [found[key] for key in keys]
+    return [answered[key] for key in keys]
 
 
 async def ask(engine: Engine, prompt: Sequence[int], samples: int = 1, **sampling: Any) -> list[Completion]:
@@ -120,27 +120,27 @@ def forward(model: LoadedModel, prompt: Sequence[int] | Ints, tokens: Sequence[i
     ids = [*map(int, prompt), *map(int, tokens)]
     with torch.inference_mode():
         logits = model.model(torch.tensor([ids], device=model.model.device), use_cache=False).logits[0].double()
-    found: np.ndarray = logits[len(prompt) - 1 : len(ids) - 1].cpu().numpy()
-    return found
+    before: np.ndarray = logits[len(prompt) - 1 : len(ids) - 1].cpu().numpy()
+    return before
 
 
 def log_softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """[..., V] nats."""
     scaled = logits / (temperature or 1.0)
     scaled = scaled - scaled.max(-1, keepdims=True)
-    found: np.ndarray = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-    return found
+    log_probs: np.ndarray = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    return log_probs
 
 
 def chosen_of(log_probs: np.ndarray, tokens: Sequence[int] | Ints) -> Floats:
     """[T] of the tokens."""
-    found: Floats = np.take_along_axis(log_probs, np.asarray(tokens, np.int64)[:, None], -1)[:, 0]
-    return found
+    chosen: Floats = np.take_along_axis(log_probs, np.asarray(tokens, np.int64)[:, None], -1)[:, 0]
+    return chosen
 
 
-def mean_off(found: np.ndarray, expected: np.ndarray) -> float:
+def mean_off(actual: np.ndarray, expected: np.ndarray) -> float:
     """Nats, mean over the tokens; infinite where one is no number."""
-    off = float(np.abs(found - expected).mean()) if len(found) else 0.0
+    off = float(np.abs(actual - expected).mean()) if len(actual) else 0.0
     return off if np.isfinite(off) else np.inf
 
 

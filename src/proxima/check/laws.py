@@ -153,9 +153,9 @@ def require_that(condition: bool, text: str) -> None:
         raise Violation(text)
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are equal, NaN where the other is NaN."""
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
@@ -169,5 +169,5 @@ def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-
     if off.numel() and float(off.max()) > 0:
         at = int(off.flatten().argmax())
         where = f" at {at}" if off.dim() else ""
-        found, wanted = (float(x.flatten()[at]) for x in (actual, expected))
-        raise Violation(f"{what}{where}: {found:.9g}, expected {wanted:.9g}")
+        measured, correct = (float(x.flatten()[at]) for x in (actual, expected))
+        raise Violation(f"{what}{where}: {measured:.9g}, expected {correct:.9g}")

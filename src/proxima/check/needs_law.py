@@ -34,8 +34,8 @@ def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
     return replace(b, **{name: value if value.is_floating_point() else value + 1})
 
 
-def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    pairs = zip(one, other, strict=True)
+def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    pairs = zip(first, second, strict=True)
     return all(torch.equal(a.double().nan_to_num(0.123), b.double().nan_to_num(0.123)) for a, b in pairs)
 
 

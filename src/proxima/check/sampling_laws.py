@@ -98,10 +98,12 @@ async def frequencies(case: EngineUnderTest, engine: Engine) -> None:
             continue
         drawn = await ask(engine, prompt, case.draws, temperature=value, max_tokens=1)
         tokens = np.array([c.tokens[0] for c in drawn])
-        told = np.array([c.sampled_log_prob[0] for c in drawn], np.float64)
+        reported = np.array([c.sampled_log_prob[0] for c in drawn], np.float64)
         first = len(drawn) // 3
-        known = {int(token): float(told[:first][tokens[:first] == token].mean()) for token in np.unique(tokens[:first])}
-        statistic, freedom = chi_squared(known, tokens[first:])
+        log_probs = {
+            int(token): float(reported[:first][tokens[:first] == token].mean()) for token in np.unique(tokens[:first])
+        }
+        statistic, freedom = chi_squared(log_probs, tokens[first:])
         chance = tail_of_chi_squared(statistic, freedom)
         text = f"chi-squared {statistic:.1f} with {freedom} degrees of freedom, chance {chance:.1g}"
         why = f"temperature {value:g}: {text}: tokens are not drawn as their log-probs say"
@@ -196,11 +198,11 @@ async def lengths(case: EngineUnderTest, engine: Engine) -> None:
 
 async def _widest_prompt(engine: Engine) -> list[int]:
     """The prompt after which most different tokens are drawn."""
-    found: dict[tuple[int, ...], int] = {}
+    variety: dict[tuple[int, ...], int] = {}
     for request in requests(prompts=4, samples=1):
         prompt: tuple[int, ...] = tuple(request.prompt.tokens.tolist())
-        found[prompt] = len({c.tokens[0] for c in await ask(engine, prompt, 24, max_tokens=1)})
-    return list(max(found.items(), key=lambda item: item[1])[0])
+        variety[prompt] = len({c.tokens[0] for c in await ask(engine, prompt, 24, max_tokens=1)})
+    return list(max(variety.items(), key=lambda item: item[1])[0])
 
 
 async def _with_logits(
@@ -236,20 +238,20 @@ def _kept(full: np.ndarray, sampling: Sampling) -> np.ndarray:
 def _renormalised(full: np.ndarray, sampling: Sampling) -> np.ndarray:
     """[T, V] log-probs after truncation, of the kept tokens; of the others as if they were kept."""
     mass = np.where(_kept(full, sampling), np.exp(full), 0.0).sum(-1, keepdims=True)
-    found: np.ndarray = full - np.log(mass)
-    return found
+    log_probs: np.ndarray = full - np.log(mass)
+    return log_probs
 
 
 def _left_out(full: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
     """[T] how far beyond the edge of truncation each token is: nats below the last that stays."""
     last = np.where(_kept(full, sampling), full, np.inf).min(-1)
-    found: np.ndarray = np.maximum(0.0, last - chosen_of(full, tokens))
-    return found
+    beyond: np.ndarray = np.maximum(0.0, last - chosen_of(full, tokens))
+    return beyond
 
 
 def _tells_sampled(case: EngineUnderTest) -> str | None:
-    told = case.model is not None and "sampled" in known_capabilities(case).log_probs_for(Sampling())
-    return needs_model(case) or (None if told else "the engine does not tell the log-probs that it samples with")
+    reported = case.model is not None and "sampled" in known_capabilities(case).log_probs_for(Sampling())
+    return needs_model(case) or (None if reported else "the engine does not tell the log-probs that it samples with")
 
 
 def _of_temperature(case: EngineUnderTest) -> str | None:

@@ -73,8 +73,8 @@ async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
 async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
     """An abort ends its request with the tokens that it has, and no other request."""
     most = min((case.server.facts.max_length or LIMIT) - len(PROMPT) - 1, LIMIT)
-    one, ten = asked("end-1", max_tokens=most), asked("end-10", max_tokens=most)
-    seen: dict[str, list[Chunk]] = {one.id: [], ten.id: []}
+    first, tenth = asked("end-1", max_tokens=most), asked("end-10", max_tokens=most)
+    seen: dict[str, list[Chunk]] = {first.id: [], tenth.id: []}
     news = asyncio.Event()
 
     async def until(condition: Callable[[], bool]) -> None:
@@ -82,18 +82,18 @@ async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
             news.clear()
             await asyncio.wait_for(news.wait(), case.server.seconds)
 
-    tasks = [asyncio.create_task(_read(case, client, request, seen[request.id], news)) for request in (one, ten)]
+    tasks = [asyncio.create_task(_read(case, client, request, seen[request.id], news)) for request in (first, tenth)]
     async with ended(tasks):
         await until(lambda: all(seen.values()))
-        await case.server.dialect.abort(client, case.server.facts, [one.id, "no-such-request"])
+        await case.server.dialect.abort(client, case.server.facts, [first.id, "no-such-request"])
         await asyncio.wait_for(tasks[0], case.server.seconds)
-        answer = joined(seen[one.id])
+        answer = joined(seen[first.id])
         text = f"finish_reason {answer.finish_reason!r} after an abort, {len(answer.tokens)} tokens"
         require_that(answer.finish_reason == "abort", text)
-        held = len(seen[ten.id])
-        await until(lambda: len(seen[ten.id]) > held or seen[ten.id][-1].finish_reason is not None)
-        require_that(seen[ten.id][-1].finish_reason != "abort", "the abort of end-1 ended end-10 too")
-        await case.server.dialect.abort(client, case.server.facts, [ten.id])
+        held = len(seen[tenth.id])
+        await until(lambda: len(seen[tenth.id]) > held or seen[tenth.id][-1].finish_reason is not None)
+        require_that(seen[tenth.id][-1].finish_reason != "abort", "the abort of end-1 ended end-10 too")
+        await case.server.dialect.abort(client, case.server.facts, [tenth.id])
         await asyncio.wait_for(tasks[1], case.server.seconds)
 
 
