@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxima.check import check_law, check_spec, laws_of, variants_of
 from proxima.check.batches import BatchCase, make_batch, with_new_leaf
+from proxima.check.batches import batch_cases as check_cases
 from proxima.check.laws import Law, require_close
 from proxima.check.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
 from proxima.core import (
@@ -61,7 +62,7 @@ ON_BATCHES = [
     for slot in ("surrogate", "correction", "penalty", "aggregate", "distillation")
     for name, spec in variants(TABLES[slot]).items()
     for law in laws_of(slot, spec)
-    if law.cases.__name__ == "cases"  # those whose cases are random batches
+    if law.cases is check_cases  # those whose cases are random batches
     and not (law.exemptible and law.name in spec.exempt_laws)
     and law.applies(spec) is None
     and not ("/" in name and law.defaults_only)
@@ -83,7 +84,7 @@ def test_law_on_random_batches(law: Law, spec: Any, count: int) -> None:
 def test_laws_on_other_cases(slot: str, name: str) -> None:
     """Those that need no random batch: outcomes, float32, empty batches."""
     spec = variants(TABLES[slot])[name]
-    laws = [law for law in laws_of(slot, spec) if law.cases.__name__ != "cases"]
+    laws = [law for law in laws_of(slot, spec) if law.cases is not check_cases]
     results = [check_law(law, spec) for law in laws if law.name not in spec.exempt_laws]
     assert [result for result in results if result.status == "FAILED"] == []
 
@@ -167,7 +168,7 @@ def test_corrections_compose_with_every_surrogate(correction: str, case: BatchCa
     spec = CORRECTED[correction]
     loss, grad = loss_and_gradient(b, SPECS[kind], aggregate, correction=spec)
     assert bool(loss.value.isfinite()) and bool(grad.isfinite().all()) and bool((grad[~b.loss_mask] == 0).all())
-    require_exact_split(b, case.owners(), SPECS[kind], aggregate, spec)
+    require_exact_split(b, case.parts(), SPECS[kind], aggregate, spec)
     again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), SPECS[kind], aggregate, correction=spec)
     require_close(again.value, loss.value, "loss with the sequences in another order")
 
@@ -198,7 +199,7 @@ def test_two_thousand_random_batches(part: int) -> None:
         aggregate = AGGREGATES[data.draw(st.sampled_from(sorted(AGGREGATES)))]()
         loss, grad = loss_and_gradient(b, spec, aggregate, correction=correction)
         assert bool(loss.value.isfinite()) and bool(grad.isfinite().all()) and bool((grad[~b.loss_mask] == 0).all())
-        require_exact_split(b, case.owners(), spec, aggregate, correction)
+        require_exact_split(b, case.parts(), spec, aggregate, correction)
         shuffled = with_new_leaf(b.take(case.order()))
         again, _ = loss_and_gradient(shuffled, spec, aggregate, correction=correction)
         require_close(again.value, loss.value, "loss with the sequences in another order")

@@ -18,8 +18,8 @@ setting needs is a failure), and settings that switch on branches (`test_fields`
 see `proxima.core.spec.Spec`. Cases are drawn from fixed seeds: a result can be repeated.
 Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, `config`, torch. Imported by `cli`, the tests and
 `proxima_peers`.
-To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot. For a new slot, a
-line in `LAWS` too.
+To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot, with `*BATCHES`,
+`*OUTCOMES` or `*TEXTS` for its cases. For a new slot, a line in `LAWS` too.
 """
 
 from typing import TYPE_CHECKING

@@ -2,8 +2,8 @@
 seen."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -13,9 +13,12 @@ import numpy as np
 from proxima.check.laws import Violation, require_that
 from proxima.data import Completion
 from proxima.data.columns import Floats
+from proxima.data.random import server_seed
+from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, TokenRequest
 from proxima.engine.protocol import Capabilities, EngineSetup, EngineSpec, Request, ScoreRequest
+from proxima.model.load import stop_tokens_of
 
 AT_ONCE = 32  # requests
 
@@ -37,9 +40,14 @@ class BareServer(EngineSpec):
         """The engine; it connects when it is asked."""
         return BareServerEngine(self, setup)
 
-    def connect(self) -> ServerClient:
-        """A connection for one event loop; the caller closes it."""
-        return ServerClient(self.address, seconds=self.seconds)
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[ServerClient]:
+        """A connection for one event loop."""
+        client = ServerClient(self.address, seconds=self.seconds)
+        try:
+            yield client
+        finally:
+            await client.close()
 
 
 class BareServerEngine:
@@ -58,51 +66,40 @@ class BareServerEngine:
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Some at once, in any order."""
-        client, free = self.spec.connect(), asyncio.Semaphore(AT_ONCE)
-        tasks = [asyncio.create_task(self._one(client, free, request)) for request in requests]
-        try:
-            for task in asyncio.as_completed(tasks):
-                yield await task
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await client.close()
+        free = asyncio.Semaphore(AT_ONCE)
+        async with self.spec.connect() as client:
+            tasks = [asyncio.create_task(self._completion(client, free, request)) for request in requests]
+            async with ended(tasks):
+                for task in asyncio.as_completed(tasks):
+                    yield await task
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         """At temperature 1."""
-        client = self.spec.connect()
         score, facts = self.spec.dialect.score, self.spec.facts
-        try:
-            return [await score(client, facts, one.prompt_tokens, one.tokens) for one in requests]
-        finally:
-            await client.close()
+        async with self.spec.connect() as client:
+            return [await score(client, facts, request.prompt_tokens, request.tokens) for request in requests]
 
-    async def _one(self, client: ServerClient, free: asyncio.Semaphore, request: Request) -> Completion:
+    async def _completion(self, client: ServerClient, free: asyncio.Semaphore, request: Request) -> Completion:
         """A completion. The log-probs before truncation take a scoring call where the server reports those after it."""
         asked = self._token_request(request)
         async with free:
-            chunks = await all_chunks(self.spec, client, asked)
-        sampling = request.sampling
-        tokens = np.concatenate([chunk.tokens for chunk in chunks])
-        told = np.concatenate([chunk.log_prob for chunk in chunks])
+            answer = await whole_answer(self.spec, client, asked)
+        sampling, tokens, untruncated = request.sampling, answer.tokens, answer.log_prob
         there = self.capabilities.log_probs_for(sampling) if self.spec.facts.log_probs else frozenset()
-        untruncated = told
         if self.spec.facts.log_probs == "processed" and sampling.truncates and "untruncated" in there:
             untruncated = await self.spec.dialect.score(client, self.spec.facts, request.prompt.tokens, tokens)
-        text = str(self.setup.tokenizer.decode(tokens, skip_special_tokens=True))
-        ends = [at for stop in sampling.stop if (at := text.find(stop)) >= 0]
+        text = decoded(self.setup.tokenizer, tokens)
         absent = np.full(len(tokens), np.nan, np.float32)
         return Completion(
             prompt_uid=request.prompt.uid,
             sample=request.sample,
             turn=request.turn,
             tokens=tokens,
-            text=text[: min(ends)] if ends else text,
-            sampled_log_prob=told if "sampled" in there else absent,
+            text=text[: stop_at(text, sampling.stop)],
+            sampled_log_prob=answer.log_prob if "sampled" in there else absent,
             untruncated_log_prob=untruncated if "untruncated" in there else absent,
             policy_version=np.zeros(len(tokens), np.int32),
-            finish_reason=chunks[-1].finish_reason or "abort",
+            finish_reason=answer.finish_reason or "abort",
             temperature=sampling.temperature,
         )
 
@@ -110,25 +107,29 @@ class BareServerEngine:
         prompt, sampling, limit = request.prompt.tokens, request.sampling, self.spec.facts.max_length
         if limit is not None:
             sampling = replace(sampling, max_tokens=max(1, min(sampling.max_tokens, limit - len(prompt))))
-        named = f"{request.seed}/{request.prompt.uid}/{request.sample}/{request.turn}".encode()
-        seed = int.from_bytes(hashlib.sha256(named).digest()[:4], "big") >> 1
+        seed = server_seed(request.seed, request.prompt.uid, request.sample, 0, turn=request.turn)
         return TokenRequest(
             id=f"proxima-check-{id(self)}-{next(self._ids)}",
             tokens=prompt.tolist(),
             sampling=sampling,
             seed=seed if self.spec.facts.seeds else None,
-            stop_tokens=ending_tokens(self.setup.tokenizer),
+            stop_tokens=stop_tokens_of(self.setup.tokenizer),
         )
 
 
-def ending_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a completion of the model's."""
-    found = tokenizer.eos_token_id
-    return () if found is None else (int(found),)
+@asynccontextmanager
+async def ended(tasks: Sequence[asyncio.Task[Any]]) -> AsyncIterator[None]:
+    """However the block ends, the tasks are ended after it."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def all_chunks(spec: BareServer, client: ServerClient, asked: TokenRequest) -> list[Chunk]:
-    """All chunks of a completion.
+async def whole_answer(spec: BareServer, client: ServerClient, asked: TokenRequest) -> Chunk:
+    """All of a completion, as one chunk.
 
     Raises:
         Violation: it hung between two tokens, is of another prompt, or has another number of log-probs than tokens.
@@ -150,7 +151,13 @@ async def all_chunks(spec: BareServer, client: ServerClient, asked: TokenRequest
     finally:
         await stream.aclose()  # type: ignore[attr-defined]
     require_that(bool(chunks) and chunks[-1].finish_reason is not None, "the stream ended without an ending")
-    return chunks
+    return joined(chunks)
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """The tokens of all chunks, and the ending of the last."""
+    tokens, log_prob = (np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("tokens", "log_prob"))
+    return replace(chunks[-1], tokens=tokens, log_prob=log_prob, sampling_mask=None)
 
 
 class NoTokenizer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -29,9 +30,9 @@ class BatchCase:
         """A permutation of the sequences."""
         return [int(i) for i in permutation(self.batch.sequences, self.key, 1)]
 
-    def owners(self, parts: int = 3) -> list[int]:
-        """[S] the micro-batch of each sequence."""
-        return [mix(self.key, 2, i) % parts for i in range(self.batch.sequences)]
+    def parts(self) -> list[list[int]]:
+        """The sequences of each of three micro-batches, of which some may be empty."""
+        return [[i for i in range(self.batch.sequences) if mix(self.key, 2, i) % 3 == part] for part in range(3)]
 
 
 def make_batch(
@@ -84,18 +85,17 @@ def make_batch(
     share = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)  # of the probability that the sampled token leaves
     token = torch.arange(tokens) % 4
     top_k = torch.arange(3).expand(tokens, 3)  # of four tokens, three are among the top K
+    columns = _of_a_teacher(behavior, share, seed)
     for name, source in (("behavior_top_k_log_prob", behavior), ("top_k_log_prob", log_prob)):
         top = ((1 - source.exp())[:, None] * (share + 0.03 * uniform(tokens, 3))).log()
-        top = torch.where(top_k == token[:, None], source[:, None], top)
-        fields[name] = torch.where(sampled[:, None], top, float("nan")) if garbage else top
-    for name, values in _of_a_teacher(behavior, share, seed).items():
-        known = sampled if values.dim() == 1 else sampled[:, None]
-        fields[name] = torch.where(known, values, float("nan")) if garbage else values
-    edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
+        columns[name] = torch.where(top_k == token[:, None], source[:, None], top)
+    for name, values in columns.items():
+        valid = sampled if values.dim() == 1 else sampled[:, None]
+        fields[name] = torch.where(valid, values, torch.nan) if garbage else values
     batch = PolicyBatch(
         loss_mask=loss_mask,
         sampled=sampled,
-        cu_seqlens=edges,
+        cu_seqlens=torch.tensor([0, *accumulate(lengths)]),
         advantage=advantage.to(dtype),
         policy_version=torch.randint(0, 3, (tokens,), generator=draw),
         token=token,
@@ -109,11 +109,11 @@ def make_batch(
 def _of_a_teacher(behavior: Tensor, share: Tensor, seed: int) -> dict[str, Tensor]:
     """What a distillation reads, with three buckets of about `share` and a rest."""
     draw = torch.Generator().manual_seed(seed + 1)
-    found = {"teacher_log_prob": behavior - torch.rand(len(behavior), generator=draw, dtype=torch.float64)}
+    columns = {"teacher_log_prob": behavior - torch.rand(len(behavior), generator=draw, dtype=torch.float64)}
     for name in ("bucket_log_prob", "teacher_bucket_log_prob"):
         own = 0.9 * share - 0.05 * torch.rand(len(behavior), 3, generator=draw, dtype=torch.float64)
-        found[name] = own.log()
-    return found
+        columns[name] = own.log()
+    return columns
 
 
 def with_new_leaf(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:
@@ -175,3 +175,11 @@ def show_batch(case: BatchCase) -> str:
     if not bool(b.loss_mask.all()):
         parts.append(f"loss_mask {b.loss_mask.int().tolist()[:8]}")
     return ", ".join(parts)
+
+
+def with_entropy_leaf(b: PolicyBatch) -> PolicyBatch:
+    """The batch with an entropy that has a gradient, where it has one."""
+    return b if b.entropy is None else replace(b, entropy=b.entropy.detach().clone().requires_grad_())
+
+
+BATCHES = (batch_cases, smaller_batches, show_batch)  # of a `Law`: cases, shrink, show

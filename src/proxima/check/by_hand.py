@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.by_hand_steps import STEPS
+from proxima.check.by_hand_steps import STEPS, Numbers, gradients
 from proxima.check.laws import Violation, require_close, require_that
 from proxima.core import TokenMean, TokenSum, distillation_loss, health, merge_metrics, mismatch_metrics, policy_loss
 from proxima.core.loss import Loss, apply_corrections
@@ -16,7 +16,6 @@ from proxima.data import PolicyBatch
 from proxima.data.field_checks import check_names
 
 LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
-SLOTS = (*LOSS_SLOTS, "distillation", "mismatch", *STEPS)
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-9}
 BOOLEAN = ("mask", "loss_mask", "sampled", "valid", "truncated")
 INTEGER = (
@@ -37,7 +36,7 @@ def _floats(value: Any) -> Any:
     return float("nan") if value is None else float(value)
 
 
-def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Numbers:
     """What our specs compute from the inputs of an example.
 
     Args:
@@ -59,13 +58,12 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict
     Raises: NoFieldError naming an input that doesn't exist or is missing.
     """
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
-    for slot, numbers in STEPS.items():
-        if slot in specs:
-            return {name: value.detach() for name, value in numbers(specs[slot], tensors).items()}
-    if "distillation" in specs:
-        return _distillation(specs["distillation"], tensors)
-    if "mismatch" in specs:
-        return _mismatch(specs["mismatch"], tensors)
+    slot = next((slot for slot in ALONE if slot in specs), None)
+    numbers = _of_loss(specs, tensors) if slot is None else ALONE[slot](specs[slot], tensors)
+    return {name: value.detach() for name, value in numbers.items()}
+
+
+def _of_loss(specs: Mapping[str, Any], tensors: Numbers) -> Numbers:
     leaf_name = "loss" if set(specs) == {"aggregate"} else "log_prob"
     leaf = tensors.pop(leaf_name).requires_grad_()
     entropy = tensors.get("entropy")
@@ -73,23 +71,26 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict
         entropy.requires_grad_()
     b = _batch(leaf, tensors)
     loss, tokens, metrics = _loss(specs, b)
-    found = _metrics(metrics)
+    numbers = _metrics(metrics)
     if loss is not None:
-        found |= {"loss": loss.value, "numerator": loss.numerator, "denominator": loss.denominator}
+        numbers |= {"loss": loss.value, "numerator": loss.numerator, "denominator": loss.denominator}
         leaves = {leaf_name: leaf} | ({"entropy": entropy} if entropy is not None and entropy.requires_grad else {})
-        slopes = torch.autograd.grad(loss.value, list(leaves.values()), allow_unused=True)
-        found |= {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-    laid_out = {name: padded_to(b, value, leaf.shape) if "mask" in tensors else value for name, value in tokens.items()}
-    return {name: value.detach() for name, value in (found | laid_out).items()}
+        numbers |= gradients(loss.value, leaves)
+    return numbers | {name: _laid_out(b, value, leaf, tensors) for name, value in tokens.items()}
 
 
-def _metrics(metrics: Metrics) -> dict[str, Tensor]:
+def _laid_out(b: PolicyBatch, values: Tensor, leaf: Tensor, tensors: Numbers) -> Tensor:
+    """[N] in the layout of the inputs."""
+    return padded_to(b, values, leaf.shape) if "mask" in tensors else values
+
+
+def _metrics(metrics: Metrics) -> Numbers:
     return {f"metrics.{name}": as_tensor(metric.value) for name, metric in metrics.items()}
 
 
-def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[str, Tensor], Metrics]:
+def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, Numbers, Metrics]:
     """The loss, None for a correction alone, the [N] values on the way to it, and the metrics."""
-    tokens: dict[str, Tensor] = {}
+    tokens: Numbers = {}
     if "correction" in specs:
         corrected = apply_corrections(b, [specs["correction"]])
         assert corrected.weight is not None
@@ -111,7 +112,7 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[s
     return Loss(aggregate(values, b), denominator, {}), tokens, {}
 
 
-def _mismatch(guard: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _mismatch(guard: Any, tensors: Numbers) -> Numbers:
     b = _batch(tensors.pop("log_prob"), tensors)
     merged = merge_metrics([mismatch_metrics(b.take(range(first, b.sequences, 2))) for first in (0, 1)])
     values = {name: metric.value for name, metric in merged.items()}
@@ -120,17 +121,17 @@ def _mismatch(guard: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return _metrics(merged) | judged | verdict
 
 
-def _distillation(spec: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _distillation(spec: Any, tensors: Numbers) -> Numbers:
     names = [name for name in ("log_prob", "bucket_log_prob") if name in tensors]
-    leaves = {name: tensors.pop(name).requires_grad_() for name in names}
+    leaves: Numbers = {name: tensors.pop(name).requires_grad_() for name in names}
     b = _batch(leaves["log_prob"], tensors | {name: leaves[name] for name in names[1:]})
     value = spec(b)
-    gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-    found = {f"grad_{name}": x for name, x in zip(names, gradients, strict=True) if x is not None}
-    found |= _metrics(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
-    return {
-        "divergence": padded_to(b, value, leaves["log_prob"].shape) if "mask" in tensors else value.detach()
-    } | found
+    numbers = {"divergence": _laid_out(b, value, leaves["log_prob"], tensors)} | gradients(value.sum(), leaves)
+    return numbers | _metrics(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
+
+
+ALONE = {"distillation": _distillation, "mismatch": _mismatch, **STEPS}  # the slots whose spec comes alone
+SLOTS = (*LOSS_SLOTS, *ALONE)
 
 
 def _typed(name: str, value: Any) -> Tensor:
@@ -158,19 +159,16 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """Everything expected, by its path: `loss`, `metrics.actor/ppo_kl`; a list is one leaf."""
     if not isinstance(value, dict):
         return {path: value}
-    found: dict[str, Any] = {}
-    for key, child in value.items():
-        found |= leaves(child, f"{path}.{key}" if path else key)
-    return found
+    nested = [leaves(child, f"{path}.{key}" if path else key) for key, child in value.items()]
+    return {name: leaf for inner in nested for name, leaf in inner.items()}
 
 
 def require_example(slot: str, spec: Any, example: Mapping[str, Any]) -> None:
     """Raise `Violation` unless the spec gives the numbers of its example."""
     unknown = sorted(set(example) - {"fields", "inputs", "expected"})
     require_that(not unknown, f"an example has no {', '.join(unknown)}; it has inputs, expected and fields")
-    require_numbers(
-        numbers_by_hand({slot: replace(spec, **example.get("fields", {}))}, example["inputs"]), example["expected"]
-    )
+    numbers = numbers_by_hand({slot: replace(spec, **example.get("fields", {}))}, example["inputs"])
+    require_numbers(numbers, example["expected"])
 
 
 def require_numbers(numbers: Mapping[str, Tensor], expected: Mapping[str, Any]) -> None:

@@ -26,13 +26,13 @@ def _advantage(spec: Any, inputs: Numbers) -> Numbers:
         return {"advantage": spec(_outcomes(inputs))}
     check_names(TokenRewards, inputs, "inputs")
     rewards = TokenRewards(**inputs)
-    found = {"advantage": spec(rewards)}
+    numbers = {"advantage": spec(rewards)}
     if hasattr(spec, "returns"):
-        found["returns"] = spec.returns(rewards)
+        numbers["returns"] = spec.returns(rewards)
         if rewards.group is not None:
-            measured = value_metrics(rewards, found["returns"], spec.gamma)
-            found |= {f"metrics.{name}": _scalar(value) for name, value in measured.items()}
-    return found
+            measured = value_metrics(rewards, numbers["returns"], spec.gamma)
+            numbers |= {f"metrics.{name}": _scalar(value) for name, value in measured.items()}
+    return numbers
 
 
 def _outcomes(inputs: Numbers) -> Outcomes:
@@ -46,9 +46,9 @@ def _selection(spec: Any, inputs: Numbers) -> Numbers:
     outcomes = _outcomes({name: value for name, value in inputs.items() if name != "advantage"})
     advantage = inputs.get("advantage", torch.zeros_like(outcomes.reward))
     size = int(outcomes.group.unique(return_counts=True)[1].max())
-    found = {"keep": select([spec], outcomes, advantage)[0].double()}
-    found["prompts_factor"] = _scalar(spec.prompts_factor(size))
-    return found | ({"keeps_size": _scalar(spec.keeps_size(size))} if hasattr(spec, "keeps_size") else {})
+    numbers = {"keep": select([spec], outcomes, advantage)[0].double()}
+    numbers["prompts_factor"] = _scalar(spec.prompts_factor(size))
+    return numbers | ({"keeps_size": _scalar(spec.keeps_size(size))} if hasattr(spec, "keeps_size") else {})
 
 
 def _preference(spec: Any, inputs: Numbers) -> Numbers:
@@ -63,19 +63,23 @@ def _preference(spec: Any, inputs: Numbers) -> Numbers:
     leaves = {name: filled[name].clone().requires_grad_() for name in ("chosen", "rejected")}
     pairs = PreferencePairs(**(filled | leaves))
     loss = spec(pairs)
-    slopes = torch.autograd.grad(loss.mean(), list(leaves.values()))
-    found = {"pair_loss": loss.detach(), "loss": loss.mean().detach()}
-    found |= {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True)}
-    return found | {f"metrics.{name}": _scalar(metric.value) for name, metric in spec.metrics(pairs).items()}
+    numbers = {"pair_loss": loss, "loss": loss.mean()} | gradients(loss.mean(), leaves)
+    return numbers | {f"metrics.{name}": _scalar(metric.value) for name, metric in spec.metrics(pairs).items()}
+
+
+def gradients(value: Tensor, leaves: Numbers) -> Numbers:
+    """`grad_<name>` of each leaf that the value depends on."""
+    slopes = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {f"grad_{name}": slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
 
 
 def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
     """What tokens and completions are paid, and the coefficient after a step of these completions."""
     _check_arguments(type(spec).__call__, inputs, beside=("self",))
     shaped = spec(**inputs)
-    found = {name: getattr(shaped, name).double() for name in ("reward", "total", "kl", "some", "paid")}
+    numbers = {name: getattr(shaped, name).double() for name in ("reward", "total", "kl", "some", "paid")}
     after = spec.next(spec.coefficient, shaped.mean_kl, len(shaped.total))
-    return found | {"mean_kl": _scalar(shaped.mean_kl), "next_coefficient": _scalar(after)}
+    return numbers | {"mean_kl": _scalar(shaped.mean_kl), "next_coefficient": _scalar(after)}
 
 
 def _proximal(kind: Any, inputs: Numbers) -> Numbers:
@@ -89,11 +93,11 @@ def _proximal(kind: Any, inputs: Numbers) -> Numbers:
 
 def _check_arguments(function: Callable[..., Any], inputs: Numbers, beside: tuple[str, ...]) -> None:
     """Raise NoFieldError naming an input that the function does not take, or one that it takes and is missing."""
-    known = {name: p for name, p in signature(function).parameters.items() if name not in beside}
+    parameters = {name: p for name, p in signature(function).parameters.items() if name not in beside}
     for name in inputs:
-        if name not in known:
-            raise NoFieldError(f"inputs: there is no {name!r} here; {suggestion(name, known)}")
-    for name, parameter in known.items():
+        if name not in parameters:
+            raise NoFieldError(f"inputs: there is no {name!r} here; {suggestion(name, parameters)}")
+    for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in inputs:
             raise NoFieldError(f"inputs: {name} is missing")
 

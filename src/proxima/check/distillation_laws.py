@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.batches import BatchCase
-from proxima.check.first_laws import FINITE, MASKED, runs_law, tensor_runs
+from proxima.check.batches import BATCHES, BatchCase
+from proxima.check.first_laws import FINITE, MASKED, ORDINARY, runs_law, tensor_runs
 from proxima.check.laws import Law, require_close, require_that
-from proxima.check.needs_law import needs_law, require_needs
-from proxima.check.surrogate_laws import STEP, batch_law, extreme_law
+from proxima.check.needs_law import needs_laws
+from proxima.check.surrogate_laws import STEP, extreme_law
 from proxima.core import TokenSum
 from proxima.core.distillation import buckets, distillation_loss
 from proxima.data import PolicyBatch
@@ -70,8 +70,8 @@ def coarser_is_less(spec: Any, case: BatchCase) -> None:
 def distillation_split(spec: Any, case: BatchCase) -> None:
     """Numerator, denominator and metrics add over micro-batches."""
     b = case.batch
-    rows = [[i for i, owner in enumerate(case.owners()) if owner == part] for part in range(3)]
-    whole, *parts = (distillation_loss(x, divergence=spec, aggregate=TokenSum()) for x in (b, *map(b.take, rows)))
+    batches = (b, *map(b.take, case.parts()))
+    whole, *parts = (distillation_loss(x, divergence=spec, aggregate=TokenSum()) for x in batches)
     require_close(torch.stack([part.numerator for part in parts]).sum(), whole.numerator, "sum over micro-batches")
     require_that(all(part.metrics.keys() == whole.metrics.keys() for part in parts), "metrics depend on the batch")
 
@@ -99,12 +99,6 @@ def unbiased(spec: Any, case: int) -> None:
     require_close(gradient, true, "expected gradient of the estimate", 1e-6, 1e-6)
 
 
-def distillation_needs(spec: Any, case: BatchCase) -> None:
-    """It reads what it declares in `needs`, and a missing tensor is named."""
-    run = lambda b: distillation_loss(b, divergence=spec, aggregate=TokenSum())  # noqa: E731
-    require_needs(spec, case.batch, run, distillation_outcome)
-
-
 def distillation_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
     """What a divergence decides."""
     return (spec(b).detach(),)
@@ -129,22 +123,20 @@ def of_samples(spec: Any) -> str | None:
 
 # fmt: off
 DISTILLATION_LAWS = (
-    runs_law(tensor_runs),
-    batch_law("value", "the divergence leaks out of the loss, or turns the weights into NaN", value_law, root=True,
-              cure=f"{MASKED}; {FINITE}"),
-    batch_law("zero_where_equal", "a student that has learned everything is still moved", zero_where_equal,
-              cure="a divergence of a distribution from itself is 0, and so is its gradient"),
-    batch_law("derivative", "the optimizer minimises something else", bucket_derivative, applies=of_buckets,
-              cure="detach nothing that the value depends on through the student's log-probs"),
-    batch_law("coarser_is_less", "it is no lower bound", coarser_is_less, applies=of_buckets,
-              cure="sum a convex function over the buckets, the rest of the vocabulary included"),
-    batch_law("micro_batches", "the loss depends on the memory of the machine", distillation_split,
-              cure="compute each token's value from that token"),
+    runs_law(tensor_runs, *ORDINARY),
+    Law("value", "the divergence leaks out of the loss, or turns the weights into NaN", value_law, *BATCHES, root=True,
+        cure=f"{MASKED}; {FINITE}"),
+    Law("zero_where_equal", "a student that has learned everything is still moved", zero_where_equal, *BATCHES,
+        cure="a divergence of a distribution from itself is 0, and so is its gradient"),
+    Law("derivative", "the optimizer minimises something else", bucket_derivative, *BATCHES, applies=of_buckets,
+        cure="detach nothing that the value depends on through the student's log-probs"),
+    Law("coarser_is_less", "it is no lower bound", coarser_is_less, *BATCHES, applies=of_buckets,
+        cure="sum a convex function over the buckets, the rest of the vocabulary included"),
+    Law("micro_batches", "the loss depends on the memory of the machine", distillation_split, *BATCHES,
+        cure="compute each token's value from that token"),
     Law("unbiased", "the student is drawn elsewhere", unbiased, lambda: range(6), applies=of_samples,
         cure="weigh the estimate by the ratio of the student to the policy that sampled"),
-    batch_law("needs", "a run fails late", distillation_needs, least=1,
-              cure="declare in `needs` what the call reads, and nothing else"),
-    needs_law(distillation_outcome),
+    *needs_laws(lambda spec, b: distillation_loss(b, divergence=spec, aggregate=TokenSum()), distillation_outcome),
     extreme_law(finite_distillation),
 )
 # fmt: on

@@ -86,31 +86,31 @@ def tiny_model() -> LoadedModel:
 def requests(prompts: int = 3, samples: int = 2, **sampling: Any) -> list[Request]:
     """Prompts of different lengths, `samples` requests each."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
-    found = []
-    for uid in range(prompts):
-        tokens = (np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1
-        prompt = Prompt(uid=uid, messages=(), tokens=tokens.astype(np.int32))
-        found += [Request(prompt=prompt, sample=sample, sampling=chosen, seed=7) for sample in range(samples)]
-    return found
+    tokens = [(np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1 for uid in range(prompts)]
+    return [r for uid in range(prompts) for r in requests_of(uid, tokens[uid], samples, 7, chosen)]
+
+
+def requests_of(uid: int, tokens: Sequence[int] | Ints, samples: int, seed: int, sampling: Sampling) -> list[Request]:
+    """`samples` requests of one prompt."""
+    prompt = Prompt(uid=uid, messages=(), tokens=np.asarray(tokens, np.int32))
+    return [Request(prompt=prompt, sample=sample, sampling=sampling, seed=seed) for sample in range(samples)]
 
 
 async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Completion]:
     """All completions, in the order of the requests."""
-    found = {completion.key: completion async for completion in engine.generate(wanted)}
+    answered = {completion.key: completion async for completion in engine.generate(wanted)}
     keys = [request.key for request in wanted]
-    missing, other = sorted(set(keys) - set(found)), sorted(set(found) - set(keys))
-    counts = f"{len(found)} completions for {len(keys)} requests"
+    missing, other = sorted(set(keys) - set(answered)), sorted(set(answered) - set(keys))
+    counts = f"{len(answered)} completions for {len(keys)} requests"
     which = f"missing {missing[:1]}, not requested {other[:1]} (prompt, sample, turn)"
     require_that(not missing and not other, f"{counts}: {which}")
-    return [found[key] for key in keys]
+    return [answered[key] for key in keys]
 
 
 async def ask(engine: Engine, prompt: Sequence[int], samples: int = 1, **sampling: Any) -> list[Completion]:
     """`samples` completions of one prompt."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
-    asked = Prompt(uid=0, messages=(), tokens=np.asarray(prompt, np.int32))
-    wanted = [Request(prompt=asked, sample=sample, sampling=chosen, seed=11) for sample in range(samples)]
-    return await completions(engine, wanted)
+    return await completions(engine, requests_of(0, prompt, samples, 11, chosen))
 
 
 def forward(model: LoadedModel, prompt: Sequence[int] | Ints, tokens: Sequence[int] | Ints) -> np.ndarray:
@@ -120,36 +120,35 @@ def forward(model: LoadedModel, prompt: Sequence[int] | Ints, tokens: Sequence[i
     ids = [*map(int, prompt), *map(int, tokens)]
     with torch.inference_mode():
         logits = model.model(torch.tensor([ids], device=model.model.device), use_cache=False).logits[0].double()
-    found: np.ndarray = logits[len(prompt) - 1 : len(ids) - 1].cpu().numpy()
-    return found
+    before: np.ndarray = logits[len(prompt) - 1 : len(ids) - 1].cpu().numpy()
+    return before
 
 
 def log_softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """[..., V] nats."""
     scaled = logits / (temperature or 1.0)
     scaled = scaled - scaled.max(-1, keepdims=True)
-    found: np.ndarray = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-    return found
+    log_probs: np.ndarray = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    return log_probs
 
 
 def chosen_of(log_probs: np.ndarray, tokens: Sequence[int] | Ints) -> Floats:
     """[T] of the tokens."""
-    found: Floats = np.take_along_axis(log_probs, np.asarray(tokens, np.int64)[:, None], -1)[:, 0]
-    return found
+    chosen: Floats = np.take_along_axis(log_probs, np.asarray(tokens, np.int64)[:, None], -1)[:, 0]
+    return chosen
 
 
-def mean_off(found: np.ndarray, expected: np.ndarray) -> float:
+def mean_off(actual: np.ndarray, expected: np.ndarray) -> float:
     """Nats, mean over the tokens; infinite where one is no number."""
-    off = float(np.abs(found - expected).mean()) if len(found) else 0.0
+    off = float(np.abs(actual - expected).mean()) if len(actual) else 0.0
     return off if np.isfinite(off) else np.inf
 
 
 def known_capabilities(case: EngineUnderTest) -> Capabilities:
     """What the engine can do; it is built for the question."""
-    engine = case.spec.build(case.setup)
+    engine: Engine = case.spec.build(case.setup)
     close_engine(engine)
-    found: Capabilities = engine.capabilities
-    return found
+    return engine.capabilities
 
 
 def engine_law(

@@ -95,19 +95,19 @@ async def pausing(_: EngineUnderTest, engine: Engine) -> None:
 async def aborting(_: EngineUnderTest, engine: Engine) -> None:
     """`abort` ends the completions of its prompt, and of no other."""
     wanted = requests(max_tokens=200)
-    found: dict[tuple[int, int, int], Completion] = {}
+    ended: dict[tuple[int, int, int], Completion] = {}
 
     async def collect() -> None:
         async for completion in engine.generate(wanted):
-            found[completion.key] = completion
+            ended[completion.key] = completion
 
     task = asyncio.create_task(collect())
     await asyncio.sleep(0)
     await engine.abort(0)
     await task
-    wrong = [c.prompt_uid for c in found.values() if c.finish_reason == "abort" and c.prompt_uid != 0]
+    wrong = [c.prompt_uid for c in ended.values() if c.finish_reason == "abort" and c.prompt_uid != 0]
     require_that(not wrong, f"abort(0) ended completions of prompt {wrong[:1]}")
-    require_that(len(found) == len(wanted), f"{len(found)} completions for {len(wanted)} requests")
+    require_that(len(ended) == len(wanted), f"{len(ended)} completions for {len(wanted)} requests")
 
 
 async def in_flight(_: EngineUnderTest, engine: Engine) -> None:
@@ -134,17 +134,17 @@ async def _seen_in_flight(engine: Engine, most: int) -> bool:
     task = asyncio.create_task(collect())
     while not task.done():
         answer = await engine.in_flight()
-        found: dict[tuple[int, int, int], InFlight | Completion] = {one.key: one for one in answer}
-        require_that(len(found) == len(answer), "in_flight() names a completion twice")
-        found |= made
+        current: dict[tuple[int, int, int], InFlight | Completion] = {part.key: part for part in answer}
+        require_that(len(current) == len(answer), "in_flight() names a completion twice")
+        current |= made
         for key, before in seen.items():
-            now = found.get(key)
+            now = current.get(key)
             longer = now is not None and np.array_equal(now.tokens[: len(before.tokens)], before.tokens)
             require_that(longer, f"prompt {key[0]}, sample {key[1]}: tokens that were in flight are in no place now")
-        for one in answer:
-            prompt = asked[one.key].prompt
-            require_that(np.array_equal(one.prompt_tokens, prompt.tokens), "in_flight() has another prompt's tokens")
-            seen[one.key] = one
+        for part in answer:
+            prompt = asked[part.key].prompt
+            require_that(np.array_equal(part.prompt_tokens, prompt.tokens), "in_flight() has another prompt's tokens")
+            seen[part.key] = part
         await asyncio.sleep(0)
     await task
     for key, before in seen.items():

@@ -50,9 +50,8 @@ class EnumerableWorld:
     @cached_property
     def completions(self) -> list[tuple[int, ...]]:
         """S completions as token ids, in the order of all tensors of [S]."""
-        words = range(1, self.vocabulary)
-        ended = [(*word, STOP) for t in range(self.horizon) for word in product(words, repeat=t)]
-        return ended + list(product(words, repeat=self.horizon))
+        ended = [(*prefix, STOP) for prefix in self.prefixes]
+        return ended + list(product(range(1, self.vocabulary), repeat=self.horizon))
 
     @cached_property
     def prefixes(self) -> dict[tuple[int, ...], int]:

@@ -3,14 +3,14 @@
 Where it fails, the other laws of the slot are not tried: their failures would follow from it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxima.check.batches import BatchCase, make_batch, show_batch, smaller_batches
+from proxima.check.batches import BatchCase, make_batch, show_batch, smaller_batches, with_entropy_leaf
 from proxima.check.laws import Law, Violation, require_that
 from proxima.core.loss import Corrected, TokenLoss
 from proxima.data import PolicyBatch
@@ -81,8 +81,7 @@ def correction_runs(spec: Any, case: BatchCase) -> None:
 
 def tensor_runs(spec: Any, case: BatchCase) -> None:
     """A tensor of finite numbers."""
-    b = case.batch
-    b = b if b.entropy is None else replace(b, entropy=b.entropy.detach().requires_grad_())
+    b = with_entropy_leaf(case.batch)
     value = spec(b)
     require_column(value, b, "its value")
     require_finite(value, b, spec, "the value")
@@ -100,11 +99,5 @@ def aggregate_runs(spec: Any, case: BatchCase) -> None:
         require_that(finite, f"{what} is {float(value):g}, for losses {[round(x, 4) for x in loss.tolist()]}")
 
 
-def runs_law(check: Callable[[Any, BatchCase], None]) -> Law:
-    """The first law of a slot of a loss."""
-    return Law("runs", "no run can use it", check, ordinary_cases, smaller_batches, show_batch, cure=CURE, root=True)
-
-
-def runs_on(check: Callable[[Any, Any], None], cases: Callable[[], Iterable[Any]], show: Callable[[Any], str]) -> Law:
-    """The first law of a slot that reads outcomes."""
-    return Law("runs", "no run can use it", check, cases, show=show, cure=CURE, root=True)
+ORDINARY = (ordinary_cases, smaller_batches, show_batch)  # of a `Law`: cases, shrink, show
+runs_law = partial(Law, "runs", "no run can use it", cure=CURE, root=True)  # (check, cases, shrink, show)

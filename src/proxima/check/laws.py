@@ -92,22 +92,25 @@ def check_law(law: Law, spec: Any) -> LawResult:
         return LawResult(law, "FAILED", described(error))
     if reason is not None:
         return LawResult(law, "skipped", reason)
-    for case in law.cases():
-        if (text := violation(law, spec, case)) is not None:
-            case, text = smallest(law, spec, case, text)
-            shown = law.show(case)
-            return LawResult(law, "FAILED", f"{text}{f'; counterexample: {shown}' if shown else ''}")
-    return LawResult(law, "passed")
+    if (broken := first_violation(law, spec, law.cases())) is None:
+        return LawResult(law, "passed")
+    case, text = smallest(law, spec, *broken)
+    shown = law.show(case)
+    return LawResult(law, "FAILED", f"{text}{f'; counterexample: {shown}' if shown else ''}")
 
 
 def check_exemption(law: Law, specs: Iterable[Any]) -> LawResult:
     """Run a law all the same on the settings of a spec that declare themselves exempt: one of them must break it."""
     for spec in specs:
-        for case in law.cases():
-            if (text := violation(law, spec, case)) is not None:
-                return LawResult(law, "skipped", f"exempt, and indeed fails: {text}")
+        if (broken := first_violation(law, spec, law.cases())) is not None:
+            return LawResult(law, "skipped", f"exempt, and indeed fails: {broken[1]}")
     remedy = "remove the exemption, or name settings in test_fields that fail"
     return LawResult(law, "FAILED", f"exempt, but holds: {remedy}")
+
+
+def first_violation(law: Law, spec: Any, cases: Iterable[Any]) -> tuple[Any, str] | None:
+    """The first case that breaks the law, and what is wrong there."""
+    return next(((case, text) for case in cases if (text := violation(law, spec, case)) is not None), None)
 
 
 def violation(law: Law, spec: Any, case: Any) -> str | None:
@@ -139,13 +142,9 @@ _PACKAGE = Path(__file__).parents[1]
 
 def smallest(law: Law, spec: Any, case: Any, text: str) -> tuple[Any, str]:
     """Shrink greedily as long as some smaller case still breaks the law."""
-    while True:
-        for candidate in law.shrink(case):
-            if (found := violation(law, spec, candidate)) is not None:
-                case, text = candidate, found
-                break
-        else:
-            return case, text
+    while (smaller := first_violation(law, spec, law.shrink(case))) is not None:
+        case, text = smaller
+    return case, text
 
 
 def require_that(condition: bool, text: str) -> None:
@@ -154,9 +153,9 @@ def require_that(condition: bool, text: str) -> None:
         raise Violation(text)
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are equal, NaN where the other is NaN."""
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
@@ -170,5 +169,5 @@ def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-
     if off.numel() and float(off.max()) > 0:
         at = int(off.flatten().argmax())
         where = f" at {at}" if off.dim() else ""
-        found, wanted = (float(x.flatten()[at]) for x in (actual, expected))
-        raise Violation(f"{what}{where}: {found:.9g}, expected {wanted:.9g}")
+        measured, correct = (float(x.flatten()[at]) for x in (actual, expected))
+        raise Violation(f"{what}{where}: {measured:.9g}, expected {correct:.9g}")

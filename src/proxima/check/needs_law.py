@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.batches import batch_cases, make_batch, with_new_leaf
+from proxima.check.batches import BATCHES, batch_cases, make_batch, with_entropy_leaf, with_new_leaf
 from proxima.check.laws import Law, Violation, require_that
 from proxima.data import PolicyBatch
 
 Outcome = Callable[[Any, PolicyBatch], tuple[Tensor, ...]]  # (spec, batch) → what the spec decides
+Run = Callable[[Any, PolicyBatch], object]  # (spec, batch): raises where a run would
 NOT_NEEDED = ("sampled", "group", "selected", "weight", "host_counts")  # optional, but no spec can demand them
 OPTIONAL_FIELDS = tuple(f.name for f in fields(PolicyBatch) if f.default is None and f.name not in NOT_NEEDED)
 
@@ -33,19 +34,19 @@ def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
     return replace(b, **{name: value if value.is_floating_point() else value + 1})
 
 
-def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    pairs = zip(one, other, strict=True)
+def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    pairs = zip(first, second, strict=True)
     return all(torch.equal(a.double().nan_to_num(0.123), b.double().nan_to_num(0.123)) for a, b in pairs)
 
 
-def require_needs(spec: Any, b: PolicyBatch, run: Any, outcome: Outcome) -> None:
-    """Raise `Violation` unless `run(batch)` works with exactly `spec.needs` and names each of them that is missing, and
-    the tensors that are not in it leave the outcome as it is."""
+def require_needs(spec: Any, b: PolicyBatch, run: Run, outcome: Outcome) -> None:
+    """Raise `Violation` unless `run(spec, batch)` works with exactly `spec.needs` and names each of them that is
+    missing, and the tensors that are not in it leave the outcome as it is."""
     unknown = sorted(set(spec.needs) - {"log_prob", *OPTIONAL_FIELDS})
     require_that(not unknown, f"needs names no field of PolicyBatch: {', '.join(unknown)}")
     others = set(OPTIONAL_FIELDS) - set(spec.needs)
     try:
-        run(_without(b, others))
+        run(spec, _without(b, others))
     except Exception as error:
         names = ", ".join(sorted(spec.needs)) or "log_prob"
         raise Violation(f"with only {names} in the batch it raised {error}; add what it reads to needs") from None
@@ -54,7 +55,7 @@ def require_needs(spec: Any, b: PolicyBatch, run: Any, outcome: Outcome) -> None
     require_that(not read, f"without {', '.join(read)} the result is another one; add what it reads to needs")
     for name in sorted(set(spec.needs) - {"log_prob"}):
         try:
-            run(_without(b, {*others, name}))
+            run(spec, _without(b, {*others, name}))
         except ValueError as error:
             require_that(f"`{name}`" in str(error), f"without {name} it raised {error}; the message must name it")
         else:
@@ -70,8 +71,12 @@ def _without(b: PolicyBatch, names: set[str]) -> PolicyBatch:
     return bare
 
 
-def needs_law(outcome: Outcome) -> Law:
-    """The law of `needs_are_read`."""
-    consequence = "a run computes a tensor that nobody reads"
-    cure = "remove from `needs` what the call does not use"
-    return Law("needs_are_read", consequence, lambda spec, _: needs_are_read(spec, outcome), cure=cure)
+def needs_laws(run: Run, outcome: Outcome, consequence: str = "a run fails late") -> tuple[Law, Law]:
+    """The laws of `require_needs` and `needs_are_read`."""
+    check = lambda spec, case: require_needs(spec, with_entropy_leaf(case.batch), run, outcome)  # noqa: E731
+    exactly = "declare in `needs` what the call reads, and nothing else"
+    waste, unused = "a run computes a tensor that nobody reads", "remove from `needs` what the call does not use"
+    return (
+        Law("needs", consequence, check, *BATCHES, cure=exactly),
+        Law("needs_are_read", waste, lambda spec, _: needs_are_read(spec, outcome), cure=unused),
+    )

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxima.check.first_laws import require_kind, runs_on
+from proxima.check.first_laws import require_kind, runs_law
 from proxima.check.laws import Law, require_close, require_that
 from proxima.core import select
 from proxima.core.advantage import TokenRewards
@@ -102,8 +102,7 @@ def uniform_group(spec: Any, case: OutcomesCase) -> None:
             require_that(bool((value[members] == 0).all()), "a group with equal rewards has an advantage")
 
 
-def _outcomes_law(name: str, consequence: str, check: Any, **more: Any) -> Law:
-    return Law(name, consequence, check, outcomes_cases, smaller_outcomes, show_outcomes, **more)
+OUTCOMES = (outcomes_cases, smaller_outcomes, show_outcomes)  # of a `Law`: cases, shrink, show
 
 
 def advantage_runs(spec: Any, case: Any) -> None:
@@ -124,15 +123,16 @@ def _rewards_and_groups(o: Outcomes) -> str:
     return f"reward {o.reward.tolist()}, group {o.group.tolist()}"
 
 
+ORDINARY_OUTCOMES = (ordinary_outcomes, Law.shrink, _rewards_and_groups)
 # fmt: off
 GROUP_ADVANTAGE_LAWS = (
-    runs_on(advantage_runs, ordinary_outcomes, _rewards_and_groups),
-    _outcomes_law("values", "the result depends on the order of the completions", advantage_values, root=True,
-                  cure="set 0 where `valid` is False and where a group's spread is 0, and use no completion's place"),
-    _outcomes_law("invalid_is_absent", "a failed reward moves its group's mean", invalid_is_absent, exemptible=True,
-                  cure="take means over `valid` completions alone, or declare `exempt_laws`"),
-    _outcomes_law("uniform_group", "a group that says nothing teaches", uniform_group, exemptible=True,
-                  cure="return exactly 0 where all of a group's rewards are equal, or declare `exempt_laws`"),
+    runs_law(advantage_runs, *ORDINARY_OUTCOMES),
+    Law("values", "the result depends on the order of the completions", advantage_values, *OUTCOMES, root=True,
+        cure="set 0 where `valid` is False and where a group's spread is 0, and use no completion's place"),
+    Law("invalid_is_absent", "a failed reward moves its group's mean", invalid_is_absent, *OUTCOMES, exemptible=True,
+        cure="take means over `valid` completions alone, or declare `exempt_laws`"),
+    Law("uniform_group", "a group that says nothing teaches", uniform_group, *OUTCOMES, exemptible=True,
+        cure="return exactly 0 where all of a group's rewards are equal, or declare `exempt_laws`"),
 )
 # fmt: on
 
@@ -142,7 +142,7 @@ def token_rewards(lengths: list[int], key: int, out_of_loss: float = 0.2) -> Tok
     draw = torch.Generator().manual_seed(key % 2**31)
     size = sum(lengths)
     mask = torch.rand(size, generator=draw) > out_of_loss
-    edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
+    edges = torch.tensor([0, *accumulate(lengths)])
     normal = torch.randn(3, size, generator=draw, dtype=torch.float64)
     reward, value, variance = (torch.where(mask, x, torch.nan) for x in (normal[0], normal[1], normal[2].abs()))
     group = torch.arange(len(lengths)) // 2
@@ -162,28 +162,22 @@ def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
 
 def token_advantage_order(spec: Any, case: tuple[list[int], int]) -> None:
     """The order of the sequences is irrelevant."""
-    rewards = token_rewards(*case)
-    order = permutation(len(case[0]), case[1])
-    bounds = [slice(*pair) for pair in pairwise(rewards.cu_seqlens.tolist())]
-    lengths = [case[0][i] for i in order]
-    columns = {
-        name: torch.cat([value[:0], *(value[bounds[i]] for i in order)])
-        for name in ("reward", "loss_mask", "value", "score_variance")
-        if (value := getattr(rewards, name)) is not None
-    }
+    lengths, key = case
+    rewards, order = token_rewards(lengths, key), torch.tensor(permutation(len(lengths), key)).long()
     assert rewards.group is not None
-    edges = torch.tensor([0, *accumulate(lengths)])
-    shuffled = TokenRewards(**columns, cu_seqlens=edges, group=rewards.group[torch.tensor(order).long()])
-    value = spec(rewards)
-    expected = torch.cat([value[:0], *(value[bounds[i]] for i in order)])
-    require_close(spec(shuffled), expected, "advantages with the sequences in another order")
+    starts = rewards.cu_seqlens.tolist()
+    places = torch.tensor([starts[i] + at for i in order.tolist() for at in range(lengths[i])]).long()
+    columns = {name: getattr(rewards, name)[places] for name in ("reward", "loss_mask", "value", "score_variance")}
+    edges = torch.tensor([0, *accumulate(lengths[i] for i in order.tolist())])
+    shuffled = TokenRewards(**columns, cu_seqlens=edges, group=rewards.group[order])
+    require_close(spec(shuffled), spec(rewards)[places], "advantages with the sequences in another order")
 
 
 TOKEN_CASES = [(lengths, key) for lengths in ([], [1], [3], [2, 4], [0, 5, 1, 3]) for key in range(4)]
 # fmt: off
 TOKEN_ADVANTAGE_LAWS = (
-    runs_on(advantage_runs, lambda: [token_rewards([3, 2], 1, out_of_loss=0.0)],
-            lambda case: f"token rewards {case.reward.tolist()}"),
+    runs_law(advantage_runs, lambda: [token_rewards([3, 2], 1, out_of_loss=0.0)], Law.shrink,
+             lambda case: f"token rewards {case.reward.tolist()}"),
     Law("values", "tokens outside the loss teach", token_advantage_values, lambda: TOKEN_CASES, root=True,
         show=lambda case: f"lengths {case[0]}",
         cure="read reward and value with torch.where(rewards.loss_mask, x, 0.0), and return 0 outside it"),
@@ -240,11 +234,11 @@ def selection_runs(spec: Any, o: Outcomes) -> None:
 
 # fmt: off
 SELECTION_LAWS = (
-    runs_on(selection_runs, ordinary_outcomes, _rewards_and_groups),
-    _outcomes_law("values", "completions disappear without a reason", selection_values, root=True,
-                  cure="return a bool for each completion, keep no invalid one, and draw nothing at random"),
-    _outcomes_law("local", "dynamic sampling discards groups that would have been kept", selection_local,
-                  applies=lambda spec: None if spec.local else "local is False", cure="set local = False"),
+    runs_law(selection_runs, *ORDINARY_OUTCOMES),
+    Law("values", "completions disappear without a reason", selection_values, *OUTCOMES, root=True,
+        cure="return a bool for each completion, keep no invalid one, and draw nothing at random"),
+    Law("local", "dynamic sampling discards groups that would have been kept", selection_local, *OUTCOMES,
+        applies=lambda spec: None if spec.local else "local is False", cure="set local = False"),
     Law("prompts_factor", "an update needs more memory than was planned for", factor_of_prompts,
         lambda: [(1, 4), (2, 3), (3, 8), (4, 6)], show=lambda case: "{} groups of {}".format(*case),
         cure="return 1 from prompts_factor, or as many as leave a step's completions"),

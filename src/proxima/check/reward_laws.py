@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,33 +33,29 @@ ODD_ANSWERS: tuple[Any, ...] = (None, "", "42", 42, {}, [], float("nan"), HOSTIL
 TIMEOUT = 10.0  # seconds, where the reward has no limit of its own
 
 
-@dataclass(frozen=True)
-class RewardCase:
-    """Texts that complete one prompt."""
-
-    texts: tuple[str, ...]
-    answer: Any = None
-
-    def group(self) -> tuple[Prompt, list[Completion]]:
-        """The prompt and a completion for each text."""
-        question, tokens = {"role": "user", "content": "6 * 7 = ?"}, np.array([1, 2], dtype=np.int32)
-        prompt = Prompt(uid=1, messages=(question,), tokens=tokens, answer=self.answer)
-        return prompt, [_completion(sample, text) for sample, text in enumerate(self.texts)]
+Texts = tuple[str, ...]  # that complete one prompt
 
 
 def _completion(sample: int, text: str) -> Completion:
     zeros = np.zeros(min(len(text), 64), dtype=np.float32)
-    columns: dict[str, Any] = {
-        "tokens": np.full(len(zeros), 3, dtype=np.int32),
-        "policy_version": zeros.astype(np.int32),
-    }
-    columns |= {"sampled_log_prob": zeros, "untruncated_log_prob": zeros}
-    return Completion(prompt_uid=1, sample=sample, text=text, finish_reason="stop", temperature=1.0, **columns)
+    return Completion(
+        prompt_uid=1,
+        sample=sample,
+        tokens=np.full(len(zeros), 3, dtype=np.int32),
+        text=text,
+        sampled_log_prob=zeros,
+        untruncated_log_prob=zeros,
+        policy_version=zeros.astype(np.int32),
+        finish_reason="stop",
+        temperature=1.0,
+    )
 
 
-def scores_of(spec: Any, case: RewardCase) -> list[Score]:
-    """The scores of a group, from a runner of this reward alone."""
-    prompt, completions = case.group()
+def scores_of(spec: Any, texts: Texts) -> list[Score]:
+    """The scores of a group, from a runner of this reward alone, with an answer that it can use."""
+    question, tokens = {"role": "user", "content": "6 * 7 = ?"}, np.array([1, 2], dtype=np.int32)
+    prompt = Prompt(uid=1, messages=(question,), tokens=tokens, answer=readable_answer(spec))
+    completions = [_completion(sample, text) for sample, text in enumerate(texts)]
     runner = RewardRunner([spec], timeout=TIMEOUT)
     try:
         scores = asyncio.run(runner.score(prompt, completions))
@@ -78,39 +73,34 @@ def readable_answer(spec: Any) -> Any:
     return next((answer for answer in ANSWERS if reward.unreadable(answer) is None), None)
 
 
-def one_score_each(spec: Any, case: RewardCase) -> None:
+def one_score_each(spec: Any, texts: Texts) -> None:
     """One finite score for each completion, in the same order."""
-    case = replace(case, answer=readable_answer(spec))
-    scores = scores_of(spec, case)
-    require_that(len(scores) == len(case.texts), f"{len(scores)} scores for {len(case.texts)} completions")
-    for text, score in zip(case.texts, scores, strict=True):
+    scores = scores_of(spec, texts)
+    require_that(len(scores) == len(texts), f"{len(scores)} scores for {len(texts)} completions")
+    for text, score in zip(texts, scores, strict=True):
         require_that(score.valid, f"no score for {text[:40]!r} ({len(text):,} characters): {score.error}")
 
 
-def order(spec: Any, case: RewardCase) -> None:
+def order(spec: Any, texts: Texts) -> None:
     """The order of the completions is irrelevant."""
-    case = replace(case, answer=readable_answer(spec))
-    forward, backward = scores_of(spec, case), scores_of(spec, replace(case, texts=case.texts[::-1]))[::-1]
-    _require_same(case.texts, forward, backward, "in reversed order")
+    _require_same(texts, scores_of(spec, texts), scores_of(spec, texts[::-1])[::-1], "in reversed order")
 
 
-def determinism(spec: Any, case: RewardCase) -> None:
+def determinism(spec: Any, texts: Texts) -> None:
     """The same completions get the same scores, whatever the global random state."""
-    case = replace(case, answer=readable_answer(spec))
     random.seed(1)
-    first = scores_of(spec, case)
+    first = scores_of(spec, texts)
     random.seed(2)
-    _require_same(case.texts, first, scores_of(spec, case), "the second time")
+    _require_same(texts, first, scores_of(spec, texts), "the second time")
 
 
-def independence(spec: Any, case: RewardCase) -> None:
+def independence(spec: Any, texts: Texts) -> None:
     """A completion scored alone gets the score that it gets among others."""
-    case = replace(case, answer=readable_answer(spec))
-    alone = [scores_of(spec, replace(case, texts=(text,)))[0] for text in case.texts]
-    _require_same(case.texts, scores_of(spec, case), alone, "alone")
+    alone = [scores_of(spec, (text,))[0] for text in texts]
+    _require_same(texts, scores_of(spec, texts), alone, "alone")
 
 
-def _require_same(texts: Sequence[str], first: Sequence[Score], second: Sequence[Score], when: str) -> None:
+def _require_same(texts: Texts, first: list[Score], second: list[Score], when: str) -> None:
     for text, a, b in zip(texts, first, second, strict=True):
         same = (a.value, a.parts, a.correct) == (b.value, b.parts, b.correct) or not (a.valid or b.valid)
         require_that(same, f"{text[:40]!r} scores {a.value:g}, {when} {b.value:g}")
@@ -134,32 +124,29 @@ def _alone(spec: Any) -> str | None:
     return "it compares completions with one another" if grouped else None
 
 
-def _law(name: str, consequence: str, check: Any, texts: tuple[str, ...], each: bool = False, **more: Any) -> Law:
-    cases = [RewardCase((text,)) for text in texts] if each else [RewardCase(texts)]
-    return Law(name, consequence, check, lambda: cases, _fewer_texts, _show, **more)
+def _fewer_texts(texts: Texts) -> Iterator[Texts]:
+    for i in range(len(texts) if len(texts) > 1 else 0):
+        yield texts[:i] + texts[i + 1 :]
 
 
-def _fewer_texts(case: RewardCase) -> Any:
-    for i in range(len(case.texts) if len(case.texts) > 1 else 0):
-        yield replace(case, texts=case.texts[:i] + case.texts[i + 1 :])
+def _show(texts: Texts) -> str:
+    return "completions " + ", ".join(f"{text[:30]!r}" for text in texts)
 
 
-def _show(case: RewardCase) -> str:
-    return "completions " + ", ".join(f"{text[:30]!r}" for text in case.texts)
-
-
+TEXTS = (lambda: [ORDINARY], _fewer_texts, _show)  # of a `Law`: cases, shrink, show
+EACH_TEXT = (lambda: [(text,) for text in HOSTILE], _fewer_texts, _show)
 # fmt: off
 REWARD_LAWS = (
-    _law("one_score_each", "a completion has no score, or another's", one_score_each, ORDINARY, root=True,
-         cure="return one finite Score for every text, an empty one and one without an answer too"),
-    _law("determinism", "a resumed run differs", determinism, ORDINARY, root=True,
-         cure="draw nothing from `random` or `numpy.random`; seed what is random by the completion's text"),
-    _law("hostile_text", "a model learns to break the scorer", one_score_each, HOSTILE, each=True,
-         cure="catch what such text raises and give it the score of a wrong answer; bound regular expressions"),
-    _law("order", "scores reach the wrong completions", order, ORDINARY,
-         cure="return the scores in the order of the completions, and keep no state between calls"),
-    _law("independence", "the score depends on the group", independence, ORDINARY, applies=_alone,
-         cure="set whole_group = True if it compares completions, or keep no state between calls"),
+    Law("one_score_each", "a completion has no score, or another's", one_score_each, *TEXTS, root=True,
+        cure="return one finite Score for every text, an empty one and one without an answer too"),
+    Law("determinism", "a resumed run differs", determinism, *TEXTS, root=True,
+        cure="draw nothing from `random` or `numpy.random`; seed what is random by the completion's text"),
+    Law("hostile_text", "a model learns to break the scorer", one_score_each, *EACH_TEXT,
+        cure="catch what such text raises and give it the score of a wrong answer; bound regular expressions"),
+    Law("order", "scores reach the wrong completions", order, *TEXTS,
+        cure="return the scores in the order of the completions, and keep no state between calls"),
+    Law("independence", "the score depends on the group", independence, *TEXTS, applies=_alone,
+        cure="set whole_group = True if it compares completions, or keep no state between calls"),
     Law("unreadable", "a bad row is found in the middle of the run", unreadable_answers, lambda: ODD_ANSWERS,
         show=lambda answer: f"answer {answer!r:.40}", applies=_comparing,
         cure="return from unreadable(answer) a text for what can't be compared with, None among it, and raise nothing"),

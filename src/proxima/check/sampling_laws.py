@@ -19,9 +19,10 @@ from proxima.check.engine_case import (
     mean_off,
     needs_model,
     requests,
+    requests_of,
 )
 from proxima.check.laws import require_that
-from proxima.data import Completion, Prompt
+from proxima.data import Completion
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.model.load import LoadedModel
 
@@ -41,19 +42,20 @@ async def temperature(case: EngineUnderTest, engine: Engine) -> None:
     """At temperature T, they are those of softmax(logits / T)."""
     for value in (0.5, 2.0):
         wanted = requests(samples=4, max_tokens=16, temperature=value)
-        there = engine.capabilities.log_probs_for(wanted[0].sampling)
-        found = await _with_logits(case, engine, wanted) if there else []
-        for c, logits in found:
+        names = sorted(engine.capabilities.log_probs_for(wanted[0].sampling))
+        if not names:
+            continue
+        answers = await _with_logits(case, engine, wanted)
+        for c, logits in answers:
             where = f"prompt {c.prompt_uid}, temperature {value:g}"
-            _compare(case, c, sorted(there)[-1], log_softmax(logits, value), where, scale=max(1.0, 1 / value))
-        if found:
-            told = np.concatenate([getattr(c, f"{sorted(there)[-1]}_log_prob") for c, _ in found])
-            right, plain = (
-                mean_off(told, np.concatenate([chosen_of(log_softmax(logits, t), c.tokens) for c, logits in found]))
-                for t in (value, 1.0)
-            )
-            text = f"temperature {value:g}: log-probs are {right:.3g} nats off softmax(logits / T)"
-            require_that(right < plain, f"{text}, {plain:.3g} off softmax(logits)")
+            _compare(case, c, names[-1], log_softmax(logits, value), where, scale=max(1.0, 1 / value))
+        reported = np.concatenate([getattr(c, f"{names[-1]}_log_prob") for c, _ in answers])
+        right, plain = (
+            mean_off(reported, np.concatenate([chosen_of(log_softmax(logits, t), c.tokens) for c, logits in answers]))
+            for t in (value, 1.0)
+        )
+        text = f"temperature {value:g}: log-probs are {right:.3g} nats off softmax(logits / T)"
+        require_that(right < plain, f"{text}, {plain:.3g} off softmax(logits)")
 
 
 async def truncation(case: EngineUnderTest, engine: Engine) -> None:
@@ -96,10 +98,12 @@ async def frequencies(case: EngineUnderTest, engine: Engine) -> None:
             continue
         drawn = await ask(engine, prompt, case.draws, temperature=value, max_tokens=1)
         tokens = np.array([c.tokens[0] for c in drawn])
-        told = np.array([c.sampled_log_prob[0] for c in drawn], np.float64)
+        reported = np.array([c.sampled_log_prob[0] for c in drawn], np.float64)
         first = len(drawn) // 3
-        known = {int(token): float(told[:first][tokens[:first] == token].mean()) for token in np.unique(tokens[:first])}
-        statistic, freedom = chi_squared(known, tokens[first:])
+        log_probs = {
+            int(token): float(reported[:first][tokens[:first] == token].mean()) for token in np.unique(tokens[:first])
+        }
+        statistic, freedom = chi_squared(log_probs, tokens[first:])
         chance = tail_of_chi_squared(statistic, freedom)
         text = f"chi-squared {statistic:.1f} with {freedom} degrees of freedom, chance {chance:.1g}"
         why = f"temperature {value:g}: {text}: tokens are not drawn as their log-probs say"
@@ -149,9 +153,7 @@ async def defaults(case: EngineUnderTest, engine: Engine) -> None:
     text = f"{seen} of {count} tokens were drawn beyond the {TAIL_RANK} most probable ones, {count * mass:.0f} expected"
     require_that(seen >= least, f"{text}: the engine cuts them off by itself")
     said = [*prompt, *np.repeat(np.argsort(full)[-4:], 6).tolist()]  # a penalty would press these down
-    repeated = Prompt(uid=0, messages=(), tokens=np.asarray(said, np.int32))
-    wanted = [Request(prompt=repeated, sample=i, sampling=Sampling(max_tokens=8), seed=5) for i in range(8)]
-    for c, logits in await _with_logits(case, engine, wanted):
+    for c, logits in await _with_logits(case, engine, requests_of(0, said, 8, 5, Sampling(max_tokens=8))):
         _compare(case, c, "untruncated", log_softmax(logits), "a prompt that repeats tokens")
 
 
@@ -196,11 +198,11 @@ async def lengths(case: EngineUnderTest, engine: Engine) -> None:
 
 async def _widest_prompt(engine: Engine) -> list[int]:
     """The prompt after which most different tokens are drawn."""
-    found: dict[tuple[int, ...], int] = {}
+    variety: dict[tuple[int, ...], int] = {}
     for request in requests(prompts=4, samples=1):
         prompt: tuple[int, ...] = tuple(request.prompt.tokens.tolist())
-        found[prompt] = len({c.tokens[0] for c in await ask(engine, prompt, 24, max_tokens=1)})
-    return list(max(found.items(), key=lambda item: item[1])[0])
+        variety[prompt] = len({c.tokens[0] for c in await ask(engine, prompt, 24, max_tokens=1)})
+    return list(max(variety.items(), key=lambda item: item[1])[0])
 
 
 async def _with_logits(
@@ -236,20 +238,20 @@ def _kept(full: np.ndarray, sampling: Sampling) -> np.ndarray:
 def _renormalised(full: np.ndarray, sampling: Sampling) -> np.ndarray:
     """[T, V] log-probs after truncation, of the kept tokens; of the others as if they were kept."""
     mass = np.where(_kept(full, sampling), np.exp(full), 0.0).sum(-1, keepdims=True)
-    found: np.ndarray = full - np.log(mass)
-    return found
+    log_probs: np.ndarray = full - np.log(mass)
+    return log_probs
 
 
 def _left_out(full: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
     """[T] how far beyond the edge of truncation each token is: nats below the last that stays."""
     last = np.where(_kept(full, sampling), full, np.inf).min(-1)
-    found: np.ndarray = np.maximum(0.0, last - chosen_of(full, tokens))
-    return found
+    beyond: np.ndarray = np.maximum(0.0, last - chosen_of(full, tokens))
+    return beyond
 
 
 def _tells_sampled(case: EngineUnderTest) -> str | None:
-    told = case.model is not None and "sampled" in known_capabilities(case).log_probs_for(Sampling())
-    return needs_model(case) or (None if told else "the engine does not tell the log-probs that it samples with")
+    reported = case.model is not None and "sampled" in known_capabilities(case).log_probs_for(Sampling())
+    return needs_model(case) or (None if reported else "the engine does not tell the log-probs that it samples with")
 
 
 def _of_temperature(case: EngineUnderTest) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from proxima.check.bare_server import BareServer, all_chunks
+from proxima.check.bare_server import BareServer, ended, joined, whole_answer
 from proxima.check.engine_case import LIMIT, SECONDS, mean_off
 from proxima.check.laws import Law, require_that
 from proxima.engine.http.client import ServerClient
@@ -53,81 +53,80 @@ async def token_ids(case: ServerUnderTest, client: ServerClient) -> None:
     facts = case.server.facts
     require_that(facts.token_ids, "completions come as text, not as token ids")
     require_that(facts.log_probs is not None, "the log-probs of sampled tokens do not come, or of what is unknown")
-    chunks = await all_chunks(case.server, client, asked("ids", temperature=1.0))
-    require_that(bool(np.isfinite(values(chunks)).all()), "log-probs are not finite")
+    answer = await whole_answer(case.server, client, asked("ids", temperature=1.0))
+    require_that(bool(np.isfinite(answer.log_prob).all()), "log-probs are not finite")
 
 
 async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
     """A stop token ends a completion, and is its last."""
-    free = tokens(await all_chunks(case.server, client, asked("free", temperature=0.0)))
+    free = (await whole_answer(case.server, client, asked("free", temperature=0.0))).tokens
     at = next((i for i in range(1, len(free)) if free[i] not in free[:i]), None)
     require_that(at is not None, "the greedy completion repeats one token")
     assert at is not None
     stop = (int(free[at]),)
-    chunks = await all_chunks(case.server, client, asked("stopped", temperature=0.0, stop_tokens=stop))
-    reason = chunks[-1].finish_reason
-    require_that(reason == "stop", f"finish_reason {reason!r} at the stop token {free[at]}")
-    require_that(int(tokens(chunks)[-1]) == free[at], "the stop token is not the last of the completion")
-    require_that(free[at] not in tokens(chunks)[:-1], "tokens come after the stop token")
+    answer = await whole_answer(case.server, client, asked("stopped", temperature=0.0, stop_tokens=stop))
+    require_that(answer.finish_reason == "stop", f"finish_reason {answer.finish_reason!r} at the stop token {free[at]}")
+    require_that(int(answer.tokens[-1]) == free[at], "the stop token is not the last of the completion")
+    require_that(free[at] not in answer.tokens[:-1], "tokens come after the stop token")
 
 
 async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
     """An abort ends its request with the tokens that it has, and no other request."""
     most = min((case.server.facts.max_length or LIMIT) - len(PROMPT) - 1, LIMIT)
-    one, ten = asked("end-1", max_tokens=most), asked("end-10", max_tokens=most)
-    seen: dict[str, list[Chunk]] = {one.id: [], ten.id: []}
+    first, tenth = asked("end-1", max_tokens=most), asked("end-10", max_tokens=most)
+    seen: dict[str, list[Chunk]] = {first.id: [], tenth.id: []}
     news = asyncio.Event()
-
-    async def read(request: TokenRequest) -> None:
-        async for chunk in case.server.dialect.stream(client, case.server.facts, request):
-            seen[request.id].append(chunk)
-            news.set()
 
     async def until(condition: Callable[[], bool]) -> None:
         while not condition():
             news.clear()
             await asyncio.wait_for(news.wait(), case.server.seconds)
 
-    tasks = [asyncio.create_task(read(request)) for request in (one, ten)]
-    try:
+    tasks = [asyncio.create_task(_read(case, client, request, seen[request.id], news)) for request in (first, tenth)]
+    async with ended(tasks):
         await until(lambda: all(seen.values()))
-        await case.server.dialect.abort(client, case.server.facts, [one.id, "no-such-request"])
+        await case.server.dialect.abort(client, case.server.facts, [first.id, "no-such-request"])
         await asyncio.wait_for(tasks[0], case.server.seconds)
-        reason, number = seen[one.id][-1].finish_reason, len(tokens(seen[one.id]))
-        require_that(reason == "abort", f"finish_reason {reason!r} after an abort, {number} tokens")
-        held = len(seen[ten.id])
-        await until(lambda: len(seen[ten.id]) > held or seen[ten.id][-1].finish_reason is not None)
-        told = seen[ten.id][-1].finish_reason
-        require_that(told != "abort", "the abort of end-1 ended end-10 too")
-        await case.server.dialect.abort(client, case.server.facts, [ten.id])
+        answer = joined(seen[first.id])
+        text = f"finish_reason {answer.finish_reason!r} after an abort, {len(answer.tokens)} tokens"
+        require_that(answer.finish_reason == "abort", text)
+        held = len(seen[tenth.id])
+        await until(lambda: len(seen[tenth.id]) > held or seen[tenth.id][-1].finish_reason is not None)
+        require_that(seen[tenth.id][-1].finish_reason != "abort", "the abort of end-1 ended end-10 too")
+        await case.server.dialect.abort(client, case.server.facts, [tenth.id])
         await asyncio.wait_for(tasks[1], case.server.seconds)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _read(
+    case: ServerUnderTest, client: ServerClient, request: TokenRequest, chunks: list[Chunk], news: asyncio.Event
+) -> None:
+    """The chunks of a completion as they come, each of which is news."""
+    async for chunk in case.server.dialect.stream(client, case.server.facts, request):
+        chunks.append(chunk)
+        news.set()
 
 
 async def seeds(case: ServerUnderTest, client: ServerClient) -> None:
     """The same request with the same seed gives the same tokens."""
-    one, two = [tokens(await all_chunks(case.server, client, asked(f"seed-{i}", seed=9))) for i in range(2)]
-    require_that(np.array_equal(one, two), "the same seed gave other tokens")
-    other = tokens(await all_chunks(case.server, client, asked("seed-2", seed=10)))
-    require_that(not np.array_equal(one, other), "another seed gave the same tokens")
+    requests = [asked(f"seed-{i}", seed=seed) for i, seed in enumerate((9, 9, 10))]
+    first, second, other = [(await whole_answer(case.server, client, request)).tokens for request in requests]
+    require_that(np.array_equal(first, second), "the same seed gave other tokens")
+    require_that(not np.array_equal(first, other), "another seed gave the same tokens")
 
 
 async def vocabulary(case: ServerUnderTest, client: ServerClient) -> None:
     """The server's tokenizer gives the ids of the model's."""
     differ = []
     for text in TEXTS:
-        found = await case.server.dialect.tokenize(client, case.server.facts, text)
-        if found is not None and found != list(case.tokenizer(text, add_special_tokens=False).input_ids):
+        ids = await case.server.dialect.tokenize(client, case.server.facts, text)
+        if ids is not None and ids != list(case.tokenizer(text, add_special_tokens=False).input_ids):
             differ.append(text)
     require_that(not differ, f"{len(differ)} of {len(TEXTS)} texts have other ids, {differ[:1]!r} for one")
 
 
 async def spans(case: ServerUnderTest, client: ServerClient) -> None:
     """The version spans of a completion cover all of its tokens, once."""
-    check_spans(await all_chunks(case.server, client, asked("spans", chunk_tokens=3)))
+    check_spans(await whole_answer(case.server, client, asked("spans", chunk_tokens=3)))
 
 
 async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
@@ -136,13 +135,7 @@ async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
     for mode in sorted(facts.pause_modes & {"keep", "abort"}):
         seen: list[Chunk] = []
         begun = asyncio.Event()
-
-        async def read(into: list[Chunk], told: asyncio.Event, name: str) -> None:
-            async for chunk in dialect.stream(client, facts, asked(name, max_tokens=200)):
-                into.append(chunk)
-                told.set()
-
-        task = asyncio.create_task(read(seen, begun, f"pause-{mode}"))
+        task = asyncio.create_task(_read(case, client, asked(f"pause-{mode}", max_tokens=200), seen, begun))
         await asyncio.wait_for(begun.wait(), case.server.seconds)
         await dialect.pause(client, facts, mode)
         try:
@@ -150,10 +143,10 @@ async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
                 await asyncio.wait_for(task, case.server.seconds)
             else:
                 await dialect.health(client, facts)  # answers come in order: what was sent before is here
-                held = len(tokens(seen))
+                held = len(joined(seen).tokens)
                 for _ in range(3):
                     await dialect.health(client, facts)
-                require_that(len(tokens(seen)) <= held + 1, "tokens come while the server is paused")
+                require_that(len(joined(seen).tokens) <= held + 1, "tokens come while the server is paused")
         finally:
             await dialect.resume(client, facts)
         await asyncio.wait_for(task, SECONDS)
@@ -176,25 +169,25 @@ async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
         await dialect.reset_prefix_cache(client, facts, running=False)
     finally:
         await dialect.resume(client, facts)
-    told = (await dialect.health(client, facts)).weight_version
-    require_that(told == LABEL, f"the version is {told!r} after {LABEL!r} was loaded")
-    chunks = await all_chunks(case.server, client, asked("after"))
+    version = (await dialect.health(client, facts)).weight_version
+    require_that(version == LABEL, f"the version is {version!r} after {LABEL!r} was loaded")
+    answer = await whole_answer(case.server, client, asked("after"))
     if facts.version_spans:
-        require_that({span[0] for span in check_spans(chunks)} == {LABEL}, "completions carry another version")
+        require_that({span[0] for span in check_spans(answer)} == {LABEL}, "completions carry another version")
     if before is not None:
         off = mean_off(await dialect.score(client, facts, probe[:4], probe[4:]), before)
         require_that(off < 0.5, f"log-probs moved by {off:.3g} nats: the server had other weights than {case.folder}")
 
 
-def check_spans(chunks: list[Chunk]) -> tuple[tuple[str, int, int], ...]:
+def check_spans(answer: Chunk) -> tuple[tuple[str, int, int], ...]:
     """The spans, if they cover all tokens once."""
-    found = chunks[-1].version_spans
-    require_that(bool(found), "no version spans at the end of a completion")
-    assert found is not None
-    edges = [0, *(end for _, _, end in found)]
-    covered = [start for _, start, _ in found] == edges[:-1] and edges[-1] == len(tokens(chunks))
-    require_that(covered, f"version spans {found} for {len(tokens(chunks))} tokens")
-    return found
+    spans = answer.version_spans
+    require_that(bool(spans), "no version spans at the end of a completion")
+    assert spans is not None
+    edges = [0, *(end for _, _, end in spans)]
+    covered = [start for _, start, _ in spans] == edges[:-1] and edges[-1] == len(answer.tokens)
+    require_that(covered, f"version spans {spans} for {len(answer.tokens)} tokens")
+    return spans
 
 
 def asked(
@@ -209,16 +202,6 @@ def asked(
         stop_tokens=stop_tokens,
         chunk_tokens=chunk_tokens,
     )
-
-
-def tokens(chunks: list[Chunk]) -> np.ndarray:
-    """[T] of all chunks."""
-    return np.concatenate([np.zeros(0, np.int32), *(chunk.tokens for chunk in chunks)])
-
-
-def values(chunks: list[Chunk]) -> np.ndarray:
-    """[T] log-probs of all chunks."""
-    return np.concatenate([chunk.log_prob for chunk in chunks])
 
 
 def _tokenizes(case: ServerUnderTest) -> str | None:
@@ -250,11 +233,8 @@ def _loads(case: ServerUnderTest) -> str | None:
 
 def _with_client(case: ServerUnderTest, use: Callable[[ServerClient], Awaitable[Any]]) -> Any:
     async def used() -> Any:
-        client = case.server.connect()
-        try:
+        async with case.server.connect() as client:
             return await asyncio.wait_for(use(client), SECONDS)
-        finally:
-            await client.close()
 
     return asyncio.run(used())
 

@@ -1,6 +1,6 @@
 """Laws of surrogates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any
@@ -8,10 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.check.batches import BatchCase, batch_cases, make_batch, show_batch, smaller_batches, with_new_leaf
-from proxima.check.first_laws import FINITE, MASKED, require_column, require_finite, runs_law, surrogate_runs, values_at
+from proxima.check.batches import BATCHES, BatchCase, make_batch, with_new_leaf
+from proxima.check.first_laws import (
+    FINITE,
+    MASKED,
+    ORDINARY,
+    require_column,
+    require_finite,
+    runs_law,
+    surrogate_runs,
+    values_at,
+)
 from proxima.check.laws import Law, Violation, require_close, require_that, same
-from proxima.check.needs_law import needs_law, require_needs
+from proxima.check.needs_law import needs_laws
 from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, gradient_weight, merge_metrics, policy_loss, precompute
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
@@ -19,9 +28,11 @@ from proxima.data import PolicyBatch
 STEP = 1e-6  # of the central differences, nats
 
 
-def loss_and_gradient(b: PolicyBatch, spec: Any, aggregate: Any, **more: Any) -> tuple[Loss, Tensor]:
+def loss_and_gradient(
+    b: PolicyBatch, spec: Any, aggregate: Any, correction: Any = None, check: bool = True
+) -> tuple[Loss, Tensor]:
     """`policy_loss` and d value / d log_prob [N]."""
-    loss = policy_loss(b, surrogate=spec, aggregate=aggregate, **more)
+    loss = policy_loss(b, surrogate=spec, aggregate=aggregate, correction=correction, check=check)
     (gradient,) = torch.autograd.grad(loss.value, b.log_prob, retain_graph=True)
     return loss, gradient
 
@@ -65,28 +76,27 @@ def surrogate_permutation(spec: Any, case: BatchCase) -> None:
         loss, gradient = loss_and_gradient(b, spec, aggregate())
         again, shuffled = loss_and_gradient(with_new_leaf(b.take(order)), spec, aggregate())
         require_close(again.value, loss.value, "loss with the sequences in another order")
-        expected = carrier(b, gradient).take(order).log_prob
-        require_close(shuffled, expected, "gradient with the sequences in another order")
+        require_close(shuffled, taken(b, gradient, order), "gradient with the sequences in another order")
 
 
-def carrier(b: PolicyBatch, values: Tensor) -> PolicyBatch:
-    return PolicyBatch(log_prob=values, loss_mask=b.loss_mask, sampled=b.sampled, cu_seqlens=b.cu_seqlens)
+def taken(b: PolicyBatch, values: Tensor, order: list[int]) -> Tensor:
+    """[N] of the sequences in another order."""
+    return PolicyBatch(log_prob=values, loss_mask=b.loss_mask, cu_seqlens=b.cu_seqlens).take(order).log_prob
 
 
 def micro_batch_split(spec: Any, case: BatchCase) -> None:
     """Any split into micro-batches gives the same numerator, denominator, gradient and metrics."""
     for kind in case.aggregates:
-        require_exact_split(case.batch, case.owners(), spec, AGGREGATES[kind]())
+        require_exact_split(case.batch, case.parts(), spec, AGGREGATES[kind]())
 
 
 def require_exact_split(
-    b: PolicyBatch, owners: Sequence[int], spec: Any, aggregate: Any, correction: Any = None
+    b: PolicyBatch, rows: list[list[int]], spec: Any, aggregate: Any, correction: Any = None
 ) -> None:
-    """Raise `Violation` unless the micro-batches of `owners` [S], in 0 … 2, add up to the whole batch."""
+    """Raise `Violation` unless the micro-batches of these sequences add up to the whole batch."""
     ready = precompute(b, surrogate=spec, correction=correction)
     how = {"surrogate": spec, "aggregate": aggregate, "correction": correction}
     whole = policy_loss(b, **how)
-    rows = [[i for i, owner in enumerate(owners) if owner == part] for part in range(3)]
     parts = [policy_loss(ready.batch.take(part), **how) for part in rows]
     numerator = torch.stack([part.numerator for part in parts]).sum()
     denominator = torch.stack([part.denominator for part in parts]).sum()
@@ -148,9 +158,8 @@ def zero_advantage(spec: Any, case: BatchCase) -> None:
     first = b.sequence_index == 0
     zeroed = with_new_leaf(b, advantage=torch.where(first, 0.0, _present(b.advantage)))
     rest = with_new_leaf(b.take(list(range(1, b.sequences))))
-    with_zero, without = (policy_loss(x, surrogate=spec, aggregate=TokenSum()) for x in (zeroed, rest))
+    (with_zero, gradient), (without, _) = (loss_and_gradient(x, spec, TokenSum()) for x in (zeroed, rest))
     require_close(with_zero.numerator, without.numerator, "loss with a sequence of advantage 0, against without it")
-    gradient = torch.autograd.grad(with_zero.numerator, zeroed.log_prob)[0]
     require_that(bool((gradient[first] == 0).all()), "a sequence of advantage 0 has a gradient")
 
 
@@ -170,8 +179,7 @@ def on_policy(spec: Any, case: BatchCase) -> None:
     advantage = torch.where(b.loss_mask, 0.5 - b.sequence_index % 3, 0.0).double()  # one number a sequence
     same = dict.fromkeys(("log_prob", "proximal_log_prob", "behavior_log_prob"), level)
     fresh = with_new_leaf(b, **same, top_k_log_prob=_present(b.behavior_top_k_log_prob), advantage=advantage)
-    loss = policy_loss(fresh, surrogate=spec, aggregate=TokenSum(), check=False)
-    gradient = torch.autograd.grad(loss.numerator, fresh.log_prob)[0]
+    _, gradient = loss_and_gradient(fresh, spec, TokenSum(), check=False)
     require_close(gradient, -advantage, "gradient at ratio 1", 1e-7, 1e-9)
 
 
@@ -204,9 +212,7 @@ def _present(values: Tensor | None) -> Tensor:
 def unbounded(spec: Any, case: BatchCase) -> None:
     """With the fields of `unbounded` nothing bounds the update: the gradient is that of -A r."""
     b = case.batch
-    free = replace(spec, **spec.unbounded)
-    loss = policy_loss(b, surrogate=free, aggregate=TokenSum(), check=False)
-    gradient = torch.autograd.grad(loss.numerator, b.log_prob)[0]
+    _, gradient = loss_and_gradient(b, replace(spec, **spec.unbounded), TokenSum(), check=False)
     log_ratio = b.masked("log_prob").detach() - b.masked("proximal_log_prob")
     expected = -b.masked("advantage") * log_ratio.clamp(-20, 20).exp()
     require_close(gradient, expected, f"gradient with {spec.unbounded}, against that of -A r", 1e-7, 1e-9)
@@ -229,11 +235,6 @@ def empty(spec: Any, case: tuple[int, ...]) -> None:
     if not bool(b.loss_mask.any()):
         zero = float(loss.value.detach()) == float(loss.denominator) == 0
         require_that(zero, "nothing is in the loss: expected 0")
-
-
-def declared_needs(spec: Any, case: BatchCase) -> None:
-    """The spec reads what it declares in `needs` and nothing else, and a missing tensor is named."""
-    require_needs(spec, case.batch, lambda b: policy_loss(b, surrogate=spec, aggregate=TokenSum()), _token_loss)
 
 
 def _token_loss(spec: Any, b: PolicyBatch) -> tuple[Tensor, Tensor]:
@@ -292,53 +293,44 @@ def declared(name: str) -> Callable[[Any], str | None]:
     return lambda spec: None if getattr(spec, name) else f"the spec does not declare {name}"
 
 
-def batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more: Any) -> Law:
-    def cases() -> Any:
-        return (case for case in batch_cases() if case.batch.sequences >= least)
-
-    def shrink(case: BatchCase) -> Any:
-        return (smaller for smaller in smaller_batches(case) if smaller.batch.sequences >= least)
-
-    return Law(name, consequence, check, cases, shrink, show_batch, **more)
-
-
 EACH = (
     "compute each token's loss from that token, or from its sequence by `cu_seqlens`; declare `whole_batch` and "
     "`select_tokens` where that can't be"
 )
 # fmt: off
 SURROGATE_LAWS = (
-    runs_law(surrogate_runs),
-    batch_law("shape", "aggregation and correction read the wrong tokens", surrogate_shape, root=True,
-              cure="return TokenLoss(loss, keep, metrics): loss and keep [N] as b.log_prob, keep within b.loss_mask"),
-    batch_law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan, root=True,
-              cure=f"{MASKED}; {FINITE}"),
-    batch_law("pure", "a resumed run differs", pure, root=True,
-              cure="draw nothing at random, change no tensor of the batch, keep no state between calls"),
-    batch_law("permutation", "the result depends on the order of the completions", surrogate_permutation, cure=EACH),
-    batch_law("packing", "padded and packed training differ", packing, cure=EACH),
-    batch_law("micro_batches", "the loss depends on the memory of the machine", micro_batch_split, cure=EACH),
-    batch_law("derivative", "the optimizer minimises something else", derivative, exemptible=True,
-              cure="detach nothing that the loss depends on through log_prob, or declare `exempt_laws`"),
+    runs_law(surrogate_runs, *ORDINARY),
+    Law("shape", "aggregation and correction read the wrong tokens", surrogate_shape, *BATCHES, root=True,
+        cure="return TokenLoss(loss, keep, metrics): loss and keep [N] as b.log_prob, keep within b.loss_mask"),
+    Law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan, *BATCHES, root=True,
+        cure=f"{MASKED}; {FINITE}"),
+    Law("pure", "a resumed run differs", pure, *BATCHES, root=True,
+        cure="draw nothing at random, change no tensor of the batch, keep no state between calls"),
+    Law("permutation", "the result depends on the order of the completions", surrogate_permutation, *BATCHES,
+        cure=EACH),
+    Law("packing", "padded and packed training differ", packing, *BATCHES, cure=EACH),
+    Law("micro_batches", "the loss depends on the memory of the machine", micro_batch_split, *BATCHES, cure=EACH),
+    Law("derivative", "the optimizer minimises something else", derivative, *BATCHES, exemptible=True,
+        cure="detach nothing that the loss depends on through log_prob, or declare `exempt_laws`"),
     Law("float32", "training differs from what float64 tests show", single_precision, lambda: range(5),
         exemptible=True, cure="make constants and new tensors like b.log_prob, and subtract before exp"),
     Law("empty", "an empty rank or an empty completion ends the run", empty, lambda: [(), (0,), (0, 0), (1,)],
         cure="reduce with sums, which are 0 over nothing; max, mean and indexing fail there"),
-    batch_law("zero_advantage", "completions that the loop skips would have taught something", zero_advantage,
-              least=1, applies=declared("zero_advantage_inert"), cure="set zero_advantage_inert = False"),
-    batch_law("scale", "rewards in other units change the method", scale, exemptible=True,
-              cure="let the advantage multiply the loss, or declare `exempt_laws`"),
-    batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True,
-              cure="a loss is minimised: at ratio 1 its derivative is -A; or declare `exempt_laws`"),
-    batch_law("unbounded", "the bound does not vanish where the docstring says so", unbounded,
-              applies=declared("unbounded"), defaults_only=True,
-              cure="correct the fields of `unbounded`, or remove it"),
-    batch_law("needs", "a run fails late, or trains on something that nobody supplies on purpose", declared_needs,
-              least=1, cure="declare in `needs` what the call reads, and nothing else"),
-    needs_law(_token_loss),
+    Law("zero_advantage", "completions that the loop skips would have taught something", zero_advantage, *BATCHES,
+        applies=declared("zero_advantage_inert"), cure="set zero_advantage_inert = False"),
+    Law("scale", "rewards in other units change the method", scale, *BATCHES, exemptible=True,
+        cure="let the advantage multiply the loss, or declare `exempt_laws`"),
+    Law("on_policy", "on fresh data it is not a policy gradient", on_policy, *BATCHES, exemptible=True,
+        cure="a loss is minimised: at ratio 1 its derivative is -A; or declare `exempt_laws`"),
+    Law("unbounded", "the bound does not vanish where the docstring says so", unbounded, *BATCHES,
+        applies=declared("unbounded"), defaults_only=True,
+        cure="correct the fields of `unbounded`, or remove it"),
+    *needs_laws(lambda spec, b: policy_loss(b, surrogate=spec, aggregate=TokenSum()), _token_loss,
+                "a run fails late, or trains on something that nobody supplies on purpose"),
     extreme_law(finite_surrogate),
-    batch_law("curve", "its plot shows another gradient than trains", plot_gradient, applies=two_policies, cure=EACH),
-    batch_law("int32_edges", "batches of another framework crash", int32_edges,
-              cure="convert b.cu_seqlens with .long() where it is an index"),
+    Law("curve", "its plot shows another gradient than trains", plot_gradient, *BATCHES, cure=EACH,
+        applies=two_policies),
+    Law("int32_edges", "batches of another framework crash", int32_edges, *BATCHES,
+        cure="convert b.cu_seqlens with .long() where it is an index"),
 )
 # fmt: on

@@ -1,29 +1,19 @@
 """Laws of what surrounds a surrogate in a loss: corrections, penalties, aggregations."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from proxima.check.batches import BatchCase, with_new_leaf
-from proxima.check.first_laws import FINITE, MASKED, aggregate_runs, correction_runs, runs_law, tensor_runs
-from proxima.check.laws import require_close, require_that
-from proxima.check.needs_law import needs_law, require_needs
-from proxima.check.surrogate_laws import (
-    batch_law,
-    carrier,
-    extreme_law,
-    loss_and_gradient,
-    require_exact_split,
-    require_merged,
-)
+from proxima.check.batches import BATCHES, BatchCase, with_entropy_leaf, with_new_leaf
+from proxima.check.first_laws import FINITE, MASKED, ORDINARY, aggregate_runs, correction_runs, runs_law, tensor_runs
+from proxima.check.laws import Law, require_close, require_that
+from proxima.check.needs_law import needs_laws
+from proxima.check.surrogate_laws import extreme_law, loss_and_gradient, require_exact_split, require_merged, taken
 from proxima.core import AGGREGATES, PpoClip, TokenMean, TokenSum, policy_loss
 from proxima.core.loss import check_needs
 from proxima.data import PolicyBatch
-
-NEEDS = "declare in `needs` what the call reads, and nothing else"
 
 
 def correction_shape(spec: Any, case: BatchCase) -> None:
@@ -46,7 +36,7 @@ def correction_composition(spec: Any, case: BatchCase) -> None:
         loss, gradient = loss_and_gradient(b, PpoClip(), aggregate(), correction=spec)
         require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
         require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
-        require_exact_split(b, case.owners(), PpoClip(), aggregate(), spec)
+        require_exact_split(b, case.parts(), PpoClip(), aggregate(), spec)
         again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), PpoClip(), aggregate(), correction=spec)
         require_close(again.value, loss.value, "loss with the sequences in another order")
 
@@ -54,8 +44,7 @@ def correction_composition(spec: Any, case: BatchCase) -> None:
 def correction_metrics(spec: Any, case: BatchCase) -> None:
     """The metrics of micro-batches, empty ones among them, merge into those of the whole batch."""
     b = case.batch
-    parts = [[i for i, owner in enumerate(case.owners()) if owner == part] for part in range(3)]
-    require_merged([spec(b.take(rows)).metrics for rows in parts], spec(b).metrics)
+    require_merged([spec(b.take(rows)).metrics for rows in case.parts()], spec(b).metrics)
 
 
 def equal_policies(spec: Any, case: BatchCase) -> None:
@@ -67,21 +56,15 @@ def equal_policies(spec: Any, case: BatchCase) -> None:
     require_close(result.weight[b.loss_mask], torch.ones_like(result.weight[b.loss_mask]), "weight at ratio 1")
 
 
-def correction_needs(spec: Any, case: BatchCase) -> None:
-    """As `declared_needs`, of a correction or a penalty."""
-    b = replace(case.batch, entropy=_leaf(case.batch.entropy))
-    require_needs(spec, b, lambda b: _called(spec, b), term_outcome)
-
-
-def _called(spec: Any, b: PolicyBatch) -> Any:
-    check_needs(spec, b)
-    return spec(b)
-
-
 def term_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
     """What a correction or a penalty decides."""
-    found = spec(b if b.entropy is None else replace(b, entropy=b.entropy.detach().requires_grad_()))
-    return (found.detach(),) if isinstance(found, Tensor) else (found.weight, found.keep)
+    term = spec(with_entropy_leaf(b))
+    return (term.detach(),) if isinstance(term, Tensor) else (term.weight, term.keep)
+
+
+def _called(spec: Any, b: PolicyBatch) -> None:
+    check_needs(spec, b)
+    spec(b)
 
 
 def finite_correction(spec: Any, b: PolicyBatch) -> None:
@@ -93,7 +76,7 @@ def finite_correction(spec: Any, b: PolicyBatch) -> None:
 
 def finite_penalty(spec: Any, b: PolicyBatch) -> None:
     """Value and gradient are finite."""
-    b = replace(b, entropy=_leaf(b.entropy))
+    b = with_entropy_leaf(b)
     value = spec(b)
     gradient = torch.autograd.grad(value.sum() + 0 * b.log_prob.sum(), b.log_prob)[0]
     require_that(bool(value.isfinite().all() and gradient.isfinite().all()), "penalty or gradient is not finite")
@@ -105,19 +88,18 @@ def _reads(name: str, reason: str) -> Callable[[Any], str | None]:
 
 # fmt: off
 CORRECTION_LAWS = (
-    runs_law(correction_runs),
-    batch_law("shape", "weights reach the wrong tokens", correction_shape, root=True,
-              cure=f"detach the weight, keep it at least 0 and finite, and 0 where keep is False; {MASKED}"),
-    batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition,
-              cure="weigh each token by that token or its sequence; `whole_batch` declares what can't be"),
-    batch_law("metrics", "a metric depends on the memory of the machine", correction_metrics,
-              cure="emit sums and counts, every key every time",
-              applies=lambda spec: "it sees the whole batch" if spec.whole_batch else None),
-    batch_law("equal_policies", "data that needs no correction is changed", equal_policies, exemptible=True,
-              cure="a ratio of 1 is weight 1, kept; or declare `exempt_laws`",
-              applies=_reads("behavior_log_prob", "it compares with no behavior policy")),
-    batch_law("needs", "a run fails late", correction_needs, least=1, cure=NEEDS),
-    needs_law(term_outcome),
+    runs_law(correction_runs, *ORDINARY),
+    Law("shape", "weights reach the wrong tokens", correction_shape, *BATCHES, root=True,
+        cure=f"detach the weight, keep it at least 0 and finite, and 0 where keep is False; {MASKED}"),
+    Law("composition", "the loss depends on the split or the order of the batch", correction_composition, *BATCHES,
+        cure="weigh each token by that token or its sequence; `whole_batch` declares what can't be"),
+    Law("metrics", "a metric depends on the memory of the machine", correction_metrics, *BATCHES,
+        cure="emit sums and counts, every key every time",
+        applies=lambda spec: "it sees the whole batch" if spec.whole_batch else None),
+    Law("equal_policies", "data that needs no correction is changed", equal_policies, *BATCHES, exemptible=True,
+        cure="a ratio of 1 is weight 1, kept; or declare `exempt_laws`",
+        applies=_reads("behavior_log_prob", "it compares with no behavior policy")),
+    *needs_laws(_called, term_outcome),
     extreme_law(finite_correction),
 )
 # fmt: on
@@ -125,7 +107,7 @@ CORRECTION_LAWS = (
 
 def penalty_law(spec: Any, case: BatchCase) -> None:
     """A penalty is added to the loss, finite, and 0 outside it."""
-    b = replace(case.batch, entropy=_leaf(case.batch.entropy))
+    b = with_entropy_leaf(case.batch)
     value = spec(b)
     require_that(value.shape == b.log_prob.shape, f"shape {list(value.shape)}, expected [{len(b)}]")
     require_that(bool((value[~b.loss_mask] == 0).all()), "the penalty is not 0 outside the loss mask")
@@ -144,19 +126,14 @@ def zero_at_reference(spec: Any, case: BatchCase) -> None:
     require_close(value, torch.zeros_like(value), "penalty of the reference policy itself")
 
 
-def _leaf(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.detach().clone().requires_grad_()
-
-
 # fmt: off
 PENALTY_LAWS = (
-    runs_law(tensor_runs),
-    batch_law("added", "the penalty leaks out of the loss", penalty_law, root=True, cure=f"{MASKED}; {FINITE}"),
-    batch_law("zero_at_reference", "the policy is pushed away from its reference", zero_at_reference, exemptible=True,
-              cure="a divergence of a policy from itself is 0; or declare `exempt_laws`",
-              applies=_reads("reference_log_prob", "it compares with no reference")),
-    batch_law("needs", "a run fails late", correction_needs, least=1, cure=NEEDS),
-    needs_law(term_outcome),
+    runs_law(tensor_runs, *ORDINARY),
+    Law("added", "the penalty leaks out of the loss", penalty_law, *BATCHES, root=True, cure=f"{MASKED}; {FINITE}"),
+    Law("zero_at_reference", "the policy is pushed away from its reference", zero_at_reference, *BATCHES,
+        exemptible=True, cure="a divergence of a policy from itself is 0; or declare `exempt_laws`",
+        applies=_reads("reference_log_prob", "it compares with no reference")),
+    *needs_laws(_called, term_outcome),
     extreme_law(finite_penalty),
 )
 # fmt: on
@@ -165,15 +142,14 @@ PENALTY_LAWS = (
 def aggregate_law(spec: Any, case: BatchCase) -> None:
     """Numerator and denominator add over micro-batches, ignore the order, and are linear in the loss."""
     b = case.batch
-    require_exact_split(b, case.owners(), PpoClip(), spec)
+    require_exact_split(b, case.parts(), PpoClip(), spec)
     loss = torch.where(b.loss_mask, b.masked("advantage"), 0.0)
     value = spec(loss, b)
     scalar = value.dim() == 0 and value.dtype == torch.float64
     require_that(scalar, f"the numerator is {value.dtype} {list(value.shape)}")
     require_close(spec(3 * loss, b), 3 * value, "numerator of 3 times the loss")
     order = case.order()
-    shuffled = b.take(order)
-    require_close(spec(carrier(b, loss).take(order).log_prob, shuffled), value, "numerator in another order")
+    require_close(spec(taken(b, loss, order), b.take(order)), value, "numerator in another order")
     denominator = spec.denominator(b.loss_mask, b.cu_seqlens)
     require_that(denominator.dtype == torch.float64 and float(denominator) >= 0, f"the denominator is {denominator}")
     if not bool(b.loss_mask.any()):
@@ -182,8 +158,8 @@ def aggregate_law(spec: Any, case: BatchCase) -> None:
 
 # fmt: off
 AGGREGATE_LAWS = (
-    runs_law(aggregate_runs),
-    batch_law("linear", "gradient accumulation changes the loss", aggregate_law,
-              cure="return sums in float64: the loop divides numerator by denominator once, over all micro-batches"),
+    runs_law(aggregate_runs, *ORDINARY),
+    Law("linear", "gradient accumulation changes the loss", aggregate_law, *BATCHES,
+        cure="return sums in float64: the loop divides numerator by denominator once, over all micro-batches"),
 )
 # fmt: on
