@@ -36,6 +36,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"proxima.{name}")
     if name in __all__:
         return getattr(importlib.import_module("proxima.api"), name)
+    if not name.startswith("_"):
+        from proxima.config.families import OFFLINE
+
+        if name in {family.function for family in OFFLINE}:
+            return getattr(importlib.import_module("proxima.api.training"), name)
     raise AttributeError(f"module 'proxima' has no attribute {name!r}")
 
 

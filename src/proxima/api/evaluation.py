@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedEvaluation
 from proxima.config import EvaluateConfig, Resolved, load_recipe
-from proxima.config.resolve import Recipe
+from proxima.config.resolution import Recipe
 from proxima.config.scalars import for_any_reader
 from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError

@@ -1,17 +1,17 @@
-"""`proxima.train`, `proxima.sft`, `proxima.reward_model`, `proxima.dpo`: a run from Python."""
+"""`proxima.train`, and a function for each way to train on a fixed data set: a run from Python."""
 
 import json
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
-from proxima.config.families import FAMILIES, command_of
-from proxima.config.resolve import Recipe
+from proxima.config.families import OFFLINE, TRAIN, Family, command_of, family_of_config
+from proxima.config.resolution import Recipe
 from proxima.config.scalars import in_one_line
 from proxima.config.validate import warnings
 from proxima.data import UserError
@@ -51,43 +51,47 @@ def train(
     return _run(recipe, overrides, RunConfig, resume, overwrite, accept_changes, quiet)
 
 
-def sft(
-    recipe: Recipe,
-    overrides: Overrides = (),
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    accept_changes: bool = False,
-    quiet: bool = False,
-) -> "SavedRun":
-    """Fine-tune a model on given answers, as `proxima sft` does, and return the run; see `train`."""
-    return _run(recipe, overrides, FAMILIES["sft"].root, resume, overwrite, accept_changes, quiet)
+class Train(Protocol):
+    """The function of a family: the arguments of `train`."""
+
+    def __call__(
+        self,
+        recipe: Recipe,
+        overrides: Overrides = (),
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        accept_changes: bool = False,
+        quiet: bool = False,
+    ) -> "SavedRun": ...
 
 
-def reward_model(
-    recipe: Recipe,
-    overrides: Overrides = (),
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    accept_changes: bool = False,
-    quiet: bool = False,
-) -> "SavedRun":
-    """Train a reward model on pairs, as `proxima reward` does, and return the run; see `train`."""
-    return _run(recipe, overrides, FAMILIES["reward"].root, resume, overwrite, accept_changes, quiet)
+def _offline_function(family: Family) -> Train:
+    def train_offline(
+        recipe: Recipe,
+        overrides: Overrides = (),
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        accept_changes: bool = False,
+        quiet: bool = False,
+    ) -> "SavedRun":
+        return _run(recipe, overrides, family.root, resume, overwrite, accept_changes, quiet)
+
+    train_offline.__name__ = train_offline.__qualname__ = family.function
+    title = f"{family.title[0].upper()}{family.title[1:]}"
+    train_offline.__doc__ = f"{title}, as `proxima {family.command}` does, and return the run; see `train`."
+    return train_offline
 
 
-def dpo(
-    recipe: Recipe,
-    overrides: Overrides = (),
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    accept_changes: bool = False,
-    quiet: bool = False,
-) -> "SavedRun":
-    """Train a model on preferences, as `proxima dpo` does, and return the run; see `train`."""
-    return _run(recipe, overrides, FAMILIES["dpo"].root, resume, overwrite, accept_changes, quiet)
+OFFLINE_FUNCTIONS: Mapping[str, Train] = {family.function: _offline_function(family) for family in OFFLINE}
+
+
+def __getattr__(name: str) -> Train:
+    """`sft`, `reward_model`, `dpo`: the function of every line of `OFFLINE`."""
+    if name not in OFFLINE_FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return OFFLINE_FUNCTIONS[name]
 
 
 def _run(
@@ -117,8 +121,7 @@ def _run(
                 observer=views,
             )
     if summary.status == "stopped":
-        command = command_of(resolved.config)
-        function = {"reward": "reward_model"}.get(command, command)
+        function = (family_of_config(resolved.config) or TRAIN).function
         how_to = f"proxima.{function}({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
         raise KeyboardInterrupt(f"stopped after step {summary.steps} with a checkpoint; {how_to}")
     return load_run(summary.folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 from proxima.config.describe import kind_of
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.resolve import Recipe, Root, resolve
+from proxima.config.resolution import Recipe, Root, resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections import (
