@@ -37,9 +37,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(importlib.import_module("proxima.api"), name)
     if not name.startswith("_"):
-        from proxima.config.families import OFFLINE
-
-        if name in {family.function for family in OFFLINE}:
+        families = importlib.import_module("proxima.config.families")
+        if name in {family.function for family in families.OFFLINE}:
             return getattr(importlib.import_module("proxima.api.training"), name)
     raise AttributeError(f"module 'proxima' has no attribute {name!r}")
 

@@ -13,10 +13,10 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import BatchBuilder
-from proxima.train.checkpoint import checkpoints
+from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from tests.runtime.interruptions import PLACES, Died, die_at, stop_at
 from tests.runtime.test_controller import World
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces

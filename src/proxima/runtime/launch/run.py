@@ -16,7 +16,6 @@ from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.loop.training_loop import TrainingLoop
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.pending_files import DELETE
 from proxima.runtime.state.resume import (
     Change,
     change_notes,
@@ -35,7 +34,7 @@ from proxima.runtime.watch.environment import describe_environment
 from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
-from proxima.train.checkpoint import Checkpoint, restore
+from proxima.train.checkpoint import DELETE, Checkpoint, restore
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
