@@ -74,7 +74,7 @@ def train_recipe(
     Raises:
         UserError: the recipe is wrong, or one of another command.
     """
-    from proxima.api.training import config_notes, resolve_run
+    from proxima.api.run_config import config_notes, resolve_run
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]

@@ -28,7 +28,7 @@ from proxima.config.sections import (
     train_section,
 )
 from proxima.config.tree import FILL_IN
-from proxima.model.demo_model import download_demo_model, is_downloadable
+from proxima.model.demo_path import is_downloadable
 
 Check = Callable[..., Findings]
 
@@ -134,6 +134,8 @@ def load_recipe(
     if problems := check(resolved):
         raise ConfigError(problems)
     if is_downloadable(path := resolved.get("model.path")):
+        from proxima.model.demo_model import download_demo_model
+
         download_demo_model(Path(path))
     return resolved
 

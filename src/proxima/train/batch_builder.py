@@ -15,7 +15,6 @@ from proxima.core.advantage import TokenRewards
 from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
-from proxima.core.value import value_metrics
 from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, UserError, pack
 from proxima.data.flow import REPAIR, Key
 from proxima.data.random import EPOCH_ORDER, permutation
@@ -291,6 +290,8 @@ class BatchBuilder:
         facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": batch.cu_seqlens, "group": batch.group}
         if "value" not in needed:
             return {"advantage": self.advantage(TokenRewards(**facts | needed))}, {}
+        from proxima.core.value import value_metrics
+
         after = torch.tensor([item.bootstrap for item in filled], dtype=reward.dtype)
         rewards = TokenRewards(bootstrap=after, **facts | needed)
         returns = self.advantage.returns(rewards)

@@ -11,12 +11,12 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import CRITICS
 from proxima.config.sections.train_section import OptimizationConfig
 from proxima.data import FieldError, require
-from proxima.model.adapter_files import base_of, check_start
-from proxima.model.demo_model import is_downloadable, missing_reader
+from proxima.model.adapter_folder import base_of
+from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.hub_names import looks_like_hub_name, near_folder, two_readings
 from proxima.model.load import check_device, check_path, export_remedy, is_run, load_shape
-from proxima.model.lora import Lora, missing_peft, target_layers
+from proxima.model.lora import Lora
 from proxima.train import OPTIMIZERS
 
 BFLOAT16_STEP = 2**-8
@@ -53,6 +53,9 @@ def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
     made for it."""
     if (lora := model.lora) is None:
         return
+    from proxima.model.adapter_files import check_start
+    from proxima.model.lora_layers import missing_peft, target_layers
+
     if (remedy := missing_peft()) is not None:
         yield "model.lora", f"needs the package peft: {remedy}"
     elif (Path(model.path) / ADAPTER).is_file():
@@ -146,12 +149,16 @@ def model_problem(path: str) -> str | None:
     """Why `path` is not a model, with the remedy; None if it may be one."""
     place = Path(path)
     if is_downloadable(path):
+        from proxima.model.demo_model import missing_reader
+
         return missing_reader()
     if (place / ADAPTER).is_file():
         try:
             check_path(path)
         except FieldError as error:
             return error.requirement
+        from proxima.model.lora_layers import missing_peft
+
         return missing_peft()
     if is_run(place):
         return f"is a run, not its model; {export_remedy(path)}"
