@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage import TokenRewards
-from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
 from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, UserError, pack
@@ -274,6 +273,8 @@ class BatchBuilder:
     def _shaped(self, score: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token."""
         if self.reward_kl is None:
+            from proxima.core.advantage.token import place_scores
+
             return place_scores(score, batch.loss_mask, batch.cu_seqlens), score, {}
         policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
         assert policy is not None and batch.reference_log_prob is not None
