@@ -13,7 +13,7 @@ from proxima.engine.executor import Executor
 from proxima.engine.protocol import Capabilities, Health, InFlight, WeightUpdate
 from proxima.model import Policy
 from proxima.rollout.collector import Pending
-from proxima.runtime.state.next_policy_file import read_next_policy, write_next_policy
+from proxima.runtime.state.pending_files import read_next_policy, write_next_policy
 from proxima.train import TokenStatistics, TrainStack
 from proxima.train.next_policy import NextLogProbs, NextPolicy, missing_metrics
 from tests.engine.helpers import engine, prompt, requests
