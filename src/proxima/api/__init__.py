@@ -7,7 +7,8 @@
 The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
 own. `cli` is built on this room.
 Imports: every room but `cli`; pandas when a table is asked for. Imported by `cli`, and by name in `proxima`.
-A line of `config.families` is a function of `training`. To add another: in a module here, its name in `__all__` here and in `proxima/__init__.py`, and docs/python.md.
+A line of `config.families` is a function of `training`. To add another: in a module here, its name in `__all__` here
+and in `proxima/__init__.py`, and docs/python.md.
 """
 
 from typing import TYPE_CHECKING
