@@ -36,6 +36,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"proxima.{name}")
     if name in __all__:
         return getattr(importlib.import_module("proxima.api"), name)
+    if not name.startswith("_"):
+        families = importlib.import_module("proxima.config.families")
+        if name in {family.function for family in families.OFFLINE}:
+            return getattr(importlib.import_module("proxima.api.training"), name)
     raise AttributeError(f"module 'proxima' has no attribute {name!r}")
 
 

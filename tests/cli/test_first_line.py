@@ -35,7 +35,7 @@ def test_a_run_says_it_before_the_load_call_and_before_transformers_is_imported(
 
 @pytest.mark.parametrize("command", ["train", "sft", "dpo", "reward"])
 def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, command):
-    import proxima.api.training as training
+    import proxima.api.run_config as run_config
     import proxima.runtime.launch.run as launch
     from proxima.config import resolve
 
@@ -46,7 +46,7 @@ def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, 
         raise UserError("enough")
 
     monkeypatch.setattr(launch, "train", begin)
-    monkeypatch.setattr(training, "resolve_run", lambda *_, **__: resolve("quickstart", []))
+    monkeypatch.setattr(run_config, "resolve_run", lambda *_, **__: resolve("quickstart", []))
     assert command_line.main([command, "quickstart"]) == 2
     assert told[0].endswith("  loading model\n")
     monkeypatch.setattr(launch, "train", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)

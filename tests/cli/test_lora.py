@@ -93,7 +93,7 @@ def test_bad_settings_are_refused_before_weights_are_loaded(
 
 
 def test_without_peft_the_remedy_is_named(recipe, proxima, monkeypatch):
-    monkeypatch.setattr("proxima.config.sections.model_section.missing_peft", lambda: "pip install 'proxima-rl[lora]'")
+    monkeypatch.setattr("proxima.model.lora_layers.missing_peft", lambda: "pip install 'proxima-rl[lora]'")
     code, _, err = proxima("train", recipe(), ADAPTER)
     assert code == 2 and "needs the package peft: pip install 'proxima-rl[lora]'" in err
 

@@ -1,5 +1,11 @@
 """The table of the commands that train."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from proxima.config import EvaluateConfig, RunConfig, resolve
@@ -7,6 +13,8 @@ from proxima.config.describe import class_at, fields_of
 from proxima.config.families import FAMILIES, OFFLINE, TRAIN, command_of, family_of_config
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.train.offline.method import OfflineMethod
+
+SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 
 
 def test_every_line_names_a_config_with_its_own_section_and_a_method():
@@ -27,3 +35,71 @@ def test_a_config_knows_its_command(command):
     recipe |= {} if family.own else {"reward": "number", "algorithm": "grpo"}
     assert type(resolve(recipe, root=None).config) is family.root
     assert family_of_config(EvaluateConfig) is None
+
+
+A_LINE_MORE = """
+import contextlib, importlib.util, inspect, io, json, sys
+from importlib.machinery import SourceFileLoader
+
+class OneMore(SourceFileLoader):
+    def get_data(self, path):
+        line = b'''Family(command="copy", function="copy_rows", title="copy given answers", own="copying",
+            config="copying_section:CopyingConfig", method="copying_method:CopyingMethod", learning_rate=3e-6),'''
+        return super().get_data(path).replace(b"OFFLINE = (", b"OFFLINE = (" + line, 1)
+
+    def get_code(self, name):
+        return compile(self.get_source(name), self.path, "exec", dont_inherit=True)
+
+name = "proxima.config.families"
+spec = importlib.util.find_spec(name)
+spec.loader = OneMore(name, spec.origin)
+sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[name])
+
+import proxima
+from proxima.cli.main import main
+shown = io.StringIO()
+with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+    main(["--help"])
+with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+    main(["copy", "--help"])
+light = "torch" not in sys.modules
+function = proxima.copy_rows
+from proxima.config import resolve
+config = resolve({"model": {"path": "org/model"}, "task": "gsm8k", "copying": {}}, root=None).config
+same = inspect.signature(function).parameters == inspect.signature(proxima.train).parameters
+print(json.dumps({
+    "help": shown.getvalue(), "light": light, "doc": function.__doc__, "same": same,
+    "config": type(config).__name__, "times": config.copying.times, "lr": config.train.optimizer.lr,
+}))
+"""
+COPYING_SECTION = """
+from dataclasses import dataclass, field
+
+from proxima.config.sections.offline_section import OfflineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyingSection:
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyingConfig(OfflineConfig):
+    copying: CopyingSection = field(default_factory=CopyingSection)
+"""
+
+
+def test_a_line_of_the_table_makes_a_command_and_a_function(tmp_path):
+    """A family that does not exist, of a section in a module of its own and one line more in the file of the table."""
+    (tmp_path / "copying_section.py").write_text(COPYING_SECTION)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCES, str(tmp_path)]), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-c", A_LINE_MORE], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    shown = json.loads(done.stdout)
+    assert "    copy            copy given answers\n" in shown["help"] and shown["light"]
+    assert "\nusage: proxima copy [-h] [--resume]" in shown["help"]
+    assert "Copy given answers. Its recipes have a section `copying`." in shown["help"]
+    assert shown["same"] and shown["doc"].startswith("Copy given answers, as `proxima copy` does")
+    assert (shown["config"], shown["times"], shown["lr"]) == ("CopyingConfig", 1, 3e-6)

@@ -6,7 +6,7 @@ from proxima.config.describe import fields_of, kinds_of
 from proxima.config.families import FAMILIES
 from proxima.config.other_names import _NAMES, NOT_BUILT
 from proxima.config.problems import ConfigError
-from proxima.config.resolve import resolve
+from proxima.config.resolution import resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 
 

@@ -15,7 +15,7 @@ from proxima.config.describe import fields_of
 from proxima.config.explanation import config_remarks
 from proxima.config.families import FAMILIES
 from proxima.config.resolved import Findings
-from proxima.config.validate import CHECKS, WARNINGS, warnings
+from proxima.config.validate import CHECKS, WARNINGS, IfSet, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
 from proxima.task import Jsonl
@@ -487,12 +487,15 @@ def test_gdpo_has_the_weights_of_the_rewards(recipe):
     assert problems(recipe, *words, "algorithm.advantage.weights=[1, 0]") == []
 
 
+ALL = [check.check() if isinstance(check, IfSet) else check for check in (*CHECKS, *WARNINGS)]
+
+
 def test_every_check_names_sections_that_exist():
     """One that is misspelt would never run."""
     fields = {info.name for family in FAMILIES.values() for info in fields_of(family.root)}
     unknown = {
         f"{check.__name__}({name})"
-        for check in (*CHECKS, *WARNINGS)
+        for check in ALL
         for name in inspect.signature(check).parameters
         if name not in {"r", *fields}
     }
@@ -500,7 +503,7 @@ def test_every_check_names_sections_that_exist():
 
 
 def test_every_check_is_listed_once():
-    listed = [check.__name__ for check in (*CHECKS, *WARNINGS)]
+    listed = [check.__name__ for check in ALL]
     names = [module.name for module in pkgutil.iter_modules(sections.__path__)]
     places = [validate, *(importlib.import_module(f"{sections.__name__}.{name}") for name in names)]
     written = {

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.core.penalty import AdaptiveCoefficient
-from proxima.core.reward_kl import RewardKl
+from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
 
 NAN = math.nan
 CU = torch.tensor([0, 3, 7, 8])

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from proxima.core import SURROGATES, Cispo, Cppo, PpoClip, RewardLoss, ValueLoss, gradient_weight, interpolated_proximal
-from proxima.core.penalty import K1, K3, AdaptiveCoefficient, EntropyBonus
+from proxima.core.penalty import K1, K3, EntropyBonus
+from proxima.core.reward_kl import AdaptiveCoefficient
 from proxima.data import PolicyBatch
 
 

@@ -95,7 +95,7 @@ def test_merged_weights_are_few_at_a_time(decoder, most, tiny_model, monkeypatch
 
     engine, found = published(tiny_model("llama"), ALL, decoder, "float32")
     monkeypatch.setattr("proxima.engine.fast_decoder.weight_of", watched)
-    monkeypatch.setattr("proxima.model.lora.weight_of", watched)
+    monkeypatch.setattr("proxima.model.lora_layers.weight_of", watched)
     asyncio.run(engine.publish(WeightUpdate(version=2, module=found.model)))
     assert len(seen) == 14 and max(seen) == most
 

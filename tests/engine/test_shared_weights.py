@@ -6,7 +6,8 @@ import torch
 
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.shared_weights import UNFINISHED, ModelOverWeights, SharedWeights, model_as_files
-from proxima.model.lora import Lora, adapter_names, attach
+from proxima.model.lora import Lora, adapter_names
+from proxima.model.lora_layers import attach
 from tests.model.rows import loaded
 
 

@@ -107,7 +107,7 @@ def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):
 
 
 def test_a_whole_disk_is_not_searched(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.lab.run_reader.MOST_FOLDERS", 5)
+    monkeypatch.setattr("proxima.lab.run_search.MOST_FOLDERS", 5)
     for i in range(6):
         (tmp_path / str(i)).mkdir()
     with pytest.raises(ValueError, match="has more than 5 folders below it; give run folders, or a sweep's folder"):

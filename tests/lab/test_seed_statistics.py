@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from proxima.lab.seed_statistics import SeedMean, mean_over_seeds, smoothed, t_quantile
+from proxima.lab.seed_statistics import SeedMean, mean_over_seeds, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,3 @@ def test_what_is_missing_does_not_count():
     assert mean_over_seeds([2.0]).low == 2.0
     assert mean_over_seeds([None]) is None
     assert mean_over_seeds([3.0, 3.0]).half == 0.0
-
-
-def test_running_mean():
-    assert smoothed([1.0, 5.0, 0.0]) == [1.0, 5.0, 0.0]
-    values = [float(i % 2) for i in range(20)]
-    assert smoothed(values)[0] == 0.5
-    assert smoothed(values)[1:3] == pytest.approx([1 / 3, 2 / 3])
-    assert smoothed([7.0] * 30) == [7.0] * 30

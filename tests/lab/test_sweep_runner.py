@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.config import load_recipe
-from proxima.config.resolve import resolve
+from proxima.config.resolution import resolve
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.run_reader import Metrics
 from proxima.lab.sweep_file import read_sweep

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from proxima.data import FieldError
 from proxima.model import load
-from proxima.model.adapter_files import is_adapter, save_adapter
+from proxima.model.adapter_files import save_adapter
+from proxima.model.adapter_folder import is_adapter
 from proxima.model.files import model_files
 from proxima.model.load import check_path, load_config, load_tokenizer
 from proxima.model.lora import Lora, adapter_names

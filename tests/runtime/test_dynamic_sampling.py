@@ -8,15 +8,16 @@ import torch
 
 from proxima.cli.main import main
 from proxima.core.advantage import ADVANTAGES
-from proxima.core.selection import DropTruncated, DropUniformGroups, Prune, prompts_factor
+from proxima.core.partial_selection import Prune
+from proxima.core.selection import DropTruncated, DropUniformGroups, prompts_factor
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import BatchBuilder
-from proxima.train.checkpoint import checkpoints
+from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from tests.runtime.interruptions import PLACES, Died, die_at, stop_at
 from tests.runtime.loop.test_controller import World
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces

@@ -12,8 +12,7 @@ from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY
-from proxima.train.checkpoint import checkpoints
+from proxima.train.checkpoint import CARRIED_GROUPS, NEXT_POLICY, checkpoints
 from tests.runtime.interruptions import Died, die_at
 from tests.runtime.test_async_run import assert_whole, tree
 from tests.runtime.test_sdp_run import records

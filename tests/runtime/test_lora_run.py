@@ -17,7 +17,8 @@ from proxima.model import load
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.learning import make_stages
 from proxima.runtime.launch.models import make_policy
-from proxima.runtime.state.export import best_checkpoint, export, find_checkpoint
+from proxima.runtime.state.best_checkpoint import best_checkpoint
+from proxima.runtime.state.export import export, find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage

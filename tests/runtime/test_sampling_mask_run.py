@@ -16,10 +16,10 @@ from proxima.engine.local import collect
 from proxima.engine.scheduler import Scheduler
 from proxima.model import Policy, load
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.pending_files import CARRIED_GROUPS, read_groups, write_groups
+from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
-from proxima.train.checkpoint import checkpoints
+from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from proxima.train.forward_stage import stage_columns
 from proxima.train.objectives.policy_objective import mask_sizes
 from tests.runtime.interruptions import PLACES, stop_at

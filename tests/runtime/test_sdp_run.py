@@ -10,10 +10,10 @@ import torch
 from proxima.data import Trajectory
 from proxima.model import Policy, load
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.pending_files import NEXT_POLICY, read_next_policy
+from proxima.runtime.state.pending_files import read_next_policy
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import TrainStack
-from proxima.train.checkpoint import checkpoints
+from proxima.train.checkpoint import NEXT_POLICY, checkpoints
 from proxima.train.next_policy import NextPolicy
 from tests.runtime.interruptions import Died, die_at
 from tests.runtime.tiny_run import go, recipe

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from proxima.lab.seed_statistics import running_mean
 from proxima.view.chart import PALETTE, Series, bar_chart, line_chart, palette_css
 
 GROUP = r'<g class="{}" data-series="(\d+)">(.*?)</g>'
@@ -76,11 +75,6 @@ def test_a_single_step():
     svg = line_chart([Series(points=[(1, 0.25)])], label="A", zero=True)
     assert svg.count("<use") == 1 and data_of(svg)["from"] == 1
     assert tick_labels(svg)[0] == "1"
-
-
-def test_running_mean():
-    assert running_mean([0.0, 3.0, 6.0, 0.0, 0.0, 9.0]) == [1.5, 3, 3, 2, 3, 4.5]
-    assert running_mean([1.0, None, 3.0]) == [1.0, None, 3.0]
 
 
 def test_a_smooth_series_is_drawn_twice():

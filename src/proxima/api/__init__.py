@@ -3,10 +3,12 @@
 
     training       a run                      evaluation      figures of a model on held-out questions
     saved          a folder read back, as DataFrames          python_values   classes, specs and functions in recipes
+    run_config     the checked config of a run                resumed_settings   what a resume may leave out
 The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
 own. `cli` is built on this room.
 Imports: every room but `cli`; pandas when a table is asked for. Imported by `cli`, and by name in `proxima`.
-To add a function: in a module here, its name in `__all__` here and in `proxima/__init__.py`, and docs/python.md.
+A line of `config.families` is a function of `training`. To add another: in a module here, its name in `__all__` here
+and in `proxima/__init__.py`, and docs/python.md.
 """
 
 from typing import TYPE_CHECKING

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedEvaluation
 from proxima.config import EvaluateConfig, Resolved, load_recipe
-from proxima.config.resolve import Recipe
+from proxima.config.resolution import Recipe
 from proxima.config.scalars import for_any_reader
 from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
@@ -139,7 +139,7 @@ def run_evaluation(
 
 def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, named: bool) -> tuple[str, Recipe | None]:
     """The model's path, of a run that of its checkpoint, and the recipe if there is one."""
-    from proxima.lab.run_reader import find_runs, misspelt, no_runs, runs_beside
+    from proxima.lab.run_search import find_runs, misspelt, no_runs, runs_beside
 
     if not Path(model).exists() and runs_beside(Path(model)):
         raise no_runs(Path(model))

@@ -129,7 +129,8 @@ def model_and_data(model: str, inference: Inference) -> tuple[str, "DataConfig"]
     from proxima.config.problems import one_problem
     from proxima.config.schema import PromptConfig
     from proxima.config.sections.model_section import model_problem
-    from proxima.model.demo_model import download_demo_model, is_downloadable
+    from proxima.model.demo_model import download_demo_model
+    from proxima.model.demo_path import is_downloadable
 
     given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
     if inference.system is not None:

@@ -15,16 +15,14 @@ from proxima import __version__
 from proxima.cli.bug_report import RUN_FOLDER, report_bug
 from proxima.cli.command_module import command_module
 from proxima.cli.parameters import add_command, run_command
+from proxima.config.families import FAMILIES
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 
 PEERS = "proxima-peers"  # the distribution of the commands that read other frameworks' files
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
-    "train": ("proxima.cli.train", "train a model from a recipe"),
-    "sft": ("proxima.cli.train", "fine-tune a model on given answers"),
-    "reward": ("proxima.cli.train", "train a reward model on pairs of completions"),
-    "dpo": ("proxima.cli.train", "train a model on preferences: DPO and its relatives"),
+    **{family.command: ("proxima.cli.train", family.title) for family in FAMILIES.values()},
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
     "simulate": ("proxima.cli.simulate", "simulate a recipe on virtual time: speed and idle shares of several lags"),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
@@ -127,7 +125,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     return int(command.run(arguments))
 
 
-LOADING = ("train", "sft", "reward", "dpo", "eval", "generate", "chat")  # commands that load a model
+LOADING = (*FAMILIES, "eval", "generate", "chat")  # commands that load a model
 
 
 def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
@@ -153,7 +151,6 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 def _is_recipe_field(path: str) -> bool:
     from proxima.config.describe import fields_of
-    from proxima.config.families import FAMILIES
 
     return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family.root))
 

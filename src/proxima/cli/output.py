@@ -4,11 +4,10 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from proxima.cli.completion import complete_override, complete_recipe
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe, shipped_recipes
@@ -16,6 +15,21 @@ from proxima.data.recipe_files import find_recipe, shipped_recipes
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
 OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine"
 IMPORT_CODE = "import the classes and functions outside proxima that it names, which runs their code"
+
+
+def completer(name: str) -> Callable[..., list[str]]:
+    """A function of `cli.completion`, which is imported when a shell asks."""
+
+    def complete(*words: str, **options: Any) -> list[str]:
+        from proxima.cli import completion
+
+        options_of: Callable[..., list[str]] = getattr(completion, name)
+        return options_of(*words, **options)
+
+    return complete
+
+
+complete_recipe, complete_override = completer("complete_recipe"), completer("complete_override")
 
 
 def add_recipe(parser: argparse.ArgumentParser, meaning: str = "", metavar: str | None = None) -> None:

@@ -10,23 +10,17 @@ from typing import TYPE_CHECKING
 
 from proxima.cli import bug_report
 from proxima.cli.output import add_overrides, add_recipe
+from proxima.config.families import FAMILIES, TRAIN, Family
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
 
 WRITES = "Everything that the run writes is in its folder, which is printed first"
-DESCRIPTIONS = {  # by command
-    "train": f"Train a model from a recipe. {WRITES}.",
-    "sft": f"Fine-tune a model on given answers, from a recipe with a section `sft`. {WRITES}.",
-    "reward": "Train a reward model on pairs of completions, from a recipe with a section `reward_model`. "
-    f"{WRITES}; the table at the end is of the last evaluation.",
-    "dpo": f"Train a model on preferences, by DPO or a relative, from a recipe with a section `preference`. {WRITES}.",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    command = parser.prog.rpartition(" ")[2]
-    parser.description = textwrap.fill(DESCRIPTIONS[command], 120)
+    family = FAMILIES[parser.prog.rpartition(" ")[2]]
+    parser.description = textwrap.fill(description(family), 120)
     add_recipe(parser)
     add_overrides(parser)
     resume = f"resume the run in the folder: {parser.prog} runs/mine --resume"
@@ -35,9 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept-changes", action="store_true", help=accept)
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
     parser.add_argument("--quiet", action="store_true", help="print only the outcome")
-    if command == "train":
+    if family is TRAIN:
         replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
         parser.add_argument("--rollouts", metavar="RUN", help=replay)
+
+
+def description(family: Family) -> str:
+    """What the command does, for its `--help`."""
+    section = f" Its recipes have a section `{family.own}`." if family.own else ""
+    table = "; the table at the end is of the last evaluation" if family.prints_pairs else ""
+    return f"{family.title[0].upper()}{family.title[1:]}.{section} {WRITES}{table}."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,8 +74,7 @@ def train_recipe(
     Raises:
         UserError: the recipe is wrong, or one of another command.
     """
-    from proxima.api.training import config_notes, resolve_run
-    from proxima.config.families import FAMILIES
+    from proxima.api.run_config import config_notes, resolve_run
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
@@ -114,7 +114,7 @@ def train_recipe(
         status = "failed"
     finally:
         bug_report.RUN_FOLDER.set(views.run_folder)
-    if command == "reward" and not quiet and views.run_folder is not None:
+    if FAMILIES[command].prints_pairs and not quiet and views.run_folder is not None:
         print_last_evaluation(views.run_folder)
     return exit_code(status)
 

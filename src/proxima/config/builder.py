@@ -8,7 +8,6 @@ from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
-from proxima.config.other_names import our_name
 from proxima.config.problems import ConfigError, Problem, nearest, suggestion
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
@@ -67,6 +66,8 @@ class Builder:
         elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
         if elsewhere and nearest(name, names) is None:
             remedy = f"did you mean {elsewhere[0]!r}?"
+        from proxima.config.other_names import our_name  # only a mistyped recipe needs the names of the peers
+
         *_, section, last = ("", *path.split("."))
         if ours := our_name(section, last, [entry.path for entry in self.entries]):
             remedy = f"proxima calls it {ours}"

@@ -14,7 +14,6 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from proxima.config.other_names import NOT_BUILT
 from proxima.config.problems import one_problem, suggestion
 from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
@@ -179,6 +178,8 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     name = path.rstrip("0123456789.").rpartition(".")[2]
     what = name if name.endswith("ss") else name.removesuffix("s")
     if ":" not in kind:
+        from proxima.config.other_names import NOT_BUILT
+
         names = [*table, *(table_of(slot.presets) if slot.presets else ())]
         message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, names, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)

@@ -26,7 +26,7 @@ from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.step_size import ExampleStep, StepSize, at_once, pruned
 from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
-from proxima.model.demo_model import is_downloadable
+from proxima.model.demo_path import is_downloadable
 from proxima.model.load import context_limit, load_config, load_tokenizer, resolve_device
 from proxima.model.micro_batch import micro_batches
 from proxima.task import TASKS

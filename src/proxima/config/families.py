@@ -5,18 +5,18 @@ To add a way to train on a fixed data set, three files:
     config/sections/NAME_section.py    its section, and the config of its recipes: a subclass of `OfflineConfig`, whose
                                        `sequences_of` says what is trained of a row, for `explain`
     train/offline/NAME_method.py       its `OfflineMethod`
-    here                               its line, which the commands, `resolve`, `explain`, the JSON schema and the
-                                       reference read
+    here                               its line, which the command line, the functions of `proxima`, `resolve`,
+                                       `explain`, the JSON schema and the reference read
 
-Nothing is imported before a recipe is of the family.
+Nothing is imported before a recipe is of the family, so that `proxima --help` can read the table.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from proxima.config.describe import class_at
-from proxima.config.tree import Node
+if TYPE_CHECKING:
+    from proxima.config.tree import Node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Family:
 
     Args:
         command: its name on the command line.
+        function: its name in Python, a function of `proxima`.
         title: what it does, for `proxima --help`.
         config: the dataclass of its recipes, "package.module:Class".
         own: the section that only its recipes have, which says that a recipe is of this family; empty for `train`,
@@ -32,26 +33,34 @@ class Family:
         method: its `OfflineMethod`, "package.module:Class"; empty where groups are generated.
         learning_rate: of its optimizer where a recipe says nothing; None: the optimizer's own default.
         samples: its model generates, so that held-out evaluations have answers to look at.
+        prints_pairs: its command ends with the table of the last evaluation, of held-out pairs.
     """
 
     command: str
+    function: str
     title: str
     config: str
     own: str = ""
     method: str = ""
     learning_rate: float | None = None
     samples: bool = True
+    prints_pairs: bool = False
 
     @property
     def root(self) -> type:
         """The dataclass of its recipes."""
+        from proxima.config.describe import class_at
+
         return class_at(self.config)
 
 
-TRAIN = Family(command="train", title="train a model from a recipe", config="proxima.config.schema:RunConfig")
+TRAIN = Family(
+    command="train", function="train", title="train a model from a recipe", config="proxima.config.schema:RunConfig"
+)
 OFFLINE = (
     Family(
         command="sft",
+        function="sft",
         title="fine-tune a model on given answers",
         config="proxima.config.sections.sft_section:SftConfig",
         own="sft",
@@ -60,15 +69,18 @@ OFFLINE = (
     ),
     Family(
         command="reward",
+        function="reward_model",
         title="train a reward model on pairs of completions",
         config="proxima.config.sections.reward_model_section:RewardModelConfig",
         own="reward_model",
         method="proxima.train.offline.reward_method:RewardMethod",
         learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
         samples=False,
+        prints_pairs=True,
     ),
     Family(
         command="dpo",
+        function="dpo",
         title="train a model on preferences: DPO and its relatives",
         config="proxima.config.sections.preference_section:PreferenceConfig",
         own="preference",
@@ -80,7 +92,7 @@ OFFLINE = (
 FAMILIES = {family.command: family for family in (TRAIN, *OFFLINE)}
 
 
-def family_of(layers: Sequence[Node]) -> Family:
+def family_of(layers: Sequence["Node"]) -> Family:
     """The family of a recipe; `TRAIN` where it has the section of no other."""
     written = {key for layer in layers for key in layer.mapping or ()}
     return next((family for family in OFFLINE if family.own in written), TRAIN)

@@ -10,7 +10,8 @@ from typing import Any
 from proxima.config.schema import RunConfig
 from proxima.config.sections.critic_section import ModelCritic
 from proxima.model.load import load_shape
-from proxima.model.lora import Lora, adapter_parameters
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import adapter_parameters
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,7 @@ class RunConfig:
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "named scores, each with a weight"]
     algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS"), "a preset's name, or its slots"]
     engine: Annotated[Any, Slot("proxima.engine:ENGINES", default="local"), "who generates"]
-    critic: Annotated[
-        Any, Slot("proxima.config.sections.critic_section:CRITICS"), "estimates values for gae; null: none"
-    ] = None
+    critic: Annotated[Any, Slot("proxima.config.sections:CRITICS"), "estimates values for gae; null: none"] = None
     seed: Annotated[int, "seeds data order, sampling and initialisation"] = 1
     rollouts: Annotated[str | None, "a run folder: train on its stored rollouts; null: generate"] = None
     folder: Annotated[str | None, "run folder; null: runs/<recipe>-<time>"] = None

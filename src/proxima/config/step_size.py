@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from proxima.core.selection import Prune, prompts_factor
+from proxima.core import SELECTIONS
+from proxima.core.selection import prompts_factor
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
 
@@ -84,7 +85,7 @@ class ExampleStep:
 def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
     """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all.
     From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
-    specs = [spec for spec in selection if isinstance(spec, Prune)]
+    specs: list[Any] = [spec for spec in selection if SELECTIONS.holds(spec, "prune")]
     prompts *= prompts_factor(specs, size)
     kept = size
     for spec in specs:

@@ -4,33 +4,51 @@ The checks are beside their sections; all of them are listed here, in the order 
 Those in `CHECKS` stop the run; those in `WARNINGS` are shown.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proxima.config.describe import kind_of
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.resolve import Recipe, Root, resolve
+from proxima.config.resolution import Recipe, Root, resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections import (
     algorithm_section,
-    critic_section,
     data_section,
     eval_section,
     model_section,
     reward_section,
-    rollouts_section,
     runtime_section,
     sampling_section,
     train_section,
 )
 from proxima.config.tree import FILL_IN
-from proxima.model.demo_model import download_demo_model, is_downloadable
+from proxima.model.demo_path import is_downloadable
 
 Check = Callable[..., Findings]
+
+
+@dataclass(frozen=True)
+class IfSet:
+    """A check of a section that most recipes leave out: its module is imported where one has it.
+
+    Args:
+        section: its name in a recipe.
+        name: of the function, in `sections.<section>_section`.
+    """
+
+    section: str
+    name: str
+
+    def check(self) -> Check:
+        module = importlib.import_module(f"proxima.config.sections.{self.section}_section")
+        check: Check = getattr(module, self.name)
+        return check
 
 
 def values_are_filled_in(r: Resolved[Any]) -> Findings:
@@ -51,7 +69,7 @@ def trackers_are_ready(monitor: Sequence[Any]) -> Findings:
             yield f"monitor.{index}.kind", "is named twice; keep one"
 
 
-CHECKS: Sequence[Check] = (
+CHECKS: Sequence[Check | IfSet] = (
     sampling_section.training_samples_at_random,
     sampling_section.behavior_matches_sampling,
     sampling_section.sampling_masks_are_replayed,
@@ -76,17 +94,14 @@ CHECKS: Sequence[Check] = (
     model_section.model_exists,
     model_section.adapters_are_ready,
     model_section.reward_head_is_new,
-    critic_section.critic_model_exists,
-    critic_section.critic_is_read,
-    critic_section.critic_fits_the_step,
+    *(IfSet("critic", name) for name in ("critic_model_exists", "critic_is_read", "critic_fits_the_step")),
     model_section.completions_fit_context,
     reward_section.reward_models_are_ready,
     data_section.data_files_exist,
     values_are_filled_in,
     model_section.dtypes_are_consistent,
     model_section.device_exists,
-    rollouts_section.replay_is_of_another_run,
-    rollouts_section.stored_groups_are_as_configured,
+    *(IfSet("rollouts", name) for name in ("replay_is_of_another_run", "stored_groups_are_as_configured")),
     trackers_are_ready,
     eval_section.evaluations_are_configured,
     eval_section.evaluation_metric_exists,
@@ -101,7 +116,7 @@ WARNINGS: Sequence[Check] = (
     sampling_section.sampling_masks_are_small,
     sampling_section.sampling_masks_are_read,
     runtime_section.some_tokens_are_older,
-    critic_section.weights_resolve_an_update,
+    model_section.weights_resolve_an_update,
     runtime_section.overlap_is_of_use,
 )
 
@@ -119,6 +134,8 @@ def load_recipe(
     if problems := check(resolved):
         raise ConfigError(problems)
     if is_downloadable(path := resolved.get("model.path")):
+        from proxima.model.demo_model import download_demo_model
+
         download_demo_model(Path(path))
     return resolved
 
@@ -149,11 +166,15 @@ def to_do(resolved: Resolved[Any]) -> list[Problem]:
     return _problems(resolved, (data_section.data_files_exist, values_are_filled_in))
 
 
-def _problems(resolved: Resolved[Any], checks: Sequence[Check]) -> list[Problem]:
+def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet]) -> list[Problem]:
     """The findings of those checks whose sections, named by their parameters, the config has."""
     sections = {"r": resolved, **vars(resolved.config)}
     problems = []
     for check in checks:
+        if isinstance(check, IfSet):
+            if sections.get(check.section) is None:
+                continue
+            check = check.check()
         names = inspect.signature(check).parameters
         if names.keys() <= sections.keys():
             for finding in check(**{name: sections[name] for name in names}):

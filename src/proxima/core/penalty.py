@@ -132,31 +132,3 @@ class EntropyBonus(Penalty):
             reason = "PolicyBatch.entropy carries no gradient; run the model with entropy_gradient"
             raise ValueError(f"EntropyBonus: {reason}.")
         return -self.coefficient * entropy
-
-
-@dataclass(frozen=True)
-class AdaptiveCoefficient:
-    """Adapts the coefficient to keep the KL near a target.
-
-        beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) min(n / horizon, 1))        n: of the step
-
-    Args:
-        target: nats a token, > 0, the mean over completions of the mean over their loss tokens.
-        horizon: completions over which a persistent error of 20 % multiplies beta by 1.2, > 0.
-    Source: arXiv 1909.08593. verl `AdaptiveKLController`. Stateless: the caller keeps beta.
-    Differs: the target of the paper and of TRL's former PPO is of a whole completion, a sum over tokens. There and in
-        verl n / horizon has no bound (P23): a step of more than a horizon moves beta by more than 20 %, and one of more
-        than 5 horizons turns it negative, a reward for divergence; here no step moves it by more than 20 %.
-    """
-
-    target: float = 0.1
-    horizon: float = 10000.0
-
-    def __post_init__(self) -> None:
-        require(self.target > 0, "target", self.target, "must be > 0 nats")
-        require(self.horizon > 0, "horizon", self.horizon, "must be > 0 samples")
-
-    def next(self, coefficient: float, kl: float, samples: int) -> float:
-        """The coefficient for the next step, after one of `samples` completions with mean KL `kl`, nats."""
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        return coefficient * (1 + error * min(samples / self.horizon, 1.0))

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from proxima.core import PENALTIES
-from proxima.core.penalty import K3, AdaptiveCoefficient
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.data import check_choices, require
 
@@ -35,6 +34,34 @@ class ShapedReward:
         """Nats a token, the mean of `kl` over the completions with a loss token; 0 without one. What
         `AdaptiveCoefficient` compares with its target."""
         return float(self.kl.double().sum()) / max(1, int(self.some.sum()))
+
+
+@dataclass(frozen=True)
+class AdaptiveCoefficient:
+    """Adapts the coefficient to keep the KL near a target.
+
+        beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) min(n / horizon, 1))        n: of the step
+
+    Args:
+        target: nats a token, > 0, the mean over completions of the mean over their loss tokens.
+        horizon: completions over which a persistent error of 20 % multiplies beta by 1.2, > 0.
+    Source: arXiv 1909.08593. verl `AdaptiveKLController`. Stateless: the caller keeps beta.
+    Differs: the target of the paper and of TRL's former PPO is of a whole completion, a sum over tokens. There and in
+        verl n / horizon has no bound (P23): a step of more than a horizon moves beta by more than 20 %, and one of more
+        than 5 horizons turns it negative, a reward for divergence; here no step moves it by more than 20 %.
+    """
+
+    target: float = 0.1
+    horizon: float = 10000.0
+
+    def __post_init__(self) -> None:
+        require(self.target > 0, "target", self.target, "must be > 0 nats")
+        require(self.horizon > 0, "horizon", self.horizon, "must be > 0 samples")
+
+    def next(self, coefficient: float, kl: float, samples: int) -> float:
+        """The coefficient for the next step, after one of `samples` completions with mean KL `kl`, nats."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return coefficient * (1 + error * min(samples / self.horizon, 1.0))
 
 
 @dataclass(frozen=True)
@@ -93,7 +120,7 @@ class RewardKl:
         ours, reference = (torch.where(loss_mask, x, 0.0) for x in (log_prob, reference_log_prob))
         from proxima.core.advantage.token import place_scores, with_kl
 
-        spec = K3(limit=self.limit) if self.estimator == "k3" else PENALTIES[self.estimator]()
+        spec = PENALTIES[self.estimator](**{"limit": self.limit} if self.estimator == "k3" else {})
         kl = spec.divergence(ours, reference)
         paid = (beta * segment_sum(kl, cu_seqlens)).to(score.dtype)
         return ShapedReward(

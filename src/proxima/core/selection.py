@@ -1,9 +1,9 @@
 """Selection: which completions the update uses. Each spec sees only what the specs before it kept."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -11,9 +11,16 @@ from torch import Tensor
 from proxima.core.advantage.group import GroupStatistics, group_sum
 from proxima.core.spec import Spec
 from proxima.core.tables import SELECTIONS as SELECTIONS
-from proxima.core.token_subset import value_hash
-from proxima.data import Outcomes, check_choices, require
+from proxima.data import Outcomes, require
+from proxima.data.kinds import lazy_imports
 from proxima.data.outcomes import METRIC_ALIASES
+
+if TYPE_CHECKING:
+    from proxima.core.partial_selection import Balance as Balance
+    from proxima.core.partial_selection import BestAndWorst as BestAndWorst
+    from proxima.core.partial_selection import Prune as Prune
+
+__getattr__, __dir__ = lazy_imports(__name__)  # those that keep a part of a group load when named
 
 
 class Selection(Spec, Protocol):
@@ -91,160 +98,6 @@ class DropTruncated(Selection):
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         return ~outcomes.truncated
-
-
-@dataclass(frozen=True)
-class Prune(Selection):
-    """Keep only the completions with the most informative advantages, so that the update costs less.
-
-        k = max(1, floor(G (1 - rate) + 1e-9)) of G, in the stable order (-|A|, index)
-
-    Args:
-        rate: share to drop, in [0, 1).
-        keep: `largest` |A| (the method; the original's flag, `smallest`, names what is removed), `smallest` |A|, or
-            `random`.
-        scope: G counts a `group`, or the whole `batch`.
-        count: `keep`, the k above, or `drop`: k = max(1, G - floor(G rate)), the original trainer's rule; they differ
-            if G rate is no integer (C2).
-        allocate: dynamic completion allocation: a step takes floor(G / k) times as many prompts (scope `batch`:
-            floor(1 / (1 - rate)) times), so that an update keeps its size in completions.
-        outcomes: groups. advantage: [S], of the full group.
-    Returns: [S] bool.
-    Edge cases: a group of one is kept. G counts valid completions. `random` depends on `outcomes.identity` alone
-        (prompt uid and sample; the position without one), not on rewards or a random state.
-    Source: CPPO (completion pruning), arXiv 2503.22342. Differs: the original ranks the local batch, one group or
-        several (C2). As in the original, the normaliser counts kept completions only (C3).
-    """
-
-    rate: float = 0.5
-    keep: Literal["largest", "smallest", "random"] = "largest"
-    scope: Literal["group", "batch"] = "group"
-    count: Literal["keep", "drop"] = "keep"
-    allocate: bool = False
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
-    reason: ClassVar[str] = "pruned"
-    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "allocate": {"allocate": True},
-        "batch": {"rate": 0.75, "scope": "batch", "allocate": True},
-    }
-
-    def __post_init__(self) -> None:
-        require(0 <= self.rate < 1, "rate", self.rate, "must be in [0, 1)")
-        check_choices(self)
-
-    @property
-    def local(self) -> bool:
-        return self.scope == "group"
-
-    def kept(self, size: int) -> int:
-        """k, how many of `size` completions are kept."""
-        if self.count == "drop":
-            return max(1, size - math.floor(size * self.rate + 1e-9))
-        return max(1, math.floor(size * (1 - self.rate) + 1e-9))
-
-    def prompts_factor(self, size: int) -> int:
-        if not self.allocate:
-            return 1
-        return size // self.kept(size) if self.scope == "group" else math.floor(1 / (1 - self.rate) + 1e-9)
-
-    def keeps_size(self, size: int) -> bool:
-        """True if `prompts_factor` times as many groups of `size` leave exactly as many completions as no pruning."""
-        if self.scope == "group":
-            return self.prompts_factor(size) * self.kept(size) == size
-        return abs(self.prompts_factor(size) * (1 - self.rate) - 1) < 1e-9
-
-    def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
-        index = group_index(outcomes, self.scope)
-        size = advantage.abs().double()
-        identity = torch.arange(len(index), device=index.device) if outcomes.identity is None else outcomes.identity
-        key = {"largest": -size, "smallest": size, "random": value_hash(identity)}[self.keep]
-        sizes = torch.bincount(index).tolist()
-        limit = torch.tensor([self.kept(n) for n in sizes], dtype=torch.long, device=index.device)
-        return rank_in_group(key, index) < limit[index]
-
-
-@dataclass(frozen=True)
-class Balance(Selection):
-    """Balance positive and negative advantages: drop completions of the more frequent sign, the smallest |A| first.
-
-    Args:
-        scope: balance each `group` or the whole `batch`.
-        most: largest allowed ratio of the more frequent to the less frequent sign, >= 1.
-        outcomes: groups. advantage: [S].
-    Returns: [S] bool.
-    Edge cases: if one sign is absent, all are kept; an advantage of exactly 0 is always kept. Ties by index.
-    """
-
-    scope: Literal["group", "batch"] = "batch"
-    most: float = 1.0
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
-    reason: ClassVar[str] = "unbalanced"
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        require(self.most >= 1, "most", self.most, "must be >= 1")
-
-    @property
-    def local(self) -> bool:
-        return self.scope == "group"
-
-    def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
-        index = group_index(outcomes, self.scope)
-        keep = torch.ones_like(outcomes.valid)
-        for sign in (1, -1):
-            same, other = advantage * sign > 0, advantage * sign < 0
-            others = group_sum(other.long(), index)
-            rank = rank_in_group(torch.where(same, -advantage.abs().double(), torch.inf), index)
-            keep &= ~(same & (others > 0) & (rank >= torch.floor(others * self.most)))
-        return keep
-
-
-@dataclass(frozen=True)
-class BestAndWorst(Selection):
-    """Keep of each group the completion with the largest advantage and the one with the smallest: the pair that
-    `algorithm.preference` compares.
-
-    Args:
-        min_gap: difference of their advantages, >= 0, that a pair must exceed; a group without such a pair is dropped.
-            In reward units where the advantage is a difference of rewards, as with `{kind: grpo, scale: none}`.
-        outcomes: groups. advantage: [S].
-    Returns: [S] bool, two or no completions of each group.
-    Edge cases: of equal advantages the first completion is taken; a group of equal ones (a tie) is dropped, which
-        `drop_uniform_groups` before it counts by name.
-    Source: online DPO with the best and the worst of n, as in RLHFlow, arXiv 2405.07863.
-    """
-
-    min_gap: float = 0.0
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
-    reason: ClassVar[str] = "not_in_a_pair"
-    local: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(0 <= self.min_gap < math.inf, "min_gap", self.min_gap, "must be >= 0 and finite")
-
-    def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
-        index, value = group_index(outcomes, "group"), advantage.double()
-        best, worst = (rank_in_group(key, index) == 0 for key in (-value, value))
-        top, bottom = (torch.zeros(len(value), dtype=value.dtype, device=value.device) for _ in range(2))
-        top[index[best]], bottom[index[worst]] = value[best], value[worst]
-        return (best | worst) & (top - bottom > self.min_gap)[index]
-
-
-def group_index(outcomes: Outcomes, scope: Literal["group", "batch"]) -> Tensor:
-    """[S] int64, numbers the groups; all 0 in the scope of the batch."""
-    if scope == "group":
-        return GroupStatistics.of(outcomes).index
-    return torch.zeros_like(outcomes.group, dtype=torch.long)
-
-
-def rank_in_group(key: Tensor, index: Tensor) -> Tensor:
-    """[S] int64, the rank of each completion in its group by ascending `key` [S]; ties by position."""
-    order = key.argsort(stable=True)
-    order = order[index[order].argsort(stable=True)]
-    total = torch.bincount(index, minlength=1)
-    rank = torch.empty_like(index)
-    rank[order] = torch.arange(len(index), device=index.device) - (total.cumsum(0) - total)[index[order]]
-    return rank
 
 
 def select(

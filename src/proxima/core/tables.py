@@ -40,10 +40,10 @@ PENALTIES = Kinds(
 )
 SELECTIONS = Kinds(
     {
-        "balance": "proxima.core.selection:Balance",
-        "best_and_worst": "proxima.core.selection:BestAndWorst",
+        "balance": "proxima.core.partial_selection:Balance",
+        "best_and_worst": "proxima.core.partial_selection:BestAndWorst",
         "drop_truncated": "proxima.core.selection:DropTruncated",
         "drop_uniform_groups": "proxima.core.selection:DropUniformGroups",
-        "prune": "proxima.core.selection:Prune",
+        "prune": "proxima.core.partial_selection:Prune",
     }
 )

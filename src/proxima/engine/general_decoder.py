@@ -17,7 +17,7 @@ from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Matrix, SteadyRows, head_logits
 from proxima.model.attention import hugging_face_name
-from proxima.model.lora import merge_adapter, plain_weights
+from proxima.model.lora_layers import merge_adapter, plain_weights
 from proxima.model.policy import parts
 
 

@@ -14,7 +14,6 @@ from proxima.data import Completion, UserError, require
 from proxima.data.columns import Floats
 from proxima.engine.decoder import Decoder, padded_rows
 from proxima.engine.fast_decoder import FastDecoder, supports
-from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -113,6 +112,8 @@ def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> De
     check_decoder(model, kind)
     if kind in ("auto", "fast") and supports(model) is None:
         return FastDecoder(model, dtype)
+    from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
+
     return RecomputeDecoder(model, dtype) if unpackable(model) else GeneralDecoder(model, dtype)
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from proxima.model.load import load_config, load_tokenizer
-from proxima.model.lora import is_adapted, plain_weights
+from proxima.model.lora import is_adapted
+from proxima.model.lora_layers import plain_weights
 
 ALIGNMENT = 64  # bytes
 HEADER = 8  # words of 8 bytes: version, checksum

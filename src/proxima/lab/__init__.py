@@ -27,7 +27,8 @@ from proxima.data.kinds import lazy_imports
 if TYPE_CHECKING:
     from proxima.lab.cell_statistics import final_value
     from proxima.lab.run_comparison import RunComparison, compare_runs
-    from proxima.lab.run_reader import NoMetrics, Run, find_runs, read_run
+    from proxima.lab.run_reader import NoMetrics, Run, read_run
+    from proxima.lab.run_search import find_runs
     from proxima.lab.seed_statistics import SeedMean
     from proxima.lab.sweep_file import read_sweep
     from proxima.lab.sweep_plan import PlannedRun, Sweep, plan_runs

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxima.lab.run_reader import Run
-from proxima.lab.seed_statistics import SeedMean, determined_median, mean_over_seeds, smoothed
+from proxima.lab.running_mean import smoothed
+from proxima.lab.seed_statistics import SeedMean, determined_median, mean_over_seeds
 
 Measure = Callable[[Run], float | None]
 HELD_OUT = "held_out"  # in place of a key of the training records: the headline of the evaluations

@@ -1,6 +1,5 @@
 """Reads a run from its folder: its config, its curves over any axis, its status. The run may be unfinished."""
 
-import glob
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from proxima.config.problems import ConfigError, nearest
+from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
@@ -25,8 +24,6 @@ AXES: dict[str, str | None] = {
     "time": "time/step",
     "cpu": "time/cpu",
 }
-
-MOST_FOLDERS = 10_000  # that are searched for runs
 
 Points = list[tuple[float, float]]
 
@@ -186,82 +183,6 @@ def read_run(folder: str | Path, *, empty: bool = False) -> Run:
         environment=read_mapping(place.environment),
         **vars(metrics),
     )
-
-
-def find_runs(places: Sequence[str | Path]) -> list[Path]:
-    """The run folders that are given, are below a given folder, or match a pattern; each once, in the given order.
-
-    Raises: UserError if one of `places` leads to no run, or has too many folders below it to search.
-    """
-    folders: dict[Path, Path] = {}
-    for place in places:
-        matches = [Path(place)] if Path(place).exists() else sorted(map(Path, glob.glob(str(place), recursive=True)))
-        count = itertools.count(1)
-        runs = [run for match in matches for run in _below(match, match, count)]
-        if not runs:
-            raise no_runs(Path(place), bool(matches))
-        for run in runs:
-            folders.setdefault(run.resolve(), run)
-    return list(folders.values())
-
-
-def _below(place: Path, start: Path, count: Iterator[int]) -> Iterator[Path]:
-    if place.is_file():
-        return
-    if RunFolder(place).has_run:
-        yield place
-        return
-    if next(count) > MOST_FOLDERS:
-        remedy = "give run folders, or a sweep's folder"
-        raise UserError(f"{start} has more than {MOST_FOLDERS:,} folders below it", remedy=remedy)
-    for listed in read_mapping(place / "sweep.json").get("runs", ()):  # in this order: the first cell is the baseline
-        if RunFolder(place / listed["folder"]).has_run:
-            yield place / listed["folder"]
-    for child in sorted((child for child in place.iterdir() if child.is_dir()), key=lambda child: _natural(child.name)):
-        yield from _below(child, start, count)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """`seed-2` before `seed-10`."""
-    parts = ["".join(group) for _, group in itertools.groupby(name, str.isdigit)]
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
-
-
-def no_runs(place: Path, exists: bool = False) -> UserError:
-    """The error for a place that is no run, with the run beside it that was probably meant."""
-    what = "give run folders, a sweep's folder, or a pattern in quotes"
-    if exists:
-        return UserError(f"{place} and the folders below contain no run", remedy=what)
-    folders = [] if "*" in place.name else _folders_beside(place)
-    near = nearest(place.name, [folder.name for folder in folders])
-    if near is not None:
-        what = f"did you mean {str(place.parent / near)!r}?"
-    elif runs := [str(folder) for folder in sorted(folders) if _holds_runs(folder)]:
-        what = f"known: {', '.join(runs)}"
-    return UserError(f"{place} does not exist", remedy=what)
-
-
-def runs_beside(place: Path) -> bool:
-    """True if the folder of `place` holds runs or sweeps."""
-    return any(map(_holds_runs, _folders_beside(place)))
-
-
-def misspelt(place: Path) -> Path | None:
-    """The existing path that `place` is where only the name of its folder is mistyped: `run/mine` of `runs/mine`."""
-    near = nearest(place.parent.name, [folder.name for folder in _folders_beside(place.parent)])
-    meant = place.parent.parent / str(near) / place.name
-    return meant if near is not None and meant.exists() else None
-
-
-def _folders_beside(place: Path) -> list[Path]:
-    return [child for child in place.parent.iterdir() if child.is_dir()] if place.parent.is_dir() else []
-
-
-def _holds_runs(place: Path) -> bool:
-    try:
-        return (place / "sweep.json").is_file() or RunFolder(place).has_run
-    except OSError:  # a folder that can't be read
-        return False
 
 
 def read_config(path: Path) -> dict[str, Any]:

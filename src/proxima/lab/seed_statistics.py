@@ -1,4 +1,4 @@
-"""Means over seeds with Student's intervals, for two to five seeds; medians; running means."""
+"""Means over seeds with Student's intervals, for two to five seeds; medians."""
 
 import math
 import statistics
@@ -81,16 +81,3 @@ def determined_median(values: Sequence[float], n: int) -> float | None:
     if len(middle) == 1:
         return middle.pop()
     return statistics.median(values) if len(values) == n and max(middle) < math.inf else None
-
-
-def running_mean(values: Sequence[float | None]) -> list[float | None]:
-    """The mean over a tenth of the values around each: at least three, fewer at both ends. None is left out, and stays
-    None."""
-    half = max(1, len(values) // 20)
-    near = ([v for v in values[max(i - half, 0) : i + half + 1] if v is not None] for i in range(len(values)))
-    return [None if value is None else statistics.fmean(v) for value, v in zip(values, near, strict=True)]
-
-
-def smoothed(values: Sequence[float | None]) -> list[float | None]:
-    """The running mean; fewer than 12 values are returned unchanged."""
-    return running_mean(values) if len(values) >= 12 else list(values)

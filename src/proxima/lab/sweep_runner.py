@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from proxima.config.dump import dump
 from proxima.config.families import command_of
+from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.data.full_disk import is_disk_full

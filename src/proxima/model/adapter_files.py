@@ -10,7 +10,6 @@ tokenizer files
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from proxima.data import FieldError
+from proxima.model.adapter_folder import BASE, BaseModel, base_of, is_adapter, read_json
 from proxima.model.files import ADAPTER_CONFIG as CONFIG
 from proxima.model.files import weight_files
-from proxima.model.lora import NAME, SCALAR_HEAD, Lora, attach, trained_names
+from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
+from proxima.model.lora_layers import attach
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-WEIGHTS, BASE = "adapter_model.safetensors", "base.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face model
 # of peft's config: what says nothing about the matrices, or is read by itself; every other field must be as ours
 FREE = {
@@ -36,68 +37,6 @@ FREE = {
     *("fan_in_fan_out", "megatron_core", "modules_to_save", "qalora_group_size"),
 }
 KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # ways to start that leave the base's weights as they are
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseModel:
-    """The model below an adapter.
-
-    Args:
-        path, revision: as `load` takes them.
-        dtype: of its weights in memory, `float32` or `bfloat16`; None: an adapter that does not say.
-        files: SHA-256 by name, of `weight_files`; empty: unknown.
-    """
-
-    path: str
-    revision: str | None = None
-    dtype: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
-
-
-def is_adapter(path: str) -> bool:
-    """True for a folder with an adapter, even beside its base's config.json.
-
-    Raises:
-        FieldError: the folder also has the weights of a model.
-    """
-    place = Path(path).expanduser()
-    if not (place / CONFIG).is_file():
-        return False
-    if weights := sorted(file.name for file in place.glob("model*.safetensors")):
-        remedy = "move one of them to a folder of its own"
-        raise FieldError(
-            "model.path", path, f"has both an adapter ({CONFIG}) and a model ({weights[0]})", remedy=remedy
-        )
-    return True
-
-
-def base_of(path: str) -> BaseModel:
-    """The base that an adapter's folder names.
-
-    Raises:
-        FieldError: the folder's JSON can't be read or names none.
-    """
-    place = Path(path).expanduser()
-    settings = _read(path, place / CONFIG)
-    base = settings.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        remedy = "write the path of its base there"
-        raise FieldError("model.path", path, f"names no base_model_name_or_path in {CONFIG}", remedy=remedy)
-    recorded = _read(path, place / BASE) if (place / BASE).is_file() else {}
-    return BaseModel(
-        path=base, revision=recorded.get("revision"), dtype=recorded.get("dtype"), files=recorded.get("files", {})
-    )
-
-
-def base_in_memory(path: str, revision: str | None, dtype: torch.dtype) -> BaseModel:
-    """The base that was just loaded, for `save_adapter`."""
-    local = Path(path).expanduser()
-    return BaseModel(
-        path=str(local.resolve()) if local.exists() else path,
-        revision=revision,
-        dtype=str(dtype).removeprefix("torch."),
-        files=weight_files(path, revision),
-    )
 
 
 def check_base(path: str, base: BaseModel, *, field_name: str) -> None:
@@ -142,7 +81,7 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     """
     from peft import LoraConfig
 
-    settings = _read(path, Path(path).expanduser() / CONFIG, field_name)
+    settings = read_json(path, Path(path).expanduser() / CONFIG, field_name)
     remedy = "merge it with peft's merge_and_unload, and give the folder of the result as model.path"
     if settings.get("peft_type") != "LORA":
         raise FieldError(
@@ -268,16 +207,6 @@ def _file_name(name: str) -> str:
     """peft's name of a parameter in its files; the vector of DoRA has no `.weight`."""
     plain = name.replace(f".{NAME}.", ".")
     return PREFIX + (plain.removesuffix(".weight") if "lora_magnitude_vector" in plain else plain)
-
-
-def _read(path: str, file: Path, field_name: str = "model.path") -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FieldError(field_name, path, f"has no readable {file.name} ({error})") from error
-    if not isinstance(values, dict):
-        raise FieldError(field_name, path, f"has a {file.name} that is no JSON object")
-    return values
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:

@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.data import FieldError, UserError, require
-from proxima.model.adapter_files import (
-    BaseModel,
-    base_in_memory,
-    base_of,
-    check_base,
-    is_adapter,
-    read_matrices,
-    read_settings,
-    start_adapter,
-)
+from proxima.model.adapter_folder import BaseModel, base_in_memory, base_of, is_adapter
 from proxima.model.files import weight_files
 from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
-from proxima.model.lora import Lora, adapter_names, attach, merge_adapter
+from proxima.model.lora import Lora, adapter_names
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from torch import nn
@@ -260,6 +251,8 @@ def with_adapter(
     Raises:
         FieldError: as `start_adapter`.
     """
+    from proxima.model.adapter_files import start_adapter
+
     base = base_in_memory(loaded.path, revision, dtype)
     start_adapter(loaded.model, lora, base, seed)
     return replace(loaded, base=base)
@@ -276,6 +269,9 @@ def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], 
     Raises:
         FieldError: as `load`.
     """
+    from proxima.model.adapter_files import check_base, read_matrices, read_settings
+    from proxima.model.lora_layers import attach, merge_adapter
+
     check_path(path)
     settings, wanted = read_settings(path, field_name="model.path", scalar=scalar), base_of(path)
     here = replace(wanted, files=weight_files(wanted.path, wanted.revision))

@@ -1,7 +1,7 @@
 """A model by its name: where its weights are, and how they are loaded and run."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -9,7 +9,9 @@ from proxima.model.files import model_files
 from proxima.model.load import DTYPES, LoadedModel, load, resolve_device
 from proxima.model.lora import Lora
 from proxima.model.policy import Policy
-from proxima.model.scalar_model import ScalarModel, load_scalar_model
+
+if TYPE_CHECKING:
+    from proxima.model.scalar_model import ScalarModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class ModelSource:
 
     def load_scalar(self, saved: str | None = None, *, head_std: float) -> LoadedModel:
         """The model with a scalar head, see `load_scalar_model`, or the one that a checkpoint has in `saved`."""
+        from proxima.model.scalar_model import load_scalar_model
+
         if saved is not None and self.lora is None:
             return load_scalar_model(saved, seed=self.seed, **self._place)
         lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)
@@ -56,8 +60,10 @@ class ModelSource:
         """Runs loaded weights, with log-probs."""
         return Policy(loaded, log_prob_chunk=self.log_prob_chunk, value_head=value_head, **self._packed)
 
-    def scalar(self, loaded: LoadedModel) -> ScalarModel:
+    def scalar(self, loaded: LoadedModel) -> "ScalarModel":
         """Runs loaded weights with a scalar head."""
+        from proxima.model.scalar_model import ScalarModel
+
         return ScalarModel(loaded, **self._packed)
 
     def identity(self) -> dict[str, str]:

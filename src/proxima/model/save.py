@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.model.adapter_files import save_adapter
 from proxima.model.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 def save_trained(loaded: LoadedModel, folder: Path) -> Path:
     """Write what training has changed, and the tokenizer: the adapter alone of a model with one, else the model."""
     if loaded.base is not None:
+        from proxima.model.adapter_files import save_adapter
+
         return save_adapter(loaded.model, loaded.tokenizer, loaded.base, folder)
     return save(loaded.model, loaded.tokenizer, folder)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from proxima.data import FieldError, PackedBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
-from proxima.model.adapter_files import is_adapter
+from proxima.model.adapter_folder import is_adapter
 from proxima.model.load import LoadedModel, load_config, load_merged, load_tokenizer, load_weights, with_adapter
 from proxima.model.lora import SCALAR_HEAD as HEAD
 from proxima.model.lora import Lora

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
 from proxima.reward.protocol import Reward, Where
-from proxima.reward.workers.graders import GRADERS, to_float
 
 NOT_APPLICABLE = Score.failed("it does not apply to this row")  # the score itself, not one like it: adds nothing
 
@@ -116,6 +115,8 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         """Call the grader in this process, without limits."""
+        from proxima.reward.workers.graders import GRADERS
+
         return GRADERS[self.grader](**self.arguments)
 
 
@@ -133,7 +134,7 @@ class PooledReward(WeightedReward):
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         """The score in a grader's result: `value`, `correct` where it is known, and other keys as parts."""
         parts = {key: part for key, part in result.items() if key not in ("value", "correct")}
-        value = to_float(result.get("value"), "value")
+        value = _as_float(result.get("value"), "value")
         return validated(Score(value=value, correct=result.get("correct"), parts=parts))
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
@@ -206,16 +207,24 @@ def validated(score: object) -> Score:
         raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
         raise ValueError(score.error or "returned an invalid score without an error")
-    value = to_float(score.value, "value")
+    value = _as_float(score.value, "value")
     if not math.isfinite(value):
         raise ValueError(f"returned {value}, expected a finite number")
     if score.correct not in (None, True, False):
         raise ValueError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
-    parts = {str(key): to_float(part, str(key)) for key, part in score.parts.items()}
+    parts = {str(key): _as_float(part, str(key)) for key, part in score.parts.items()}
     for key, part in parts.items():
         if not math.isfinite(part):
             raise ValueError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
     return replace(score, value=value, correct=None if score.correct is None else bool(score.correct), parts=parts)
+
+
+def _as_float(value: object, key: str) -> float:
+    if isinstance(value, float):
+        return float(value)
+    from proxima.reward.workers.graders import to_float  # for what a careless scorer may return
+
+    return to_float(value, key)
 
 
 def binary_score(correct: bool) -> Score:

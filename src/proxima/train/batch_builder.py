@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage import TokenRewards
-from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
-from proxima.core.value import value_metrics
 from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, UserError, pack
 from proxima.data.flow import REPAIR, Key
 from proxima.data.random import EPOCH_ORDER, permutation
@@ -275,6 +273,8 @@ class BatchBuilder:
     def _shaped(self, score: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token."""
         if self.reward_kl is None:
+            from proxima.core.advantage.token import place_scores
+
             return place_scores(score, batch.loss_mask, batch.cu_seqlens), score, {}
         policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
         assert policy is not None and batch.reference_log_prob is not None
@@ -291,6 +291,8 @@ class BatchBuilder:
         facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": batch.cu_seqlens, "group": batch.group}
         if "value" not in needed:
             return {"advantage": self.advantage(TokenRewards(**facts | needed))}, {}
+        from proxima.core.value import value_metrics
+
         after = torch.tensor([item.bootstrap for item in filled], dtype=reward.dtype)
         rewards = TokenRewards(bootstrap=after, **facts | needed)
         returns = self.advantage.returns(rewards)

@@ -27,6 +27,8 @@ from proxima.train.stack import TrainStack
 
 FORMAT = 2
 CRITIC, VALUE_HEAD = "critic", "value_head.safetensors"  # a critic's folder; or its weights, where it is a head
+CARRIED_GROUPS, NEXT_POLICY = "carried_groups.parquet", "next_policy.parquet"  # what it keeps for later steps
+DELETE = "delete this checkpoint to use the one before"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,16 @@
 """The critic of a run: a model of its own beside the policy, or a head on the policy's trunk."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from proxima.data import NotFiniteError
 from proxima.model.compute_thread import Progress
-from proxima.train import TrainStack, ValueObjective, ValueStage
 from proxima.train.batch_builder import TrainingBatch, split_into_updates
+
+if TYPE_CHECKING:  # a run without a critic needs neither
+    from proxima.train import TrainStack, ValueObjective, ValueStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,7 @@ class ValueHead:
     loss. See `Policy` for `layer`, `ValueStage` for `bootstrap`."""
 
     layer: nn.Linear
-    objective: ValueObjective
+    objective: "ValueObjective"
     bootstrap: bool = True
 
 
@@ -25,9 +28,9 @@ class Critic:
     """A critic with weights of its own, a `ScalarModel`, and what changes them. Called in the compute thread.
     `updates`, `epochs` and `seed` are those of `split_into_updates`."""
 
-    stack: TrainStack
-    objective: ValueObjective
-    stage: ValueStage
+    stack: "TrainStack"
+    objective: "ValueObjective"
+    stage: "ValueStage"
     updates: int = 1
     epochs: int = 1
     seed: int = 0

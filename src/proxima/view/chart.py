@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
-from proxima.lab.seed_statistics import running_mean
+from proxima.lab.running_mean import running_mean
 from proxima.view.formatting import significant, thinned
 
 if TYPE_CHECKING:

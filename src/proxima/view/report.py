@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from proxima.config.step_size import at_once, pruned
-from proxima.core.selection import Prune
+from proxima.core import SELECTIONS
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import Headline
@@ -228,7 +228,7 @@ def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None
             examples, budget = train["examples_per_step"], train["tokens_per_micro_batch"]
             return arithmetic(_batch_info(folder, examples=examples, tokens_per_micro_batch=budget))
         specs = [dict(spec) for spec in algorithm.get("selection") or ()]
-        prunes = [Prune(**spec) for spec in specs if spec.pop("kind", None) == "prune"]
+        prunes = [SELECTIONS["prune"](**spec) for spec in specs if spec.pop("kind", None) == "prune"]
         refill = algorithm.get("dynamic_sampling")
         prompts, kept = pruned(train["prompts_per_step"], train["completions_per_prompt"], prunes)
         info = _batch_info(

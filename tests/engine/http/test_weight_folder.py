@@ -13,7 +13,8 @@ from proxima.data import UserError
 from proxima.engine.http import locked_folder, weight_folder
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes, weight_buckets
 from proxima.model import load
-from proxima.model.lora import Lora, attach, merge_adapter
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import attach, merge_adapter
 
 TEXT = torch.tensor([[5, 9, 40, 41, 7, 30]])
 

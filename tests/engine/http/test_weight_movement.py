@@ -17,7 +17,8 @@ from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.weight_probe import WeightProbe, rounded_log_prob, trainer_log_prob
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model import load
-from proxima.model.lora import Lora, attach, merge_adapter
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import attach, merge_adapter
 from tests.engine.http.test_weight_probe import FACTS, ModelServer
 
 TOKENS = 256

@@ -7,8 +7,8 @@ from proxima.config import ConfigError, resolve
 from proxima.core import PolicyBatch, TokenMean, policy_loss
 from proxima.core.advantage import Gdpo, Grpo, ReinforcePp, ReinforcePpBaseline, Rloo
 from proxima.core.correction import CapFloor, Importance, SecondMoment
-from proxima.core.penalty import K1, K2, K3, AdaptiveCoefficient
-from proxima.core.reward_kl import RewardKl
+from proxima.core.penalty import K1, K2, K3
+from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
 from proxima.core.surrogate import Cispo, Dppo, Drpo, Gspo, PpoClip, Sapo, Spo
 
 A, R = "actor_rollout_ref.actor.", "algorithm.rollout_correction."

@@ -25,7 +25,8 @@ def serve_recipe(
     from proxima.config.sections.model_section import model_problem
     from proxima.data.errors import FieldError, within
     from proxima.engine.serve import check_serve, start_servers
-    from proxima.model.demo_model import download_demo_model, is_downloadable
+    from proxima.model.demo_model import download_demo_model
+    from proxima.model.demo_path import is_downloadable
     from proxima.model.load import load_config
 
     resolved = resolve(recipe, override, root=None)

@@ -12,5 +12,15 @@ where the config of the command has all of its sections, and none of them has a 
 
 Imported by `schema`, `families` and `validate`. To add a field: a line in its dataclass with a meaning in `Annotated`
 and a bound in `__post_init__`. To add a check: the function beside its section, a line in `validate.CHECKS` or
-`validate.WARNINGS`, and the case as a user types it in `tests/config/test_validate.py`.
+`validate.WARNINGS` (an `IfSet` if most recipes leave the section out), and the case as a user types it in
+`tests/config/test_validate.py`.
 """
+
+from proxima.data.kinds import Kinds
+
+CRITICS = Kinds(
+    {
+        "head": "proxima.config.sections.critic_section:HeadCritic",
+        "model": "proxima.config.sections.critic_section:ModelCritic",
+    }
+)

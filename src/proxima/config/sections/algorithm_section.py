@@ -9,14 +9,14 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import model_problem
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
-from proxima.core.advantage import ADVANTAGES, Gdpo, needs_baseline
+from proxima.core import SELECTIONS
+from proxima.core.advantage import ADVANTAGES, needs_baseline
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.aggregate import TokenMean
 from proxima.core.correction import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY
 from proxima.core.proximal import NextMissing
 from proxima.core.reward_kl import RewardKl
-from proxima.core.selection import Balance, BestAndWorst, Prune
 from proxima.data import require
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.reward.base import as_reward
@@ -197,7 +197,7 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
     if algorithm.advantage.per_token:
         message = "compares completions by one advantage each; use one of groups, as {kind: grpo, scale: none}"
         yield "algorithm.preference.kind", message
-    if not (algorithm.selection and isinstance(algorithm.selection[-1], BestAndWorst)):
+    if not (algorithm.selection and SELECTIONS.holds(algorithm.selection[-1], "best_and_worst")):
         yield "algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}"
 
 
@@ -226,7 +226,7 @@ def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> F
     """`gdpo` weighs the normalised rewards itself; the weights of the rewards are those of their sum, and it reads none
     of them."""
     advantage, weights = algorithm.advantage, [as_reward(spec).weight for spec in reward]
-    if not isinstance(advantage, Gdpo):
+    if not ADVANTAGES.holds(advantage, "gdpo"):
         return
     shown = ", ".join(f"{weight:g}" for weight in weights)
     if advantage.weights is None and set(weights) != {1.0}:
@@ -236,7 +236,7 @@ def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> F
 
 def advantage_reads_the_kl(algorithm: AlgorithmConfig) -> Findings:
     """`gdpo` normalises each reward on its own, and the KL in the reward is none of them."""
-    if algorithm.reward_kl is not None and isinstance(algorithm.advantage, Gdpo):
+    if algorithm.reward_kl is not None and ADVANTAGES.holds(algorithm.advantage, "gdpo"):
         message = "'gdpo' reads the rewards one by one, without the KL; set algorithm.reference_kl or another advantage"
         yield "algorithm.reward_kl", message
 
@@ -252,7 +252,7 @@ def allocation_keeps_batch_size(algorithm: AlgorithmConfig, train: TrainConfig) 
     """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed slots."""
     size = train.completions_per_prompt
     for i, spec in enumerate(algorithm.selection):
-        if isinstance(spec, Prune) and spec.allocate and not spec.keeps_size(size):
+        if SELECTIONS.holds(spec, "prune") and spec.allocate and not spec.keeps_size(size):
             reason = f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, not a divisor of it"
             if spec.scope == "batch":
                 reason = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
@@ -264,7 +264,7 @@ def allocation_keeps_batch_size(algorithm: AlgorithmConfig, train: TrainConfig) 
 def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
     """Dynamic sampling replaces dropped groups; pruning and balancing keep a part of every group."""
     dynamic, selection = algorithm.dynamic_sampling, algorithm.selection
-    if dynamic is not None and all(isinstance(spec, Balance | Prune) for spec in selection):
+    if dynamic is not None and all(SELECTIONS.holds(spec, "balance", "prune") for spec in selection):
         remedy = "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
         message = f"no selection drops whole groups, so there is nothing to refill; {remedy}"
         settings = [entry for entry in r.entries if entry.path.startswith("algorithm.dynamic_sampling.")]
@@ -295,7 +295,7 @@ def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findi
     """A group loses whole completions, so that a rate may not be reachable exactly."""
     size = train.completions_per_prompt
     for i, spec in enumerate(algorithm.selection):
-        if isinstance(spec, Prune) and spec.scope == "group":
+        if SELECTIONS.holds(spec, "prune") and spec.scope == "group":
             rate = 1 - spec.kept(size) / size
             if abs(rate - spec.rate) > 1e-9:
                 message = f"keeps {spec.kept(size)} of {size} completions, a rate of {rate:.3g}"

@@ -3,19 +3,13 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from proxima.config.resolved import Findings, Resolved
+from proxima.config.resolved import Findings
 from proxima.config.sections.algorithm_section import AGGREGATE, AlgorithmConfig
-from proxima.config.sections.model_section import ModelConfig, has_score, model_problem
-from proxima.config.sections.train_section import OptimizationConfig, TrainConfig
+from proxima.config.sections.model_section import has_score, model_problem
+from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
-from proxima.data.kinds import Kinds
-from proxima.train import OPTIMIZERS
-
-BFLOAT16_STEP = 2**-8
-TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
-
 
 _OF_TRAIN = (
     *("optimizer", "schedule", "warmup_steps", "final_lr_ratio", "max_grad_norm", "tokens_per_micro_batch"),
@@ -88,14 +82,6 @@ class HeadCritic(CriticConfig):
         require(0 < self.coefficient < float("inf"), "coefficient", self.coefficient, "must be > 0 and finite")
 
 
-CRITICS = Kinds(
-    {
-        "head": "proxima.config.sections.critic_section:HeadCritic",
-        "model": "proxima.config.sections.critic_section:ModelCritic",
-    }
-)
-
-
 def critic_model_exists(critic: Any) -> Findings:
     """What the critic starts from is a model folder or a hub name."""
     if isinstance(critic, ModelCritic) and critic.path is not None and (remedy := model_problem(critic.path)):
@@ -124,23 +110,3 @@ def critic_fits_the_step(critic: Any, train: TrainConfig) -> Findings:
     if (waits := critic.value_warmup_steps) >= (steps := train.steps):
         message = f"the policy would wait for all {steps} steps of the run (train.steps={steps}); lower it"
         yield "critic.value_warmup_steps", f"{message}, with {waits} it never learns"
-
-
-def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: OptimizationConfig) -> Findings:
-    """An update of Adam, about `lr` a weight, is not rounded away: bfloat16 resolves 2^-8 of a weight. An adapter is
-    float32; a critic's own weights are trained as a whole beside it."""
-    if model.dtype != "bfloat16":
-        return
-    critic = r.get("critic")
-    trained = {} if model.lora is not None else {"train.optimizer.lr": train.optimizer}
-    if isinstance(critic, ModelCritic) and (critic.optimizer is not None or not trained):
-        path = "train" if critic.optimizer is None else "critic"
-        trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
-    for path, optimizer in trained.items():
-        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, "adamw") else BFLOAT16_STEP
-        if not 0 < relative < BFLOAT16_STEP:
-            continue
-        message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="
-        message += f"bfloat16 resolves 2^-8 = {BFLOAT16_STEP:.2g}: weights above {optimizer.lr / BFLOAT16_STEP:.1g}"
-        remedy = "set model.dtype=float32 (model.compute_dtype=bfloat16 keeps the speed), or raise the learning rate"
-        yield path, f"{message} do not change; {remedy}"

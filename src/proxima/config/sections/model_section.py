@@ -8,13 +8,19 @@ from typing import Annotated, Any, Literal
 from proxima.config.problems import nearest
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections import CRITICS
+from proxima.config.sections.train_section import OptimizationConfig
 from proxima.data import FieldError, require
-from proxima.model.adapter_files import base_of, check_start
-from proxima.model.demo_model import is_downloadable, missing_reader
+from proxima.model.adapter_folder import base_of
+from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.hub_names import looks_like_hub_name, near_folder, two_readings
 from proxima.model.load import check_device, check_path, export_remedy, is_run, load_shape
-from proxima.model.lora import Lora, missing_peft, target_layers
+from proxima.model.lora import Lora
+from proxima.train import OPTIMIZERS
+
+BFLOAT16_STEP = 2**-8
+TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,9 @@ def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
     made for it."""
     if (lora := model.lora) is None:
         return
+    from proxima.model.adapter_files import check_start
+    from proxima.model.lora_layers import missing_peft, target_layers
+
     if (remedy := missing_peft()) is not None:
         yield "model.lora", f"needs the package peft: {remedy}"
     elif (Path(model.path) / ADAPTER).is_file():
@@ -69,6 +78,26 @@ def dtypes_are_consistent(model: ModelConfig) -> Findings:
     if model.compute_dtype == "float32" and model.dtype == "bfloat16":
         message = "has no effect: weights in bfloat16 (model.dtype) have products in bfloat16; set both to one dtype"
         yield "model.compute_dtype", message
+
+
+def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: OptimizationConfig) -> Findings:
+    """An update of Adam, about `lr` a weight, is not rounded away: bfloat16 resolves 2^-8 of a weight. An adapter is
+    float32; a critic's own weights are trained as a whole beside it."""
+    if model.dtype != "bfloat16":
+        return
+    critic = r.get("critic")
+    trained = {} if model.lora is not None else {"train.optimizer.lr": train.optimizer}
+    if CRITICS.holds(critic, "model") and (critic.optimizer is not None or not trained):
+        path = "train" if critic.optimizer is None else "critic"
+        trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
+    for path, optimizer in trained.items():
+        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, "adamw") else BFLOAT16_STEP
+        if not 0 < relative < BFLOAT16_STEP:
+            continue
+        message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="
+        message += f"bfloat16 resolves 2^-8 = {BFLOAT16_STEP:.2g}: weights above {optimizer.lr / BFLOAT16_STEP:.1g}"
+        remedy = "set model.dtype=float32 (model.compute_dtype=bfloat16 keeps the speed), or raise the learning rate"
+        yield path, f"{message} do not change; {remedy}"
 
 
 def device_exists(model: ModelConfig) -> Findings:
@@ -120,12 +149,16 @@ def model_problem(path: str) -> str | None:
     """Why `path` is not a model, with the remedy; None if it may be one."""
     place = Path(path)
     if is_downloadable(path):
+        from proxima.model.demo_model import missing_reader
+
         return missing_reader()
     if (place / ADAPTER).is_file():
         try:
             check_path(path)
         except FieldError as error:
             return error.requirement
+        from proxima.model.lora_layers import missing_peft
+
         return missing_peft()
     if is_run(place):
         return f"is a run, not its model; {export_remedy(path)}"

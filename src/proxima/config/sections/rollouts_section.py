@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.config.comparable import ABSENT, flat_values
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.resolve import resolve
+from proxima.config.resolution import resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig

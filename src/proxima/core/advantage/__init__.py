@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.core.advantage.group import (
-        Gdpo,
-        Gpg,
-        GroupStatistics,
-        Grpo,
-        GrpoPassk,
-        Opo,
-        ReinforcePpBaseline,
-        Remax,
-        Rloo,
-    )
+    from proxima.core.advantage.group import GroupStatistics, Grpo, Rloo
+    from proxima.core.advantage.group_variants import Gdpo, Gpg, GrpoPassk, Opo, ReinforcePpBaseline, Remax
     from proxima.core.advantage.protocol import (
         ADVANTAGE_NEEDS,
         Advantage,
@@ -42,15 +33,15 @@ __getattr__, __dir__ = lazy_imports(__name__)
 ADVANTAGES = Kinds(
     {
         "gae": "proxima.core.advantage.token:Gae",
-        "gdpo": "proxima.core.advantage.group:Gdpo",
-        "gpg": "proxima.core.advantage.group:Gpg",
+        "gdpo": "proxima.core.advantage.group_variants:Gdpo",
+        "gpg": "proxima.core.advantage.group_variants:Gpg",
         "grpo": "proxima.core.advantage.group:Grpo",
-        "grpo_passk": "proxima.core.advantage.group:GrpoPassk",
-        "opo": "proxima.core.advantage.group:Opo",
+        "grpo_passk": "proxima.core.advantage.group_variants:GrpoPassk",
+        "opo": "proxima.core.advantage.group_variants:Opo",
         "optimal_token_baseline": "proxima.core.advantage.token:OptimalTokenBaseline",
         "reinforce_pp": "proxima.core.advantage.token:ReinforcePp",
-        "reinforce_pp_baseline": "proxima.core.advantage.group:ReinforcePpBaseline",
-        "remax": "proxima.core.advantage.group:Remax",
+        "reinforce_pp_baseline": "proxima.core.advantage.group_variants:ReinforcePpBaseline",
+        "remax": "proxima.core.advantage.group_variants:Remax",
         "rloo": "proxima.core.advantage.group:Rloo",
     }
 )

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from proxima.config import RunConfig, resolve
-from proxima.config.resolve import Recipe
+from proxima.config.resolution import Recipe
 from proxima.lab.simulate.simulated_run import SimulatedRun, simulate_run
 from proxima.lab.simulate.times import Times
 

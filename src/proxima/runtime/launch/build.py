@@ -8,25 +8,19 @@ from typing import TYPE_CHECKING
 
 from proxima.rollout.collector import Collector, Pending
 from proxima.runtime.launch.context import RunContext
-from proxima.runtime.launch.generation import (
-    make_collector,
-    make_evaluation,
-    make_generator,
-    make_next_policy,
-    max_unscored_steps,
-)
+from proxima.runtime.launch.generation import make_collector, make_evaluation, make_generator, max_unscored_steps
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
-from proxima.runtime.state.replay import ReplayCollector, StoredRollouts
 from proxima.runtime.state.store import RolloutRecorder
+from proxima.task.prompts import PromptSource
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.learner import Learner
-from proxima.train.next_policy import NextLogProbs
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.config.sections.offline_section import OfflineConfig
+    from proxima.train.next_policy import NextLogProbs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +35,7 @@ class Restored:
 
     path: Path | None = None
     pending: Pending = field(default_factory=Pending)
-    next_log_probs: Sequence[NextLogProbs] = ()
+    next_log_probs: Sequence["NextLogProbs"] = ()
     kl_coefficient: float | None = None
 
 
@@ -58,7 +52,9 @@ def make_controller(
     generator = make_generator(config, learner.policy.loaded, data, context)
     evaluation = make_evaluation(config, data, generator, context)
     collector: Collector
-    if isinstance(data.source, StoredRollouts):
+    if not isinstance(data.source, PromptSource):
+        from proxima.runtime.state.replay import ReplayCollector
+
         collector = ReplayCollector(data.source, generator, recorder)
     else:
         assert generator is not None
@@ -66,6 +62,8 @@ def make_controller(
         finished = context.store.journal.step
         collector = make_collector(config, generator, data.source, recorder, reject, restored.pending, finished)
         if config.algorithm.proximal == "next":
+            from proxima.runtime.launch.next_policy_cache import make_next_policy
+
             log_prob = partial(learner.compute.run, learner.stack.log_prob)
             cache = make_next_policy(
                 config.algorithm, generator.engine, collector.unconsumed, log_prob, restored.next_log_probs

@@ -1,14 +1,14 @@
 """From a config to generation: the engine, the rewards, what collects the groups of a step, and the held-out sets."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor
-from proxima.data import FieldError, Prompt
+from proxima.data import Prompt
 from proxima.engine.executor import Executor
-from proxima.engine.protocol import Engine, EngineSetup
+from proxima.engine.protocol import EngineSetup
 from proxima.evaluate.held_out import Evaluation
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
@@ -19,15 +19,11 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
-from proxima.runtime.state.pending_files import NEXT_POLICY, write_next_policy
-from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.task.prompts import PromptSource
-from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Unconsumed
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
-    from proxima.config.sections.algorithm_section import AlgorithmConfig
     from proxima.rollout.async_collector import AsyncCollector
 
 
@@ -49,7 +45,7 @@ def make_generator(
     config: "RunConfig", policy: LoadedModel, data: RunData, context: RunContext
 ) -> GroupGenerator | None:
     """The engine with its hooks, and the rewards; None for a replay that asks no held-out question."""
-    if not data.held_out and isinstance(data.source, StoredRollouts):
+    if not data.held_out and not isinstance(data.source, PromptSource):
         return None
     # A server loads the recipe's model, and gets the newest weights from here: the checkpoint that a resumed run
     # has them from is deleted some steps later, and a server that is restarted would look for it.
@@ -141,29 +137,3 @@ def training_groups(config: "RunConfig") -> GroupSpec:
 def max_unscored_steps(config: "RunConfig") -> int:
     """Steps without a score after which the run ends; 0 where it does not train on scores."""
     return config.runtime.max_unscored_steps if config.algorithm.trains_on_rewards else 0
-
-
-def make_next_policy(
-    algorithm: "AlgorithmConfig",
-    engine: Engine,
-    unconsumed: Unconsumed,
-    trainer: LogProbs,
-    entries: Iterable[NextLogProbs],
-) -> NextPolicy:
-    """The cache of a run, its hook registered.
-
-    Raises:
-        FieldError: the engine can't say what is in flight, or can't score.
-    """
-    assert isinstance(engine, Executor)
-    by_engine = algorithm.next_from == "engine"
-    if not engine.capabilities.in_flight:
-        remedy = "use local or local_process, or algorithm.proximal=recompute"
-        raise FieldError("engine", type(engine.engine).__name__, "can't say what is in flight", remedy=remedy)
-    if by_engine and not engine.capabilities.score:
-        remedy = "set algorithm.next_from=trainer"
-        raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    cache = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries, (NEXT_POLICY, write_next_policy))
-    if by_engine:
-        engine.register_pre_pause_hook(cache.before_pause)
-    return cache

@@ -16,7 +16,6 @@ from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal, copied_journal
-from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.watch.environment import package_version
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows
@@ -24,13 +23,14 @@ from proxima.task.protocol import EmptyPromptError, Rows
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.config.sections.model_section import ModelConfig
+    from proxima.runtime.state.replay import StoredRollouts
 
 ROWS_READ = 20_000  # of a larger data set, rows at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
 
 
 def input_hashes(
-    config: "RunConfig", source: PromptSource | StoredRollouts, held_out: Mapping[str, Rows]
+    config: "RunConfig", source: "PromptSource | StoredRollouts", held_out: Mapping[str, Rows]
 ) -> dict[str, str]:
     """SHA-256 of each file of the model and of reward models, of the training questions (in a replay, of the rollouts)
     and the held-out ones, and of each file outside proxima that holds a reward (not of what such a file imports), by
@@ -39,7 +39,7 @@ def input_hashes(
     if (distillation := config.algorithm.distillation) is not None:
         taught = model_files(distillation.path)
         named |= {f"algorithm.distillation.path: {name}": value for name, value in taught.items()}
-    named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
+    named |= {"task: its rows": rows_sha(source.rows)} if isinstance(source, PromptSource) else source.hashes
     named |= _reward_hashes("reward", config.reward)
     for number, spec in enumerate(config.eval.sets):
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)

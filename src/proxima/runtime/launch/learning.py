@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
+from proxima.config.sections import CRITICS
 from proxima.config.sections.algorithm_section import unsupported_by_loop
-from proxima.config.sections.critic_section import ModelCritic
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core import PENALTIES
 from proxima.data import FieldError
@@ -16,22 +16,16 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import as_reward
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
 from proxima.runtime.launch.models import load_model, make_policy, make_stack
-from proxima.runtime.launch.teacher import make_distillation, make_engine_stage, make_teacher_stage
-from proxima.train import (
-    ForwardStage,
-    LogProbStage,
-    PolicyObjective,
-    PreferenceObjective,
-    ScoreVarianceStage,
-    ValueStage,
-)
+from proxima.train import ForwardStage, LogProbStage, PolicyObjective, ScoreVarianceStage, ValueStage
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.critic import Critic, ValueHead
 from proxima.train.learner import Learner
-from proxima.train.objectives import ProximalSource
+from proxima.train.objectives import DistillationTerm, ProximalSource
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
+    from proxima.config.sections.algorithm_section import DistillationConfig
+    from proxima.train import PreferenceObjective
 
 RECOMPUTED = ("recompute", "next")  # the centre is the policy that the update starts from
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
@@ -72,10 +66,12 @@ def make_learner(
     )
 
 
-def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective:
+def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjective":
     """The loss."""
     algorithm, mismatch = config.algorithm, config.algorithm.mismatch
     if algorithm.preference is not None:
+        from proxima.train import PreferenceObjective
+
         return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
     if algorithm.proximal in RECOMPUTED and not recomputes_proximal(config):
@@ -97,9 +93,16 @@ def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective
         proximal=proximal,
         next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
         skip_zero_advantage=algorithm.skip_zero_advantage,
-        distillation=make_distillation(config),
+        distillation=None if algorithm.distillation is None else distillation_term(algorithm.distillation),
         # A guard that rejects has measured before the update.
         measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
+    )
+
+
+def distillation_term(distillation: "DistillationConfig") -> DistillationTerm:
+    """The loss of the teacher."""
+    return DistillationTerm(
+        divergence=distillation.divergence, aggregate=distillation.aggregate, coefficient=distillation.coefficient
     )
 
 
@@ -119,7 +122,9 @@ def make_stages(
         stages.append(LogProbStage("proximal_log_prob", policy))
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
-    algorithm, loaded = config.algorithm, policy.loaded
+    algorithm, loaded, distillation = config.algorithm, policy.loaded, config.algorithm.distillation
+    if distillation is not None or algorithm.reference_engine is not None:
+        from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
     if algorithm.needs_reference and algorithm.reference_engine is not None:
         stages.append(make_engine_stage(config, REFERENCE, loaded, compute, log))
     elif algorithm.needs_reference and config.model.lora is not None:
@@ -128,7 +133,7 @@ def make_stages(
         frozen = compute.call(load_model, config)
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
-    if (distillation := algorithm.distillation) is not None and distillation.engine is not None:
+    if distillation is not None and distillation.engine is not None:
         stages.append(make_engine_stage(config, TEACHER, loaded, compute, log))
     elif distillation is not None:
         stages.append(make_teacher_stage(config, distillation, compute))
@@ -166,4 +171,4 @@ def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: fl
 
 def value_warmup(config: "RunConfig") -> int:
     """The first steps, in which the policy waits for the critic."""
-    return config.critic.value_warmup_steps if isinstance(config.critic, ModelCritic) else 0
+    return config.critic.value_warmup_steps if CRITICS.holds(config.critic, "model") else 0

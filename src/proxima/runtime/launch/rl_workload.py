@@ -9,18 +9,16 @@ from proxima.model import LoadedModel
 from proxima.rollout.collector import Pending
 from proxima.runtime.launch.build import Restored, make_controller
 from proxima.runtime.launch.context import RunContext
-from proxima.runtime.launch.critic_weights import check_critic_tokens, make_critic
 from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_model, load_model
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.pending_files import CARRIED_GROUPS, NEXT_POLICY, read_groups, read_next_policy
-from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
 from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
-from proxima.train.checkpoint import Checkpoint
+from proxima.task.prompts import PromptSource
+from proxima.train.checkpoint import CARRIED_GROUPS, NEXT_POLICY, Checkpoint
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -31,7 +29,10 @@ class RlWorkload:
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config, self.stages = config, stages
-        check_critic_tokens(config)
+        if config.critic is not None:
+            from proxima.runtime.launch.critic_weights import check_critic_tokens
+
+            check_critic_tokens(config)
         self.data = load_run_data(config)
         check_replayed_rewards(config)
         self.notes = self.data.notes
@@ -45,10 +46,12 @@ class RlWorkload:
         return input_hashes(self.config, self.data.source, self.data.held_out_rows)
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        from proxima.runtime.state.pending_files import read_groups, read_next_policy
+
         source, facts = self.data.source, checkpoint.facts
         source.load(facts["cursor"])
         groups = read_groups(checkpoint.path / CARRIED_GROUPS, facts.get("pending", []))
-        in_flight = [] if isinstance(source, StoredRollouts) else source.prompts_for(facts.get("in_flight", []))
+        in_flight = source.prompts_for(facts.get("in_flight", [])) if isinstance(source, PromptSource) else []
         pending = Pending.of(facts, groups, in_flight)
         prompts = [*(group.prompt for group in groups), *in_flight]
         journal.enqueue([p for p in prompts if journal.prompt(p.uid) is None], size=len(source.rows))  # lost
@@ -65,7 +68,11 @@ class RlWorkload:
         return load_model(self.config, path)
 
     def make_loop(self, loaded: LoadedModel, context: RunContext) -> Controller:
-        critic = context.compute.call(make_critic, self.config, loaded, self.restored.path)
+        critic = None
+        if self.config.critic is not None:
+            from proxima.runtime.launch.critic_weights import make_critic
+
+            critic = context.compute.call(make_critic, self.config, loaded, self.restored.path)
         log = context.store.folder.engine_log
         learner = make_learner(self.config, loaded, context.compute, critic=critic, stages=self.stages, log=log)
         batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
@@ -89,11 +96,13 @@ class RlWorkload:
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
-        replayed = self.config.replayed
-        sha = rollouts_sha(journal.get("inputs") or {})
-        replay = None if replayed is None else {"run": str(replayed), "sha256": sha}
+        replay = None
+        if (replayed := self.config.replayed) is not None:
+            from proxima.runtime.state.replay import rollouts_sha
+
+            replay = {"run": str(replayed), "sha256": rollouts_sha(journal.get("inputs") or {})}
         return {"algorithm": algorithm_name(self.config), "replay": replay}
 
     def close(self) -> None:
-        if isinstance(self.data.source, StoredRollouts):
+        if not isinstance(self.data.source, PromptSource):
             self.data.source.close()

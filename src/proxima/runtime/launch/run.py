@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from proxima.config.dump import dump
 from proxima.config.families import command_of
+from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
@@ -16,16 +16,7 @@ from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.loop.training_loop import TrainingLoop
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.pending_files import DELETE
-from proxima.runtime.state.resume import (
-    Change,
-    change_notes,
-    check_journal,
-    check_resume,
-    record_changes,
-    rewind_run,
-    schedule_note,
-)
+from proxima.runtime.state.resume import change_notes, check_resume, schedule_note
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.activity import Activity
@@ -35,7 +26,7 @@ from proxima.runtime.watch.environment import describe_environment
 from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
-from proxima.train.checkpoint import Checkpoint, restore
+from proxima.train.checkpoint import DELETE, Checkpoint, restore
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
@@ -202,6 +193,9 @@ async def _run(
 
 def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer, accept: bool) -> Checkpoint | None:
     """Everything but weights and optimizer as it was at the last checkpoint, which is returned."""
+    from proxima.runtime.state.resume import Change, record_changes
+    from proxima.runtime.state.rewind import check_journal, rewind_run
+
     with Journal(folder.journal, clock) as journal:
         check_journal(journal)
         changes, hashes = check_resume(journal, work.config, accept=accept), work.hashes()

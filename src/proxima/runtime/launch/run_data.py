@@ -1,6 +1,7 @@
 """What a run knows before its weights are loaded: training prompts, held-out prompts, and warnings about the data."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,6 @@ from proxima.rollout.generator import GroupSpec
 from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
-from proxima.runtime.launch.teacher import check_teacher
-from proxima.runtime.state.replay import StoredRollouts
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import EVAL_UID, PromptSource, template_note
 from proxima.task.protocol import Rows, open_tasks
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
     from proxima.config.sections.eval_section import EvalSetConfig
     from proxima.config.sections.model_section import ModelConfig
+    from proxima.runtime.state.replay import StoredRollouts
 
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
 
@@ -31,7 +31,7 @@ class RunData:
     """What a run knows before its weights are loaded; `notes` are warnings about the data. In a replay the training
     questions are not read: the source is the other run's rollouts."""
 
-    source: PromptSource | StoredRollouts
+    source: "PromptSource | StoredRollouts"
     held_out: list["HeldOutSet"]
     needs: EngineRequirements  # of the engine that generates
     max_length: int
@@ -64,7 +64,10 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config.model)
-    check_teacher(config, tokenizer, context)
+    if (distillation := config.algorithm.distillation) is not None:
+        from proxima.runtime.launch.teacher import check_teacher
+
+        check_teacher(config, distillation, tokenizer, context)
     notes = check_engines(config, tokenizer, context)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
@@ -75,9 +78,7 @@ def load_run_data(config: "RunConfig") -> RunData:
         tasks = {"task": config.task} | tasks
     rows_of = open_tasks(tasks, config.seed)
     if config.replayed is not None:
-        source = StoredRollouts(config.replayed, config.train.steps)
-        text_config = load_config(config.model.path, config.model.revision).get_text_config()
-        source.check_vocabulary(tokenizer, text_config.vocab_size)
+        source = stored_rollouts(config, config.replayed, tokenizer)
     else:
         rows = rows_of["task"]
         source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
@@ -98,6 +99,20 @@ def load_run_data(config: "RunConfig") -> RunData:
         notes += try_rewards(config, reward, tried, tokenizer)
     needs = rollout_needs(config, tokenizer, context)
     return RunData(source=source, held_out=held_out, needs=needs, max_length=context, notes=notes)
+
+
+def stored_rollouts(config: "RunConfig", replayed: Path, tokenizer: Any) -> "StoredRollouts":
+    """The rollouts of the run in the folder `replayed`.
+
+    Raises:
+        FieldError: they lack a step, or are not of the model's tokens.
+    """
+    from proxima.runtime.state.replay import StoredRollouts
+
+    source = StoredRollouts(replayed, config.train.steps)
+    text_config = load_config(config.model.path, config.model.revision).get_text_config()
+    source.check_vocabulary(tokenizer, text_config.vocab_size)
+    return source
 
 
 def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:

@@ -13,7 +13,6 @@ from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, 
 from proxima.runtime.launch.engine_needs import TEACHER, build_engine, scoring_engine
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
-from proxima.train.objectives import DistillationTerm
 from proxima.train.teacher_stage import TeacherStage
 
 if TYPE_CHECKING:
@@ -24,16 +23,13 @@ PATH = "algorithm.distillation.path"
 FAMILY = "use a teacher of the student's family: they are compared token by token"
 
 
-def check_teacher(config: "RunConfig", tokenizer: Any, context: int) -> None:
+def check_teacher(config: "RunConfig", distillation: "DistillationConfig", tokenizer: Any, context: int) -> None:
     """Refuse a teacher that reads other tokens than the student, whose tokenizer this is, or fewer at once than the
     `context` that prompt and completion may have together.
 
     Raises:
         FieldError: names what differs.
     """
-    distillation = config.algorithm.distillation
-    if distillation is None:
-        return
     path = distillation.path
     with renamed("model.path", PATH):
         limits, other = load_config(path).get_text_config(), load_tokenizer(path)
@@ -56,15 +52,6 @@ def shared_vocabulary(config: "RunConfig") -> int:
     assert config.algorithm.distillation is not None
     configs = load_config(config.model.path, config.model.revision), load_config(config.algorithm.distillation.path)
     return min(int(model_config.get_text_config().vocab_size) for model_config in configs)
-
-
-def make_distillation(config: "RunConfig") -> DistillationTerm | None:
-    """The loss of the teacher; None without one."""
-    if (distillation := config.algorithm.distillation) is None:
-        return None
-    return DistillationTerm(
-        divergence=distillation.divergence, aggregate=distillation.aggregate, coefficient=distillation.coefficient
-    )
 
 
 def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", compute: ComputeThread) -> ForwardStage:

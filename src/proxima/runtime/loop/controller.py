@@ -22,14 +22,13 @@ from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview, not_filled, sample_of
 from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
-from proxima.runtime.state.pending_files import CARRIED_GROUPS, write_groups
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.runtime.watch.observer import Observer
 from proxima.train import UpdateResult
 from proxima.train.batch_builder import BatchBuilder, TrainingBatch
-from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
+from proxima.train.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
 from proxima.train.learner import Learner
 
 
@@ -212,6 +211,8 @@ class Controller(TrainingLoop):
         facts = {"cursor": self._cursor, **self._pending.facts(), **self.batch_builder.state()}
         files = {**self._stage_files}
         if self._pending.groups:
+            from proxima.runtime.state.pending_files import write_groups
+
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
         if (head := self.learner.policy.value_head) is not None:
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())

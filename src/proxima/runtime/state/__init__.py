@@ -8,9 +8,9 @@
     pending_files.py       what a checkpoint keeps of later steps: carried groups, next-policy log-probs
     store.py               `Store`, through which the loops write; `RunStore` writes to the run folder
     replay.py              the stored groups of another run in place of generated ones
-    resume.py              restores a run, and refuses what would make it another one
+    resume.py              refuses what would make a resumed run another one; `rewind.py` restores it
     folder_check.py        `proxima check RUN`: every file against its checksum
-    export.py              checkpoints for users; the card of an exported model in `model_card`
+    export.py              checkpoints for users; its card is in `model_card`, the choice in `best_checkpoint`
     summary.py             summary.json
 
 Imports: `watch`, `train`, `rollout`, `evaluate`, `config` and below, never `loop` or `launch`.

@@ -2,15 +2,14 @@
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
-from proxima.evaluate.headline import Headline
 from proxima.model import load, load_scalar_model, save
-from proxima.model.adapter_files import base_of, is_adapter
+from proxima.model.adapter_folder import base_of, is_adapter
 from proxima.model.load import DTYPES
+from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.model_card import HUB_NAME, model_card
 from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
@@ -46,25 +45,12 @@ def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
     """Without `checkpoint.keep_best`, that of the best evaluation may be deleted: another is not the best."""
     if not folder.config.is_file() or read_yaml(folder.config).to_python().get("checkpoint", {}).get("keep_best"):
         return
-    scores = _scores(folder)
+    scores = headlines(folder)
     step = max((s for s in scores if s), key=lambda s: (scores[s], -s))
     if scores[step] > scores[best.step]:
         reason = f"{folder.path}: the best evaluation is that of step {step}, whose checkpoint was not kept"
         remedy = f"use last or {best.step}; train with checkpoint.keep_best=true and checkpoint.every to keep it"
         raise UserError(reason, remedy=remedy)
-
-
-def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The one with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
-    scores = _scores(folder)
-    return max((c for c in saved if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
-
-
-def _scores(folder: RunFolder) -> dict[int, float]:
-    """Step → headline of its evaluation, so that higher is better."""
-    evals = [r for r in folder.read_metrics() if r["kind"] == "eval"]
-    headline = Headline.of(evals)
-    return {r["step"]: value for r in evals if (value := headline.score(r)) is not None}
 
 
 def export(

@@ -23,10 +23,8 @@ from proxima.runtime.state.completion_columns import (
     torn_file,
     write_rows,
 )
+from proxima.train.checkpoint import DELETE
 from proxima.train.next_policy import NextLogProbs
-
-CARRIED_GROUPS, NEXT_POLICY = "carried_groups.parquet", "next_policy.parquet"
-DELETE = "delete this checkpoint to use the one before"
 
 OF_PROMPT = ("messages", "prompt_tokens", "answer", "metadata", "chat")  # with the baseline in a group's first row
 OF_COMPLETION = ("sample", "turn", "text", *PER_TOKEN, "k", *MASK_COLUMNS, "finish_reason", "temperature")

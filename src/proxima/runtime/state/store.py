@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.data import Group, Prompt
 from proxima.data.checksum import Checksum
@@ -11,10 +11,9 @@ from proxima.data.flow import Key
 from proxima.data.jsonl import json_text
 from proxima.model import LoadedModel
 from proxima.rollout.generator import RolloutListener
-from proxima.runtime.state.export import best_checkpoint
+from proxima.runtime.state.best_checkpoint import best_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
@@ -23,6 +22,9 @@ from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.train.completion_record import CompletionRecord
+
+if TYPE_CHECKING:
+    from proxima.runtime.state.replay import StoredRollouts
 
 
 class Store(Protocol):
@@ -112,7 +114,7 @@ class RolloutRecorder(RolloutListener):
     """Writes the states of a training batch's prompts to the journal and the timeline, and tells the observer how far
     it is."""
 
-    def __init__(self, store: Store, source: PromptSource | StoredRollouts, observer: Observer) -> None:
+    def __init__(self, store: Store, source: "PromptSource | StoredRollouts", observer: Observer) -> None:
         self.store, self.source, self.observer = store, source, observer
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:
@@ -120,7 +122,7 @@ class RolloutRecorder(RolloutListener):
         enqueue = partial(journal.enqueue, size=len(self.source.rows), cursor_state=self.source.state())
         self.store.disk.enqueue(enqueue, prompts)
         self.store.disk.enqueue(journal.generating, uids)
-        if not isinstance(self.source, StoredRollouts):  # of a replay, no engine gets them
+        if isinstance(self.source, PromptSource):  # of a replay, no engine gets them
             self.store.activity.admitted(uids)
 
     def generated(self, uid: int) -> None:

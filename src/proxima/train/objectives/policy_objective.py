@@ -20,10 +20,10 @@ from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.model import TokenOutputs
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_masks
-from proxima.train.objectives.value_objective import ValueObjective
 
 if TYPE_CHECKING:
     from proxima.core.distillation import Distillation
+    from proxima.train.objectives.value_objective import ValueObjective
 
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]
@@ -69,7 +69,7 @@ class PolicyObjective(Objective[Trajectory]):
     next_missing: NextMissing | None = None
     skip_zero_advantage: bool = True
     distillation: DistillationTerm | None = None
-    value: ValueObjective | None = None
+    value: "ValueObjective | None" = None
     measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property

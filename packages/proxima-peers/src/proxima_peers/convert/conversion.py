@@ -22,7 +22,7 @@ class Conversion:
     """A converted recipe.
 
     Args:
-        recipe: plain dicts and lists, as `proxima.config.resolve` takes them.
+        recipe: plain dicts and lists, as `proxima.config.resolution` takes them.
         text: the same as YAML, each value with its origin; options without an equivalent are comments at the top.
         missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
         read: options that decided fields without being named by one.

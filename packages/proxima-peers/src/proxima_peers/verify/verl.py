@@ -13,9 +13,8 @@ from proxima.core.advantage import whiten
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm
 from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.penalty import AdaptiveCoefficient
 from proxima.core.ratio import masked_log_ratio
-from proxima.core.reward_kl import RewardKl
+from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlCov, PpoClip, Reinforce, Sapo
 from proxima.core.value import ValueLoss

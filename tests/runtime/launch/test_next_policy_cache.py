@@ -7,7 +7,7 @@ import pytest
 
 from proxima.data import FieldError
 from proxima.engine.executor import Executor
-from proxima.runtime.launch.generation import make_next_policy
+from proxima.runtime.launch.next_policy_cache import make_next_policy
 from tests.train.test_next_policy import Recording
 
 

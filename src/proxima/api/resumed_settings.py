@@ -1,0 +1,45 @@
+"""Whether a resume has the settings of the run that it resumes."""
+
+import shlex
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from proxima.config import Resolved, resolve
+from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
+from proxima.config.families import command_of
+from proxima.config.scalars import in_one_line
+from proxima.data import UserError
+
+
+def _written_now(path: str, sources: Mapping[str, str], changed: Collection[str]) -> bool:
+    """Whether this command line sets the field, or gives the spec that it belongs to another kind.
+
+    Args:
+        sources: where each field was set.
+        changed: the fields that differ.
+    """
+    kind = f"{path.rpartition('.')[0]}.kind"
+    return any("command line" in sources.get(name, "") for name in {path, kind} & {path, *changed})
+
+
+def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
+    """Refuse to resume by the recipe a run whose earlier command lines set more: it would continue without those
+    settings. Fields that may not differ at all are compared when the run is opened."""
+    folder = Path(str(resolved.config.folder)).expanduser()
+    if not (folder / "config.yaml").is_file():
+        return
+    before = resolve(folder, root=type(resolved.config))
+    sources = {entry.path: entry.where for entry in resolved.entries}
+    changes = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
+    changed = {path for path, _, _ in changes}
+    dropped = [
+        f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
+        for path, was, now in changes
+        if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, sources, changed)
+    ]
+    if dropped:
+        command = command_of(resolved.config)
+        own = f"resume it with its own settings, proxima {command} {shlex.quote(str(folder))} --resume"
+        remedy = f"{own}, or write what is to change as overrides"
+        raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)

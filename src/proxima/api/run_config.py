@@ -1,0 +1,51 @@
+"""The checked config of a run, for the functions of `proxima` and for the command line."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxima.config import Resolved, RunConfig, load_recipe
+from proxima.config.families import command_of
+from proxima.config.resolution import Recipe
+from proxima.config.validate import warnings
+from proxima.data import UserError
+
+
+def resolve_run(
+    recipe: Recipe,
+    overrides: Sequence[str],
+    *,
+    root: type = RunConfig,
+    resume: bool = False,
+    overwrite: bool = False,
+    accept_changes: bool = False,
+) -> Resolved[Any]:
+    """The checked config of a run, of the class of its command; for a resume, of the run in the folder that is given in
+    place of a recipe."""
+    if resume and overwrite:
+        reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
+        raise UserError(reason, remedy="keep one")
+    if accept_changes and not resume:
+        raise UserError("--accept-changes is for a resume", remedy="add --resume, or leave it out")
+    named = any(word.startswith("folder=") for word in overrides)
+    if resume and not named and not isinstance(recipe, Mapping):
+        # Its config may name no folder, or the one that it was moved from.
+        place = Path(recipe)
+        run = place.parent if place.name == "config.yaml" else place
+        if place.is_dir() or any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl")):
+            overrides = [*overrides, f"folder={json.dumps(str(run))}"]
+    resolved: Resolved[Any] = load_recipe(recipe, overrides, root=root)
+    if resume and not resolved.config.folder:
+        how = f"proxima {command_of(root)} runs/NAME --resume"
+        raise UserError(f"--resume: which run? Its folder was printed when it started: {how}")
+    if resume:
+        from proxima.api.resumed_settings import refuse_dropped_settings
+
+        refuse_dropped_settings(resolved)
+    return resolved
+
+
+def config_notes(resolved: Resolved[Any]) -> list[str]:
+    """What the config's checks warn of."""
+    return [str(problem) for problem in warnings(resolved)]

@@ -1,0 +1,138 @@
+"""Puts adapters on the layers of a model, and takes them off.
+
+attach          adapters for a loaded model; from here on they alone are trained
+plain_weights   all weights of a model as if it had been trained in full: what an engine takes
+merge_adapter   a model with adapters becomes an ordinary one
+"""
+
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import FieldError, UserError
+from proxima.data.random import ADAPTER_INIT, mix
+from proxima.model.lora import NAME, SCALAR_HEAD, Lora, base_layer, is_adapted, trained_names, weight_of
+
+ALL_LINEAR = "all-linear"
+INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
+
+
+def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
+    """The layers that get an adapter, by name.
+
+    Raises:
+        FieldError: a target names no linear layer of this model.
+    """
+    whole: Any = model
+    head = whole.get_output_embeddings()
+    linear = {name: module for name, module in model.named_modules() if _is_linear(module) and name != SCALAR_HEAD}
+    if lora.targets == ALL_LINEAR:
+        return {name: module for name, module in linear.items() if module is not head}
+    adapted: dict[str, nn.Module] = {}
+    for target in lora.targets:
+        matching = {name: m for name, m in linear.items() if name == target or name.endswith(f".{target}")}
+        if not matching:
+            last = sorted({name.rpartition(".")[2] for name in linear})
+            remedy = f"its linear layers are {', '.join(last)}"
+            raise FieldError("model.lora.targets", target, "is no linear layer of this model", remedy=remedy)
+        adapted |= matching
+    return {name: module for name, module in linear.items() if name in adapted}
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"  # GPT-2's, a linear layer with Wᵀ
+
+
+def adapter_parameters(model: nn.Module, lora: Lora) -> int:
+    """How many weights an adapter of this model trains; the model may be without weights (on the meta device)."""
+    count = 0
+    for module in target_layers(model, lora).values():
+        height, width = module.weight.shape  # type: ignore[misc]
+        outputs = int(width if type(module).__name__ == "Conv1D" else height)
+        count += lora.rank * int(height + width) + (outputs if lora.dora else 0)
+    return count
+
+
+def peft_config(model: nn.Module, lora: Lora) -> Any:
+    """peft's own config of an adapter for this model."""
+    from peft import LoraConfig
+
+    layers = target_layers(model, lora)
+    names = {name.rpartition(".")[2] for name in layers} if isinstance(lora.targets, str) else set(lora.targets)
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,  # type: ignore[arg-type]
+        target_modules=sorted(names),
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        init_lora_weights=INIT[lora.init],  # type: ignore[arg-type]
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in layers.values()),
+        task_type="SEQ_CLS" if hasattr(model, SCALAR_HEAD) else "CAUSAL_LM",
+    )
+
+
+def attach(model: nn.Module, lora: Lora, seed: int) -> None:
+    """Put new adapters on the target layers of a plain model and freeze everything else but a scalar head. A's draws
+    depend on the seed alone; torch's random state stays as it was.
+
+    Raises:
+        FieldError: a target names no linear layer of this model.
+        UserError: peft is not installed.
+    """
+    if (missing := missing_peft()) is not None:
+        raise UserError("model.lora needs the package peft", remedy=missing)
+    from peft import inject_adapter_in_model
+
+    config = peft_config(model, lora)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
+        torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)
+        inject_adapter_in_model(config, model, NAME)
+    for name in trained_names(model):
+        parameter = model.get_parameter(name).requires_grad_(True)
+        if parameter.dtype == torch.bfloat16:  # that of the base: too coarse for the steps of an optimizer
+            parameter.data = parameter.data.float()
+            if "lora_magnitude_vector" in name:
+                layer: Any = model.get_submodule(name.partition(".lora_magnitude_vector")[0])
+                weight = layer.weight.detach().float()
+                parameter.data = torch.linalg.norm(weight, dim=0 if layer.fan_in_fan_out else 1)
+
+
+def missing_peft() -> str | None:
+    """How to install peft; None if it is installed."""
+    return None if find_spec("peft") else "pip install 'proxima-rl[lora]'"
+
+
+@torch.no_grad()
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters under the names that they have without adapters, tied ones under each name. A merged one is made
+    when its turn comes, so that one at a time is in memory."""
+    adapted = {name: module for name, module in model.named_modules() if is_adapted(module)}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner, _, own = name.partition(".base_layer.")
+        if owner in adapted and own:
+            yield f"{owner}.{own}", weight_of(adapted[owner]) if own == "weight" else parameter
+        elif not any(name.startswith(f"{layer}.") for layer in adapted):
+            yield name, parameter
+
+
+@torch.no_grad()
+def merge_adapter(model: nn.Module) -> None:
+    """Make an ordinary model of one with adapters: the layers that it had, with the weights of `weight_of` in the
+    base's dtype, all of them trainable. A head that shares its weight with the embedding gets one of its own."""
+    whole: Any = model
+    head = whole.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        if is_adapted(module):
+            layer: Any = base_layer(module)
+            layer.weight = nn.Parameter(weight_of(module).to(layer.weight.dtype))
+            model.set_submodule(name, layer)
+            if module is head:
+                whole.config.get_text_config().tie_word_embeddings = False
+    model.requires_grad_(True)
+    if hasattr(model, "peft_config"):
+        del model.peft_config
