@@ -10,7 +10,7 @@ def main() -> None:
     import torch
 
     from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
-    from proxima.core.partial_selection import Prune
+    from proxima.core.selection import Prune
     from proxima.data import Completion, Group, Prompt, Score
     from proxima.model import Policy, load
     from proxima.train import PolicyObjective, TrainStack

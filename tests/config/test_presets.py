@@ -10,9 +10,8 @@ from proxima.config.validate import check, warnings
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import CapFloor
-from proxima.core.partial_selection import Prune
 from proxima.core.penalty import K3
-from proxima.core.selection import DropUniformGroups
+from proxima.core.selection import DropUniformGroups, Prune
 from proxima.core.surrogate import PpoClip
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from proxima.core import SELECTIONS, select
-from proxima.core.partial_selection import Balance, BestAndWorst, Prune
-from proxima.core.selection import DropTruncated, DropUniformGroups
+from proxima.core.selection import Balance, BestAndWorst, DropTruncated, DropUniformGroups, Prune
 from proxima.data import Outcomes
 
 

@@ -14,7 +14,7 @@ import pytest
 from proxima.config import resolve
 from proxima.config.families import TRAIN, command_of, family_of
 from proxima.config.recipe_reader import read_recipe
-from proxima.core.partial_selection import BestAndWorst, Prune
+from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
 from proxima.reward import ModelReward, Overlong
 from proxima.runtime.launch.run import train

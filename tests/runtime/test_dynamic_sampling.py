@@ -8,8 +8,7 @@ import torch
 
 from proxima.cli.main import main
 from proxima.core.advantage import ADVANTAGES
-from proxima.core.partial_selection import Prune
-from proxima.core.selection import DropTruncated, DropUniformGroups, prompts_factor
+from proxima.core.selection import DropTruncated, DropUniformGroups, Prune, prompts_factor
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance

@@ -24,7 +24,7 @@ To add a method: one dataclass, one line in the slot's table (a kind and its `pa
 from typing import TYPE_CHECKING
 
 from proxima.core.precompute import needs_precompute, precompute
-from proxima.core.tables import AGGREGATE_ALIASES, AGGREGATES, DISTILLATIONS, PENALTIES, SELECTIONS
+from proxima.core.tables import AGGREGATE_ALIASES, AGGREGATES, DISTILLATIONS, PENALTIES
 from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
     from proxima.core.preference import PREFERENCES, PreferencePairs
     from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
-    from proxima.core.selection import Selection, select
+    from proxima.core.selection import SELECTIONS, Selection, select
     from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo
     from proxima.core.value import RewardLoss, ValueLoss
     from proxima.data import Outcomes, PolicyBatch

@@ -38,12 +38,3 @@ PENALTIES = Kinds(
         "k3": "proxima.core.penalty:K3",
     }
 )
-SELECTIONS = Kinds(
-    {
-        "balance": "proxima.core.partial_selection:Balance",
-        "best_and_worst": "proxima.core.partial_selection:BestAndWorst",
-        "drop_truncated": "proxima.core.selection:DropTruncated",
-        "drop_uniform_groups": "proxima.core.selection:DropUniformGroups",
-        "prune": "proxima.core.partial_selection:Prune",
-    }
-)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from proxima.config import resolve
-from proxima.core.partial_selection import Prune
+from proxima.core.selection import Prune
 from proxima.core.surrogate import Cppo
 from proxima_peers.convert import PEERS
 from proxima_peers.convert.conversion import convert

@@ -1,6 +1,6 @@
 """The commands `proxima convert` and `proxima verify`, which proxima finds through the entry points of this package.
 
-Imports: `convert`, `verify`, `proxima.config`, `proxima.cli.output`, `proxima.cli.parameters`. Imported by nothing. To
-add a command: a file with `COMMAND`, a function whose parameters are its arguments, an entry point in
+Imports: `convert`, `verify`, `proxima.config`, `proxima.cli.output`, `proxima.cli.parameters`. Imported by nothing.
+To add a command: a file with `COMMAND`, a function whose parameters are its arguments, an entry point in
 `pyproject.toml`, a line in `proxima.cli.main`.
 """

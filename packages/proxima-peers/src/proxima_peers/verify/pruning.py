@@ -8,7 +8,7 @@ import torch
 from proxima.check.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.metrics import Spread
-from proxima.core.partial_selection import Prune
+from proxima.core.selection import Prune
 from proxima.data import Outcomes
 from proxima_peers.verify.record import Attempt, Check, Record
 

@@ -3,24 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from proxima.core.advantage.group import GroupStatistics, group_sum
 from proxima.core.spec import Spec
-from proxima.core.tables import SELECTIONS as SELECTIONS
 from proxima.data import Outcomes, require
-from proxima.data.kinds import lazy_imports
 from proxima.data.outcomes import METRIC_ALIASES
-
-if TYPE_CHECKING:
-    from proxima.core.partial_selection import Balance as Balance
-    from proxima.core.partial_selection import BestAndWorst as BestAndWorst
-    from proxima.core.partial_selection import Prune as Prune
-
-__getattr__, __dir__ = lazy_imports(__name__)  # those that keep a part of a group load when named
 
 
 class Selection(Spec, Protocol):

@@ -1,0 +1,41 @@
+"""Selections: which completions the update uses. One file a family; each spec sees only what the specs before it kept.
+
+    group_selection     `select`, the protocol, and what keeps or drops a group: drop_uniform_groups, drop_truncated
+    partial_selection   what keeps a part of a group: prune, balance, best_and_worst
+
+A selection is a frozen dataclass that subclasses `Selection`, with `__call__(Outcomes, advantage) -> [S] bool`.
+Imports: torch, stdlib, `proxima.data`. Imported by `train`, `config` and the rooms above.
+To add one: (1) a dataclass; (2) a line in `SELECTIONS`; (3) a golden file in `tests/golden`. The conformance tests find
+it in the table. Out of tree: `{kind: my_lab.selections:Hardest}`.
+"""
+
+from typing import TYPE_CHECKING
+
+from proxima.data.kinds import Kinds, lazy_imports
+
+if TYPE_CHECKING:
+    from proxima.core.selection.group_selection import (
+        DropTruncated,
+        DropUniformGroups,
+        Selection,
+        prompts_factor,
+        select,
+    )
+    from proxima.core.selection.partial_selection import Balance, BestAndWorst, Prune
+
+__getattr__, __dir__ = lazy_imports(__name__)
+
+SELECTIONS = Kinds(
+    {
+        "balance": "proxima.core.selection.partial_selection:Balance",
+        "best_and_worst": "proxima.core.selection.partial_selection:BestAndWorst",
+        "drop_truncated": "proxima.core.selection.group_selection:DropTruncated",
+        "drop_uniform_groups": "proxima.core.selection.group_selection:DropUniformGroups",
+        "prune": "proxima.core.selection.partial_selection:Prune",
+    }
+)
+
+__all__ = [
+    "SELECTIONS", "Balance", "BestAndWorst", "DropTruncated", "DropUniformGroups", "Prune", "Selection",
+    "prompts_factor", "select",
+]  # fmt: skip
