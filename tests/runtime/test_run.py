@@ -166,7 +166,7 @@ def test_rollouts_agree_with_metrics(whole):
             assert [row["sample"] for row in four] == [0, 1, 2, 3] and len({row["prompt_uid"] for row in four}) == 1
             centre = sum(row["reward"] for row in four) / 4
             assert [row["advantage"] for row in four] == pytest.approx(
-                [row["reward"] - centre for row in four], abs=1e-12
+                [row["reward"] - centre for row in four], abs=1e-7
             )
         assert {v for row in rows for v in row["policy_version"]} == {r["step"] - 1}
 
@@ -298,7 +298,7 @@ def test_a_reward_that_raises_costs_its_completion(tiny_model, tmp_path):
             mean = sum(row["reward"] for row in own) / len(own)
             uniform = len({row["reward"] for row in own}) < 2
             assert [row["advantage"] for row in own] == pytest.approx(
-                [0.0 if uniform else row["reward"] - mean for row in own], abs=1e-12
+                [0.0 if uniform else row["reward"] - mean for row in own], abs=1e-7
             )
     assert failed > 2
     assert any(
