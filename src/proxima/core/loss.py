@@ -216,11 +216,11 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     weight: Tensor | None = None
     metrics: Metrics = {}
     for spec in corrections:
-        one = spec(_with_next(batch) if "next_log_prob" in spec.needs else batch)
-        weight = one.weight if weight is None else weight * one.weight
-        keep = keep & one.keep
-        loss_mask = loss_mask & one.keep if spec.rejected == "drop" else loss_mask
-        metrics |= one.metrics
+        corrected = spec(_with_next(batch) if "next_log_prob" in spec.needs else batch)
+        weight = corrected.weight if weight is None else weight * corrected.weight
+        keep = keep & corrected.keep
+        loss_mask = loss_mask & corrected.keep if spec.rejected == "drop" else loss_mask
+        metrics |= corrected.metrics
     nonempty, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
     metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
     metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, nonempty)
@@ -270,14 +270,14 @@ def check_values(b: PolicyBatch) -> None:
     name, flags = next((name, flags) for name, flags in bad.items() if bool(flags.any()))
     at = int(flags.nonzero()[0])
     sequence = int(b.sequence_index[at])
-    found = float(getattr(b, name)[at])
+    value = float(getattr(b, name)[at])
     where = f"token {at} (sequence {sequence}, position {at - int(b.cu_seqlens[sequence])})"
     remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
     if name == "advantage":
         remedy = "mask the token out of the loss"
     # The current policy's log-probs come from its weights; all others are the caller's.
-    kind = NotFiniteError if name == "log_prob" and found != found else ValueError
-    raise kind(f"PolicyBatch.{name}: {found} at {where}, {int(flags.sum())} such tokens in all: {remedy}")
+    kind = NotFiniteError if name == "log_prob" and value != value else ValueError
+    raise kind(f"PolicyBatch.{name}: {value} at {where}, {int(flags.sum())} such tokens in all: {remedy}")
 
 
 @torch.no_grad()

@@ -36,8 +36,8 @@ def sequence_advantage(b: PolicyBatch) -> Tensor:
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """[N] one of two numbers in the dtype of `like`; `torch.where` on Python numbers would round them to float32."""
-    one, other = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (yes, no))
-    return torch.where(condition, one, other)
+    chosen, other = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (yes, no))
+    return torch.where(condition, chosen, other)
 
 
 def spread(b: PolicyBatch, values: Tensor) -> Tensor:

@@ -91,12 +91,12 @@ def value_metrics(rewards: TokenRewards, returns: Tensor, gamma: float = 1.0) ->
     others = group_sum(torch.ones_like(total), index) - 1
     mean = (group_sum(total, index) - total) / others.clamp(min=1)
     token = segment_index(rewards.cu_seqlens, len(mask))
-    found = {
+    metrics = {
         "value/explained_variance": explained_variance(rewards.value, target, mask),
         "value/explained_variance_prompt_mean": explained_variance(mean[token], target, mask & (others > 0)[token]),
         "returns/mean": SumCount.over(returns, mask).value,
     }
-    return {name: value for name, value in found.items() if value == value}
+    return {name: value for name, value in metrics.items() if value == value}
 
 
 @dataclass(frozen=True)

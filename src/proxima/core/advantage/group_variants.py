@@ -112,8 +112,8 @@ class Remax(GroupAdvantage):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         baseline = required(self, "baseline", outcomes.baseline)
-        known = outcomes.valid & baseline.isfinite()
-        return torch.where(known, outcomes.reward - baseline, 0.0)
+        scored = outcomes.valid & baseline.isfinite()
+        return torch.where(scored, outcomes.reward - baseline, 0.0)
 
 
 @dataclass(frozen=True)

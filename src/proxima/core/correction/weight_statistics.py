@@ -55,9 +55,9 @@ class LossTokens:
     @classmethod
     def of(cls, b: PolicyBatch) -> "LossTokens":
         counts = segment_count(b.loss_mask, b.cu_seqlens)
-        known: Sequence[int] = counts.tolist() if b.counts.in_loss is None else b.counts.in_loss
-        index = torch.nonzero_static(b.loss_mask, size=sum(known)).flatten()
-        sequences = torch.nonzero_static(counts, size=sum(count > 0 for count in known)).flatten()
+        lengths: Sequence[int] = counts.tolist() if b.counts.in_loss is None else b.counts.in_loss
+        index = torch.nonzero_static(b.loss_mask, size=sum(lengths)).flatten()
+        sequences = torch.nonzero_static(counts, size=sum(count > 0 for count in lengths)).flatten()
         return cls(index, sequences, counts[sequences])
 
     def select(self, values: Tensor) -> Tensor:
@@ -103,8 +103,8 @@ def distribution(values: Tensor, *, sample: bool = False) -> dict[str, SumCount 
 
 def sequence_statistics(row: Tensor) -> Metrics:
     """Of each sequence's mean token weight, [m], under verl's names."""
-    found = distribution(row, sample=True)
-    out: Metrics = {f"rollout_is_seq_{name}": found[name] for name in ("mean", "std", "min", "max")}
+    statistics = distribution(row, sample=True)
+    out: Metrics = {f"rollout_is_seq_{name}": statistics[name] for name in ("mean", "std", "min", "max")}
     return out | {"rollout_is_seq_max_deviation": peak_of((row - 1).abs())}
 
 
@@ -135,10 +135,10 @@ def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch) -> Metrics
     applied = tokens.select(weight)
     changed = applied != safe_exp(tokens.select(log_w))
     out = {f"rollout_is_{name}": metric for name, metric in distribution(applied).items()}
-    found: Metrics = {
+    metrics: Metrics = {
         f"{name}_applied": value for name, value in (out | sequence_statistics(tokens.means(applied))).items()
     }
-    return found | {
+    return metrics | {
         "rollout_is_clipped_fraction": mean_of(changed),
         "rollout_is_seq_clipped_fraction": mean_of(tokens.sums(changed.double()) > 0),
     }
