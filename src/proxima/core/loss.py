@@ -270,14 +270,14 @@ def check_values(b: PolicyBatch) -> None:
     name, flags = next((name, flags) for name, flags in bad.items() if bool(flags.any()))
     at = int(flags.nonzero()[0])
     sequence = int(b.sequence_index[at])
-    value = float(getattr(b, name)[at])
+    wrong = float(getattr(b, name)[at])
     where = f"token {at} (sequence {sequence}, position {at - int(b.cu_seqlens[sequence])})"
     remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
     if name == "advantage":
         remedy = "mask the token out of the loss"
     # The current policy's log-probs come from its weights; all others are the caller's.
-    kind = NotFiniteError if name == "log_prob" and value != value else ValueError
-    raise kind(f"PolicyBatch.{name}: {value} at {where}, {int(flags.sum())} such tokens in all: {remedy}")
+    kind = NotFiniteError if name == "log_prob" and wrong != wrong else ValueError
+    raise kind(f"PolicyBatch.{name}: {wrong} at {where}, {int(flags.sum())} such tokens in all: {remedy}")
 
 
 @torch.no_grad()

@@ -68,10 +68,10 @@ class MismatchGuard:
             distances: [n] |log pi - log mu| of the step's fresh tokens, nats. Fewer than `FEWEST`, and NaN, which an
                 engine gives that does not know a log-prob, prove nothing.
         """
-        measured = distances[~distances.isnan()].double()
-        if len(measured) >= FEWEST and (mean := float(measured.mean())) > self.max_fresh:
+        gaps = distances[~distances.isnan()].double()
+        if len(gaps) >= FEWEST and (mean := float(gaps.mean())) > self.max_fresh:
             raise MismatchError(
-                f"the engine's log-probs of {len(measured)} tokens are {mean:.3g} nats from the trainer's on average, of "
+                f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, of "
                 f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g}, and sound engines are within 0.05",
                 remedy="the engine reports another distribution, or samples from other weights: see docs/mismatch.md; "
                 "resume (--resume) with algorithm.mismatch.on_mismatch=warn to train on them all the same",
