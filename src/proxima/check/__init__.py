@@ -1,4 +1,4 @@
-"""Conformance: the laws that every spec of a slot must obey, for our tests and for `proxima check`.
+"""Check: the laws that every spec of a slot must obey, for our tests and for `proxima check`.
 
     spec_check    every law of a spec; `LAWS`, the table of laws by slot
     live_check    the laws of a reward, an engine, a server that answers

@@ -1,7 +1,14 @@
-"""From a config to a run: `run` is every training command, `eval_run` is `proxima eval`.
+"""From a config to a run. Five frames from the command to `Controller.train`; no object is changed after it is built.
 
-run         folder, journal, resume, loop, summary       rl_workload, offline_workload   what a run trains
-build       everything that the loop of RL touches       generation, learning, critic_weights, teacher, models
-run_data    what is known before weights are loaded      engine_needs, inputs, preflight, reward_trial   its checks
-eval_run, eval_suites, inference   evaluation and generation without training
+    run                  every training command: folder, journal, resume, loop, summary
+    rl_workload, offline_workload        what a run trains, RL or a method of `train.offline`; `offline_data`: its rows
+    build                everything that the loop of RL touches, around a learner; `context`: what all of it shares
+    learning, critic_weights, teacher, next_policy_cache, models         the learner and its parts
+    generation           the engine, the rewards, the collector, the held-out sets
+    run_data             what is known before weights are loaded; its checks: engine_needs, inputs, preflight,
+                         reward_trial
+    eval_run, eval_suites, inference     evaluation and generation without training
+
+Imports: every room below `runtime`, and `loop`, `state`, `watch`. Imported by `lab`, `view`, `api` and `cli`.
+To add a part to the loop: a function here that makes it of the config, called in `build` or `learning`.
 """

@@ -1,2 +1,11 @@
-"""The loops: steps, evaluations and checkpoints in order. `controller` is that of RL, `offline_loop` of a fixed
-data set."""
+"""The loops: steps, evaluations and checkpoints in order. Read `controller.Controller.train` and you have the method.
+
+    training_loop   what both loops have in common: when they evaluate and save, how they stop and end
+    controller      the loop of RL            offline_loop   that of a fixed data set
+    publisher       new weights for the engine, and what the run hears from it
+    step_review     what a step tells the user, and what ends the run after it      step_metrics   its numbers
+
+Imports: `train`, `rollout`, `evaluate`, `state`, `watch`. Imported by `launch` and `lab`.
+To add a stage of a step: a method of `Controller` between its neighbours; a state in `state/journal.py` if it can be
+interrupted, and a test that kills it.
+"""
