@@ -40,8 +40,8 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 
-.venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[demo]'
+.venv/demo.stamp: pyproject.toml packages/proxima-peers/pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[demo]' --editable packages/proxima-peers
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml constraints.txt | .venv/bin/python

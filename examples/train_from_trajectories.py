@@ -36,6 +36,8 @@ def train(path: str, updates: int = 4) -> list[UpdateResult]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: train_from_trajectories.py MODEL, a Hugging Face folder or a name on the hub")
     for number, result in enumerate(train(sys.argv[1]), start=1):
         print(f"update {number}  loss {result.metrics['loss']:+.4f}")
         for (text, reward), tokens in zip(REWARDS.items(), result.token_statistics.values(), strict=True):

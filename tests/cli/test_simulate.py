@@ -32,6 +32,11 @@ def test_a_grid_as_a_table_and_a_page(recipe, tmp_path, capsys):
     assert "<script" not in page
 
 
+def test_steps_may_be_an_override_as_for_train(recipe, capsys):
+    assert main(["simulate", recipe, "train.steps=3", "--lag", "0,1", "--concurrent", "4"]) == 0
+    assert "3 simulated steps each" in capsys.readouterr().out
+
+
 def test_json_has_every_figure_and_where_each_time_comes_from(recipe, capsys):
     times = {"length": {"kind": "constant", "value": 20}}
     with open("times.yaml", "w") as file:
@@ -62,6 +67,7 @@ def test_json_has_every_figure_and_where_each_time_comes_from(recipe, capsys):
         (["times.updates=1"], "'times' has no field 'updates'; did you mean 'update'?"),
         (["times.publish=x"], "times.publish=x (command line)"),
         (["trian.steps=3"], "did you mean 'train'?"),
+        (["runtime.max_lag=1"], "runtime.max_lag=1: the runs differ in it; use --lag 1"),
     ],
 )
 def test_bad_input_is_one_line(recipe, capsys, words, message):

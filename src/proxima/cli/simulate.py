@@ -67,11 +67,14 @@ def simulate(
     resolved = resolve(recipe, of_recipe, import_code=import_code)
     fit = fit_times(fitted, {entry.path: entry.value for entry in resolved.entries}) if fitted else None
     drawn, entries = read_times(times, of_times, fit.values if fit else None, fitted or "")
+    for field, option in (("runtime.max_lag", "--lag"), ("runtime.max_concurrent_rollouts", "--concurrent")):
+        if given := next((word for word in of_recipe if word.startswith(f"{field}=")), None):
+            raise UserError(f"{given}: the runs differ in it", remedy=f"use {option} {given.partition('=')[2]}")
     steps = steps or min(resolved.config.train.steps, MOST_STEPS)
     progress = StageProgress(sys.stderr)
     cells = simulate_grid(
         recipe,
-        [*of_recipe, f"train.steps={steps}"],
+        [*(word for word in of_recipe if not word.startswith("train.steps=")), f"train.steps={steps}"],
         drawn,
         lag,
         concurrent,

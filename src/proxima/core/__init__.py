@@ -1,7 +1,7 @@
 """Core: the mathematics, one file per slot. Pure functions of tensors: no I/O, no config, no model.
 
     advantage/   rewards → advantages                surrogate/   ratio and advantage → per-token loss
-    selection    which completions are used          correction/  behavior → proximal weights, rejections, their health
+    selection/   which completions are used          correction/  behavior → proximal weights, rejections, their health
     divergence   how far a token has moved           penalty      KL from the reference, entropy
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
     precompute   what the whole batch decides        proximal     the centre, where no forward was run for it

@@ -123,9 +123,7 @@ class BatchBuilder:
     selection: Sequence[Any]
     behavior: str = "untruncated"  # which of the engine's log-probs is μ: this one, or `sampled`
     reads_behavior: bool = True
-    needs_sampling_mask: bool = (
-        False  # sampling is truncated and μ is what was sampled: all completions must have a `sampling_mask`
-    )
+    needs_sampling_mask: bool = False  # of all completions: sampling is truncated and μ is what was sampled
     updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
     epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0

@@ -1,4 +1,7 @@
-"""The trained policy and what changes it. Everything here is called in the compute thread."""
+"""The trained policy and what changes it.
+
+`prepare` and the stages with a memory run on the event loop, everything else in the compute thread.
+"""
 
 import math
 from collections.abc import Callable, Sequence, Set

@@ -7,9 +7,9 @@
     eval_tables.py              an evaluation                          terminal.py          tables, progress on a line
     chart.py                    all charts, by matplotlib              page.py              HTML pages on one template
     curve.py, *_plot.py         figures of `proxima plot`              formatting.py        numbers and foreign text
-A view reads and never decides anything. Live views are observers (`runtime.observer`); report and curve need only the
-run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is escaped, for
-a terminal (`printable`) or for a browser.
+A view reads and never decides anything. Live views are observers (`runtime.watch.observer`); report and curve need
+only the run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is
+escaped, for a terminal (`printable`) or for a browser.
 Imports: rich, jinja2, matplotlib, `core`, `config`, `evaluate`, `runtime`, `lab`. Imported by `api` and `cli`.
 To add a live view: a subclass of `Observer`, chosen in `screen` or `RunViews` of `run_views.py`. To add a curve to the
 report: an entry in `CURVES` of `report_specs`. To add a figure: a subclass of `chart.Drawing`. To add a warning: a

@@ -1,1 +1,2 @@
-"""`proxima engine`: `engine_command` has its actions, one module each; to add one, a module and a line in `ACTIONS`."""
+"""`proxima engine`: `engine_command` has its actions, one module each. To add one: a module and a line in its
+`COMMAND`."""

@@ -99,12 +99,9 @@ class Controller(TrainingLoop):
                         self.collector.collect(self.journal.version, self.journal.history)
                     )
             except BatchNotFilled as shortfall:
-                file, nothing = (
-                    self.folder.rollout_file(step),
-                    self.batch_builder.step_batch((), step, shortfall.dropped),
-                )
-                await self.disk.write(self.store.write_rollouts, step, nothing.groups, nothing.records({}))
-                raise not_filled(shortfall, step, file.name) from shortfall
+                unused = self.batch_builder.step_batch((), step, shortfall.dropped)
+                await self.disk.write(self.store.write_rollouts, step, unused.groups, unused.records({}))
+                raise not_filled(shortfall, step, self.folder.rollout_file(step).name) from shortfall
         if not self._accuracy_warned and (notice := self.batch_builder.missing_accuracy_warning(collected.generated)):
             self._accuracy_warned = True
             self.observer.warning(notice)

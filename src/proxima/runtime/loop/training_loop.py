@@ -1,6 +1,6 @@
 """What every training loop has in common: when it evaluates and saves, how it stops, and how it ends.
 
-`Controller` is the loop of RL, `offline.offline_loop` that of a fixed data set.
+`Controller` is the loop of RL, `OfflineLoop` that of a fixed data set.
 """
 
 import asyncio
