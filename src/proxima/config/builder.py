@@ -128,7 +128,7 @@ class Builder:
             if node.value is None and info.default is not MISSING:
                 message += f"; leave it out for {in_one_line(to_json(info.default))}"
             return self.fail(path + mismatch.where, message, mismatch.node or node)
-        return self.leaf(path, _at_home(value) if info.name in PLACES else value, node, info.help, info.default)
+        return self.leaf(path, _expand_user(value) if info.name in PLACES else value, node, info.help, info.default)
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
@@ -206,9 +206,9 @@ def _indexed(node: Node) -> Node:
 PLACES = ("folder", "path")  # fields of any config or spec that name files: `~` in them is the home folder
 
 
-def _at_home(value: Any) -> Any:
+def _expand_user(value: Any) -> Any:
     if isinstance(value, str | tuple):
-        return os.path.expanduser(value) if isinstance(value, str) else tuple(map(_at_home, value))
+        return os.path.expanduser(value) if isinstance(value, str) else tuple(map(_expand_user, value))
     return value
 
 

@@ -105,7 +105,7 @@ class ScoreRequest(Columns):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InFlight(Columns):
-    """A completion that its caller has not got yet, as far as it is: it runs, or it has ended and waits to be yielded.
+    """A partial completion, which its caller has not got yet: it runs, or it has ended and waits to be yielded.
 
     Args:
         prompt_uid, sample, turn: the `key` that the completion will have.

@@ -1,6 +1,6 @@
 r"""The answer that a text votes for, in one canonical form. The majority vote of maj@k counts these.
 
-A reward that extracts answers has a method `extract(text) -> str | None` (`ExtractsAnswers`); for the built-in ones
+A reward that extracts answers has a method `extract(text) -> str | None` (`AnswerExtractor`); for the built-in ones
 without, `ANSWER_EXTRACTORS` holds a function. The reward remains the judge: all answers that it calls right are one
 class, however they are written (`estimators.maj_at_k`).
 """
@@ -21,7 +21,7 @@ LONGEST = 200  # characters of an answer that is normalized as mathematics
 
 
 @runtime_checkable
-class ExtractsAnswers(Protocol):
+class AnswerExtractor(Protocol):
     """A reward that knows the answer in a text."""
 
     def extract(self, text: str) -> str | None:
@@ -85,7 +85,7 @@ ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of re
 def answer_extractor(rewards: Sequence[object]) -> Callable[[str], str | None] | None:
     """The extraction of the first reward that has one; None if none has, so that there is no vote."""
     for reward in rewards:
-        if isinstance(reward, ExtractsAnswers):
+        if isinstance(reward, AnswerExtractor):
             return reward.extract
         for kind, extract in ANSWER_EXTRACTORS.items():
             if REWARDS.holds(reward, kind):

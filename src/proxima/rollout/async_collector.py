@@ -136,7 +136,7 @@ class AsyncCollector(Collector):
             await self._changed.wait()
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        generated, self._tokens = self._tokens, 0  # not those that left with the step: some are of long before
+        generated, self._tokens = self._tokens, 0  # not those that left with the step: some were generated earlier
         idle = self._idle.seconds - self._idle_before  # first, so that it is never more than
         elapsed = self.generator.now() - self._step_began
         return {
