@@ -1,13 +1,17 @@
 """Tables of kinds, and rooms whose names are imported at their first use."""
 
 import ast
+import compileall
 import importlib
+import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+import proxima
 from proxima.data.kinds import Kinds
 
 FRACTIONS = Kinds({"fraction": "fractions:Fraction", "ended": "no_such_module:Class"})
@@ -60,3 +64,31 @@ def test_a_table_loads_no_kind_but_the_one_taken():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "['proxima.core.surrogate.weight']"
+
+
+def test_an_installation_without_sources_has_every_name(tmp_path):
+    """The names that a package imports at first use are read from its compiled module."""
+    left_out = shutil.ignore_patterns("__pycache__")
+    copy = shutil.copytree(Path(proxima.__file__).parent, tmp_path / "proxima", ignore=left_out)
+    for place in (copy / "core", copy / "data"):
+        assert compileall.compile_dir(place, quiet=1, legacy=True)
+        for file in place.rglob("*.py"):
+            file.unlink()
+    program = "from proxima.core.surrogate import Cppo; from proxima.data import Trajectory; print(Cppo, Trajectory)"
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
+    assert "Cppo" in done.stdout, done.stderr
+
+
+def test_a_module_of_a_package_is_its_attribute():
+    import proxima.core
+
+    assert proxima.core.surrogate.SURROGATES["cppo"] is proxima.core.Cppo
+    assert proxima.core.aggregate.TokenMean is proxima.core.TokenMean
+    with pytest.raises(AttributeError, match="module 'proxima.core' has no attribute 'nothing'"):
+        _ = proxima.core.nothing
+
+
+def test_a_kind_whose_module_is_being_imported_has_no_instances(monkeypatch):
+    monkeypatch.setitem(sys.modules, "half_imported", types.ModuleType("half_imported"))
+    assert not Kinds({"slow": "half_imported:Slow"}).holds(3, "slow")

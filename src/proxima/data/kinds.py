@@ -1,11 +1,12 @@
 """Tables of kinds, and packages whose names are imported at their first use: a run loads the specs that its recipe
 names, and none of the others."""
 
-import ast
+import dis
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 
@@ -40,41 +41,48 @@ class Kinds(Mapping[str, type]):
     def holds(self, value: object, *kinds: str) -> bool:
         """Whether a value is of one of the kinds. Imports none: a class that nobody has imported has no instances."""
         references = (self.references[kind].partition(":") for kind in kinds)
-        classes = [getattr(sys.modules[module], name) for module, _, name in references if module in sys.modules]
-        return isinstance(value, tuple(classes))
+        classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
+        return isinstance(value, tuple(cls for cls in classes if cls is not None))
 
     def __repr__(self) -> str:
         return f"Kinds({self.references})"
 
 
 def lazy_imports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: what its `if TYPE_CHECKING:` imports, it has from the first use on.
+    """`__getattr__` and `__dir__` of a package: what its `if TYPE_CHECKING:` imports, it has from the first use on, and
+    its modules.
 
-    Type checkers read the same block, so a name can't be in one place and not in the other. A name that a submodule has
-    too must be imported outside the block: importing the submodule would put it in the name's place.
+    Type checkers read the same block, so a name can't be in one place and not in the other. The block is read from the
+    compiled module, which an installation without sources has too. A name that a module of the package has too must be
+    imported outside the block: importing the module would put it in the name's place.
     """
-    origins: dict[str, tuple[str, str]] = {}
 
-    def read_block() -> dict[str, tuple[str, str]]:
-        if not origins:
-            loader = importlib.util.find_spec(room).loader  # type: ignore[union-attr]
-            tree = ast.parse(loader.get_source(room))  # type: ignore[union-attr]
-            for block in tree.body:
-                if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
-                    for node in block.body:
-                        assert isinstance(node, ast.ImportFrom) and node.module
-                        origins.update({alias.asname or alias.name: (node.module, alias.name) for alias in node.names})
-        return origins
+    @cache
+    def origins() -> dict[str, tuple[str, str]]:
+        """Name → its module, and its name there."""
+        code = importlib.util.find_spec(room).loader.get_code(room)  # type: ignore[union-attr]
+        names, module, original = {}, "", ""
+        for instruction in dis.get_instructions(code):
+            match instruction.opname:
+                case "IMPORT_NAME":
+                    module, original = instruction.argval, ""
+                case "IMPORT_FROM":
+                    original = instruction.argval
+                case "STORE_NAME" if original:
+                    names[instruction.argval], original = (module, original), ""
+        return names
 
     def find(name: str) -> Any:
-        if name.startswith("__") or name not in read_block():
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        module, original = origins[name]
-        value = getattr(importlib.import_module(module), original)
-        setattr(sys.modules[room], name, value)
-        return value
+        if name in origins():
+            module, original = origins()[name]
+            value = getattr(importlib.import_module(module), original)
+            setattr(sys.modules[room], name, value)
+            return value
+        if not name.startswith("_") and importlib.util.find_spec(f"{room}.{name}") is not None:
+            return importlib.import_module(f"{room}.{name}")
+        raise AttributeError(f"module {room!r} has no attribute {name!r}")
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[room]), *read_block()})
+        return sorted({*vars(sys.modules[room]), *origins()})
 
     return find, names

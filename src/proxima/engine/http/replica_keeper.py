@@ -188,9 +188,11 @@ class ReplicaKeeper:
         except (ServerError, TimeoutError, UserError) as error:
             if isinstance(error, ServerError) and error.busy:
                 replica.overloaded(asyncio.get_running_loop().time(), error.reason)
+            elif replica.received != received:  # it produces tokens: it is only slow
+                pass
             elif isinstance(error, RefusedError):
                 pool.move(replica, Event.REFUSED, error.reason)
-            elif replica.received == received:  # else it is only slow
+            else:
                 reason = "no answer to a health check" if isinstance(error, TimeoutError) else error.reason
                 pool.move(replica, Event.EJECTED, reason)
             return

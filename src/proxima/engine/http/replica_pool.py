@@ -177,11 +177,12 @@ class ReplicaPool:
             self.counts["tokens_lost"] += job.discard()
         if not _busy(error):
             job.tried.add(replica)
-        if not _busy(error) and not isinstance(error, RefusedError):
+        counted = not _busy(error) and not isinstance(error, RefusedError)
+        if counted:
             self.counts["wrong" if isinstance(error, WrongAnswerError) else "failed"] += 1
             job.failures = 0 if kept else job.failures + 1
         self._note_failure(replica, error, started_at)
-        if replica.streak >= STREAK:
+        if counted and replica.streak >= STREAK:
             reason = f"{replica.streak} completions in a row failed, the last one with: {error.reason}"
             self.move(replica, Event.EJECTED, reason)
         if not job.wanted:

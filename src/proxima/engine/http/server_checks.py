@@ -61,6 +61,8 @@ class ServerExpectations:
             return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
         if self.facts.weight_updates and not facts.weight_updates:
             return "it takes no new weights"
+        if lost := [way for way in self.facts.weight_updates if way not in facts.weight_updates]:
+            return f"it takes no weights by {', '.join(lost)}, and the others do"
         if not facts.token_ids:
             return "its completions do not come as token ids"
         theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)

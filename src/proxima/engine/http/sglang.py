@@ -114,6 +114,8 @@ class SglangDialect:
             values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in asked_rows]
         if ids != asked[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
+        if not all(map(math.isfinite, values)):
+            raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
         return np.asarray(values, np.float32)
 
     async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
