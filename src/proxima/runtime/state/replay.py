@@ -41,6 +41,7 @@ class StoredRollouts:
         FieldError: it is no run, is being trained, has fewer finished steps, lacks files, or is of another format.
     """
 
+    replays = True
     rows: Sequence[Row] = ()  # prompts come with the groups
 
     def __init__(self, path: Path, steps: int) -> None:
