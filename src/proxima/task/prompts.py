@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
@@ -76,6 +76,8 @@ class PromptSource:
 
     `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.
     """
+
+    replays: ClassVar[bool] = False  # the groups of its prompts are generated, not read from another run
 
     def __init__(
         self,

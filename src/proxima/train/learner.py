@@ -40,7 +40,7 @@ class Learner:
     max_epoch_kl: float | None = None  # nats a token; None: no limit
     run_stages: Sequence[RunStage] = ()  # those with a memory, which run on the event loop
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # for when rollout engine and trainer differ too much
-    compute: Compute = field(default_factory=ComputeThread)  # the thread that all of this runs in
+    compute: Compute = field(default_factory=ComputeThread)  # the thread of the tensor work
 
     async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
         """What comes before the update, called on the event loop: the guard's rejections and the stages with a memory;
@@ -114,8 +114,10 @@ class Learner:
         metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
         if any(stage.column == "proximal_log_prob" for stage in self.stages):
             batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
-        kept_none = {key: np.zeros(len(log_probs[key]), np.bool_) for key in rejected}
-        statistics = {key: TokenStatistics(log_prob=log_probs[key], keep=keep) for key, keep in kept_none.items()}
+        statistics = {
+            key: TokenStatistics(log_prob=log_probs[key], keep=np.zeros(len(log_probs[key]), np.bool_))
+            for key in rejected
+        }
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         return replace(batch.reject(statistics, "mismatch"), metrics={**batch.metrics, **finite})
 

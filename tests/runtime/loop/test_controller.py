@@ -41,6 +41,8 @@ from tests.runtime.tiny_run import Watcher
 class Source:
     """Prompts 0, 1, 2 …"""
 
+    replays = False
+
     def __init__(self) -> None:
         self.rows = range(100)
         self.drawn = 0

@@ -188,13 +188,10 @@ class ReplicaKeeper:
         except (ServerError, TimeoutError, UserError) as error:
             if isinstance(error, ServerError) and error.busy:
                 replica.overloaded(asyncio.get_running_loop().time(), error.reason)
-            elif replica.received != received:  # it produces tokens: it is only slow
-                pass
-            elif isinstance(error, RefusedError):
-                pool.move(replica, Event.REFUSED, error.reason)
-            else:
+            elif replica.received == received:  # else it produces tokens, and is only slow
+                event = Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED
                 reason = "no answer to a health check" if isinstance(error, TimeoutError) else error.reason
-                pool.move(replica, Event.EJECTED, reason)
+                pool.move(replica, event, reason)
             return
         settled = epoch == self._epoch and not pool.loading
         if problem := proof.problem(health, proof.label if settled else None):

@@ -69,6 +69,7 @@ class TimedPrompts:
     """A `PromptSource` without rows that never ends."""
 
     rows = ()
+    replays = False
 
     def __init__(self, length: float) -> None:
         self.tokens, self.uid = np.broadcast_to(np.int32(0), round(length)), 0

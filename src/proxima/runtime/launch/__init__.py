@@ -2,7 +2,7 @@
 
     run                  every training command: folder, journal, resume, loop, summary
     rl_workload, offline_workload        what a run trains, RL or a method of `train.offline`; `offline_data`: its rows
-    build                everything that the loop of RL touches, around a learner; `context`: what all of it shares
+    build                everything that the loop of RL touches, around a learner; `services`: what all of it uses
     learning, critic_weights, teacher, next_policy_cache, models         the learner and its parts
     generation           the engine, the rewards, the collector, the held-out sets
     run_data             what is known before weights are loaded; its checks: engine_needs, inputs, preflight,

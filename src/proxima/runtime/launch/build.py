@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.rollout.collector import Collector, Pending
-from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.generation import make_collector, make_evaluation, make_generator, max_unscored_steps
 from proxima.runtime.launch.run_data import RunData
+from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.store import RolloutRecorder
@@ -44,13 +44,13 @@ def make_controller(
     learner: Learner,
     batch_builder: BatchBuilder,
     data: RunData,
-    context: RunContext,
+    services: RunServices,
     restored: Restored,
 ) -> Controller:
     """Everything that the loop touches, and the loop."""
-    recorder = RolloutRecorder(context.store, data.source, context.observer)
-    generator = make_generator(config, learner.policy.loaded, data, context)
-    evaluation = make_evaluation(config, data, generator, context)
+    recorder = RolloutRecorder(services.store, data.source, services.observer)
+    generator = make_generator(config, learner.policy.loaded, data, services)
+    evaluation = make_evaluation(config, data, generator, services)
     collector: Collector
     if not isinstance(data.source, PromptSource):
         from proxima.runtime.state.replay import ReplayCollector
@@ -59,7 +59,7 @@ def make_controller(
     else:
         assert generator is not None
         reject = partial(learner.compute.run, batch_builder.reject)
-        finished = context.store.journal.step
+        finished = services.store.journal.step
         collector = make_collector(config, generator, data.source, recorder, reject, restored.pending, finished)
         if config.algorithm.proximal == "next":
             from proxima.runtime.launch.next_policy_cache import make_next_policy
@@ -73,7 +73,7 @@ def make_controller(
         config, config.train.steps, metric=config.eval.metric, max_unscored_steps=max_unscored_steps(config)
     )
     return Controller(
-        plan, collector, batch_builder, learner, context.store, evaluation, context.observer, context.clock
+        plan, collector, batch_builder, learner, services.store, evaluation, services.observer, services.clock
     )
 
 

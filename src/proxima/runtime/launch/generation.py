@@ -16,9 +16,9 @@ from proxima.reward.runner import RewardRunner
 from proxima.rollout.admission import Admission
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
-from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
+from proxima.runtime.launch.services import RunServices
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.task.prompts import PromptSource
 
@@ -42,22 +42,22 @@ def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], com
 
 
 def make_generator(
-    config: "RunConfig", policy: LoadedModel, data: RunData, context: RunContext
+    config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices
 ) -> GroupGenerator | None:
     """The engine with its hooks, and the rewards; None for a replay that asks no held-out question."""
     if not data.held_out and not isinstance(data.source, PromptSource):
         return None
     # A server loads the recipe's model, and gets the newest weights from here: the checkpoint that a resumed run
     # has them from is deleted some steps later, and a server that is restarted would look for it.
-    log = context.store.folder.engine_log
-    setup = EngineSetup.of(policy, max_length=data.max_length, compute=context.compute, log=log)
+    log = services.store.folder.engine_log
+    setup = EngineSetup.of(policy, max_length=data.max_length, compute=services.compute, log=log)
     setup = replace(setup, model_path=config.model.path)
     engine, notes = build_engine(config.engine, setup, data.needs)
     for note in notes:
-        context.observer.warning(note)
+        services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
-    rewards = make_rewards(config, config.reward, context.compute)
-    return GroupGenerator(executor, rewards, training_groups(config), context.clock.now)
+    rewards = make_rewards(config, config.reward, services.compute)
+    return GroupGenerator(executor, rewards, training_groups(config), services.clock.now)
 
 
 def make_collector(
@@ -106,16 +106,16 @@ def make_collector(
 
 
 def make_evaluation(
-    config: "RunConfig", data: RunData, training: GroupGenerator | None, context: RunContext
+    config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices
 ) -> Evaluation | None:
     """The held-out sets with any prompt, on the engine of the training; None without `eval.task`."""
     if training is None:
         return None
-    progress = evaluation_progress(context.observer)
+    progress = evaluation_progress(services.observer)
     sets: dict[str, tuple[Sequence[Prompt], GroupGenerator]] = {}
     for held_out in data.held_out:
         spec, groups = held_out.spec, held_out.groups
-        rewards = make_rewards(config, spec.reward, context.compute) if spec.reward else training.rewards
+        rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
         if held_out.prompts:
             sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now)
     if "" not in sets:

@@ -12,11 +12,11 @@ from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
 from proxima.runtime.launch.build import make_plan
-from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.models import describe_model, make_stack, model_source
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.run_data import load_tokenizer_and_context
+from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.loop.training_loop import TrainState
 from proxima.runtime.state.journal import Journal
@@ -66,8 +66,8 @@ class OfflineWorkload:
     def load(self, path: str | None) -> LoadedModel:
         return self.method.load(path)
 
-    def make_loop(self, loaded: LoadedModel, context: RunContext) -> OfflineLoop:
-        config, compute = self.config, context.compute
+    def make_loop(self, loaded: LoadedModel, services: RunServices) -> OfflineLoop:
+        config, compute = self.config, services.compute
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps)
         trained, samples = TrainState(loaded=loaded, stack=stack, compute=compute), None
@@ -76,7 +76,7 @@ class OfflineWorkload:
             samples = HeldOutSamples(prompts, loaded, compute, max_tokens=most, max_length=self.context)
         plan = make_plan(config, self.steps)
         return OfflineLoop(
-            plan, trained, self.method, self.data, samples, context.store, context.observer, context.clock
+            plan, trained, self.method, self.data, samples, services.store, services.observer, services.clock
         )
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:

@@ -8,11 +8,11 @@ from proxima.config.step_size import at_once, pruned
 from proxima.model import LoadedModel
 from proxima.rollout.collector import Pending
 from proxima.runtime.launch.build import Restored, make_controller
-from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_model, load_model
 from proxima.runtime.launch.run_data import load_run_data
+from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.summary import algorithm_name
@@ -67,16 +67,16 @@ class RlWorkload:
     def load(self, path: str | None) -> LoadedModel:
         return load_model(self.config, path)
 
-    def make_loop(self, loaded: LoadedModel, context: RunContext) -> Controller:
+    def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
         critic = None
         if self.config.critic is not None:
             from proxima.runtime.launch.critic_weights import make_critic
 
-            critic = context.compute.call(make_critic, self.config, loaded, self.restored.path)
-        log = context.store.folder.engine_log
-        learner = make_learner(self.config, loaded, context.compute, critic=critic, stages=self.stages, log=log)
+            critic = services.compute.call(make_critic, self.config, loaded, self.restored.path)
+        log = services.store.folder.engine_log
+        learner = make_learner(self.config, loaded, services.compute, critic=critic, stages=self.stages, log=log)
         batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
-        return make_controller(self.config, learner, batch_builder, self.data, context, self.restored)
+        return make_controller(self.config, learner, batch_builder, self.data, services, self.restored)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config, train = self.config, self.config.train

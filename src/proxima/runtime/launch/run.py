@@ -11,8 +11,8 @@ from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.launch.context import RunContext
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
+from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.training_loop import TrainingLoop
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -60,7 +60,7 @@ class Workload(Protocol):
     def load(self, path: str | None) -> LoadedModel:
         """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
 
-    def make_loop(self, loaded: LoadedModel, context: RunContext) -> TrainingLoop:
+    def make_loop(self, loaded: LoadedModel, services: RunServices) -> TrainingLoop:
         """Everything that the loop touches, and the loop."""
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
@@ -158,7 +158,7 @@ async def _run(
         store = RunStore(journal, folder, disk, activity)
         if resolved is not None:
             await store.replace_file(folder.config, folder.write_config, dump(resolved))
-        loop = work.make_loop(loaded, RunContext(store=store, compute=compute, observer=observer, clock=clock))
+        loop = work.make_loop(loaded, RunServices(store=store, compute=compute, observer=observer, clock=clock))
         if checkpoint:
             await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
         model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}

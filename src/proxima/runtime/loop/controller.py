@@ -65,7 +65,7 @@ class Controller(TrainingLoop):
         )
         self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps)
         self._accuracy_warned = False
-        # Both are those of the last finished step: prompts of a discarded step are drawn again.
+        # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._stage_files: Mapping[str, Callable[[Path], None]] = {}
 
@@ -235,7 +235,7 @@ class Controller(TrainingLoop):
         return self.collector.generator
 
     def on_health(self, health: Health) -> None:
-        self.publisher.hear(health, min(self.journal.step + 1, self.plan.steps))
+        self.publisher.report_health(health, min(self.journal.step + 1, self.plan.steps))
 
     def close(self) -> None:
         """End what is being generated, the workers of the rewards, and the engine's process if it has one."""

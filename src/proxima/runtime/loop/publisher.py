@@ -73,9 +73,9 @@ class Publisher:
     async def check_health(self, step: int) -> None:
         """Ask the engine, unless the run ends for it anyway."""
         if self.generator is not None and self.failure is None:
-            self.hear(await self.generator.engine.health(), step)
+            self.report_health(await self.generator.engine.health(), step)
 
-    def hear(self, health: Health, step: int) -> None:
+    def report_health(self, health: Health, step: int) -> None:
         """Warn about engine processes and servers that died or returned."""
         for text in self.watch.health_warnings(health):
             self.observer.warning(f"step {step}: {text}")

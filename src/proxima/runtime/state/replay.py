@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ class StoredRollouts:
         FieldError: it is no run, is being trained, has fewer finished steps, lacks files, or is of another format.
     """
 
-    replays = True
+    replays: ClassVar[bool] = True
     rows: Sequence[Row] = ()  # prompts come with the groups
 
     def __init__(self, path: Path, steps: int) -> None:

@@ -122,7 +122,7 @@ class RolloutRecorder(RolloutListener):
         enqueue = partial(journal.enqueue, size=len(self.source.rows), cursor_state=self.source.state())
         self.store.disk.enqueue(enqueue, prompts)
         self.store.disk.enqueue(journal.generating, uids)
-        if not getattr(self.source, "replays", False):  # of a replay, no engine gets them
+        if not self.source.replays:  # those of a replay go to no engine
             self.store.activity.admitted(uids)
 
     def generated(self, uid: int) -> None:

@@ -9,7 +9,7 @@ from proxima.runtime.watch.observer import Observer
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunContext:
+class RunServices:
     """Journal and folder of a run, its compute thread, its observer and its clock."""
 
     store: RunStore
