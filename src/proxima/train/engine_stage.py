@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ class EngineStage:
     Raises:
         UserError: the engine gives another number of log-probs than there are tokens, or NaN.
     """
+
+    on_rank_zero: ClassVar = True
 
     column: str
     engine: Engine

@@ -14,6 +14,7 @@ from proxima.data.columns import Floats
 from proxima.model import PackedModel
 from proxima.model.lora import adapter_off
 from proxima.model.micro_batch import micro_batches
+from proxima.train.ranks import ALONE, Ranks
 
 
 class ForwardStage(Protocol):
@@ -25,6 +26,7 @@ class ForwardStage(Protocol):
 
     column: the field of `Trajectory`, [T] float32, that it fills; a column that is filled already stays. A stage that
         fills several names the one that tells whether it has run.
+    on_rank_zero: of several ranks the first alone runs it, because it asks others; without the attribute, all do.
     """
 
     @property
@@ -40,17 +42,38 @@ class ForwardStage(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ColumnShare:
+    """What a rank fills of a stage's columns: its trajectories, and one of all, which it runs for nothing where other
+    ranks have more micro-batches."""
+
+    column: str
+    trajectories: Sequence[Trajectory]
+    filler: Trajectory | None = None
+
+
 @torch.no_grad()
 def stage_columns(
-    stage: ForwardStage, trajectories: Sequence[Trajectory], budget: int, *, share_prompt: bool
+    stage: ForwardStage,
+    trajectories: Sequence[Trajectory],
+    budget: int,
+    *,
+    share_prompt: bool,
+    ranks: Ranks = ALONE,
+    filler: Trajectory | None = None,
 ) -> dict[str, list[Floats]]:
-    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens."""
+    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens. Collective
+    on several `ranks`, each with its own trajectories; see `ColumnShare` for `filler`."""
     out: dict[str, list[Floats]] = {stage.column: []}
-    for indices in micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt):
+    cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)
+    for indices in cuts:
         batch = stage.pack([trajectories[i] for i in indices])
         outputs = stage(batch)
         for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
             out.setdefault(name, []).extend(np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
+    for _ in range(ranks.most(len(cuts)) - len(cuts)):
+        assert filler is not None
+        stage(stage.pack([filler]))
     return out
 
 

@@ -16,9 +16,10 @@ from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import PackedModel
 from proxima.model.micro_batch import micro_batches, tokens_fed
-from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
+from proxima.train.forward_stage import ColumnShare, ForwardStage, LogProbStage, stage_columns
 from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
+from proxima.train.ranks import ALONE, Ranks, Refused, moved, split
 
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
 
@@ -61,8 +62,31 @@ class _Occurrence:
 
 
 @dataclass
+class UpdateShare:
+    """What a rank computes of a call of `TrainStack.update`: its items of each update that are run, and one of all
+    items, the cheapest, that it runs for nothing where other ranks have more micro-batches."""
+
+    objective: Objective[Any]
+    updates: Sequence[Sequence[Any]]
+    filler: Any = None
+    judged: bool = False  # rank 0 decides after each update whether there is another
+
+
+@dataclass
+class _Whole:
+    """What rank 0 alone knows of the call."""
+
+    updates: Sequence[Sequence[Any]]
+    run: Sequence[Sequence[_Occurrence]]  # of each update, those that are not skipped
+    parts: Sequence[Sequence[Sequence[int]]]  # of each update and rank, its places in `run`
+    report: Callable[[int, int], None] | None
+    should_continue: Callable[[Sequence[Any], Metrics], bool] | None
+    before_first: Callable[[FirstForward], None] | None
+
+
+@dataclass
 class _Accumulator:
-    """Running sums of a call of `update`."""
+    """Running sums of a call of `update`, of this rank."""
 
     result: UpdateResult
     report: Callable[[int, int], None] | None
@@ -80,6 +104,8 @@ class TrainStack:
         schedule: of the learning rate, over the updates of the whole run.
         max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
         tokens_per_micro_batch: token budget of one forward pass.
+        ranks: the processes that share each update; the methods are rank 0's, and the others are told what to do.
+        name: by which the other ranks know it.
     """
 
     def __init__(
@@ -90,8 +116,10 @@ class TrainStack:
         schedule: Schedule | None = None,
         max_grad_norm: float = 1.0,
         tokens_per_micro_batch: int = 4096,
+        ranks: Ranks = ALONE,
+        name: str = "policy",
     ) -> None:
-        self.model = model
+        self.model, self.ranks, self.name = model, ranks, name
         self.parameters = [p for _, p in model.named_parameters() if p.requires_grad]
         self.optimizer = (optimizer or AdamW()).build(self.parameters)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -102,19 +130,40 @@ class TrainStack:
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
         """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
-        return self._columns(LogProbStage("proximal_log_prob", self.model), trajectories)["proximal_log_prob"]
+        return self.columns(LogProbStage("proximal_log_prob", self.model), trajectories)["proximal_log_prob"]
 
     def fill(self, stages: Iterable[ForwardStage], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with the columns of the stages, in order; a column that all of them have is kept."""
         out = list(trajectories)
         for stage in stages:
             if any(getattr(item, stage.column) is None for item in out):
-                filled = self._columns(stage, out)
+                filled = self.columns(stage, out)
                 out = [_with_columns(item, {name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
         return out
 
-    def _columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
-        return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
+    def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
+        """The columns that a stage fills, [T, …] of each trajectory."""
+        if self.ranks.size == 1 or getattr(stage, "on_rank_zero", False):
+            return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
+        parts = self._split([(trajectory,) for trajectory in trajectories])
+        filler = min(trajectories, key=len, default=None)
+        shares = [ColumnShare(stage.column, [trajectories[i] for i in part], filler) for part in parts]
+        share = self.ranks.share(self.name, "columns", shares)
+        columns = self.follow_columns(stage, share)
+        out: dict[str, list[Any]] = {name: [None] * len(trajectories) for part in columns for name in part}
+        for places, part in zip(parts, columns, strict=True):
+            for name, values in part.items():
+                for place, value in zip(places, values, strict=True):
+                    out[name][place] = value
+        return out
+
+    def follow_columns(self, stage: ForwardStage, share: ColumnShare) -> list[dict[str, list[Floats]]]:
+        """Fill a share of the columns; on rank 0, those of all ranks."""
+        budget, share_prompt = self.tokens_per_micro_batch, self.model.share_prompt
+        own = stage_columns(
+            stage, share.trajectories, budget, share_prompt=share_prompt, ranks=self.ranks, filler=share.filler
+        )
+        return self.ranks.gather(own)
 
     def update(
         self,
@@ -142,58 +191,106 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or the weights are not, after
                 an update, or it made their norm grow more than `EXPLODED` times.
         """
-        before = self._weight_norm()
-        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
         occurrences = [[_Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
         active = [[each for each in part if each.has_tokens] for part in occurrences]
         run = [[each for each in part if not objective.skippable(each.item)] for part in active]
-        total = sum(
-            tokens_fed([occurrence.sequences for occurrence in cut], share_prompt=self.model.share_prompt)
-            for part in run
-            for cut in self._micro_batches(part)
-        )
+        parts = [self._split([each.sequences for each in part]) for part in run]
+        whole = _Whole(updates, run, parts, progress, should_continue, before_first)
+        filler = min(chain.from_iterable(run), key=lambda each: self._fed([each]), default=None)
+        shares = [
+            UpdateShare(
+                objective,
+                [[part[i].item for i in places[rank]] for part, places in zip(run, parts, strict=True)],
+                filler=None if filler is None else filler.item,
+                judged=should_continue is not None,
+            )
+            for rank in range(self.ranks.size)
+        ]
+        share = self.ranks.share(self.name, "update", shares)
+        own = [[part[i] for i in places[0]] for part, places in zip(run, parts, strict=True)]
+        result = self._update(share, own, whole)
+        skipped = [len(part) - len(rest) for part, rest in zip(active, run, strict=True)]
+        result.skipped = sum(skipped[: result.updates])
+        self.updates += max(0, planned - result.updates)
+        return result
+
+    def follow_update(self, share: UpdateShare) -> None:
+        """On the other ranks: their share of rank 0's `update`.
+
+        Raises:
+            Refused: rank 0 has ended the call before its first step.
+            NotFiniteError: as `update`, on every rank.
+        """
+        sequences = share.objective.sequences
+        self._update(share, [[_Occurrence(item, sequences(item)) for item in part] for part in share.updates], None)
+
+    def _update(self, share: UpdateShare, own: Sequence[Sequence[_Occurrence]], whole: "_Whole | None") -> UpdateResult:
+        before = self._weight_norm()
+        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
+        total = sum(self._fed(cut) for part in own for cut in self._micro_batches(part))
         result = UpdateResult()
-        state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.model.device))
+        state = _Accumulator(
+            result, whole and whole.report, total, torch.zeros((), dtype=torch.float64, device=self.model.device)
+        )
         norms = []
-        for number, items in enumerate(updates):
+        for number, run in enumerate(own):
             already = len(state.metrics)
-            first = self._accumulate(objective, items, run[number], state)
+            first = self._accumulate(share, number, run, state, whole)
             if number == 0:
-                if first:
-                    state.metrics.append(objective.measure_first(first, self.model.device))
-                if before_first is not None:
-                    before_first(first)
+                self._look_at_first(share.objective, first, state, whole)
             norms.append(self._step())
             before = self._check_weights(before)
             result.updates += 1
-            result.skipped += len(active[number]) - len(run[number])
-            if should_continue is not None and not should_continue(items, merge_metrics(state.metrics[already:])):
+            if share.judged and not self.ranks.broadcast(_goes_on(whole, number, state.metrics[already:])):
                 break
-        self.updates += max(0, planned - result.updates)
+        result.tokens = int(self.ranks.sum(torch.tensor(result.tokens)))
         result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
-            "loss": float(state.loss) / max(1, result.updates),
+            "loss": float(self.ranks.sum(state.loss)) / max(1, result.updates),
             "grad_norm": float(torch.stack(norms).mean()) if norms else 0.0,
             "lr": float(self.optimizer.param_groups[0]["lr"]),
         }
         return result
 
+    def _look_at_first(
+        self, objective: Objective[Any], first: FirstForward, state: _Accumulator, whole: "_Whole | None"
+    ) -> None:
+        """What is measured and observed before the first optimizer step; rank 0 may refuse to make it."""
+        problem: Exception | None = None
+        if whole is not None:
+            if first:
+                state.metrics.append(objective.measure_first(first, self.model.device))
+            if whole.before_first is not None:
+                try:
+                    whole.before_first(first)
+                except Exception as error:  # the other ranks have to know before they step
+                    problem = error
+        if self.ranks.broadcast(problem is not None):
+            raise problem or Refused
+
     def _accumulate(
-        self, objective: Objective[Any], items: Sequence[Any], run: Sequence[_Occurrence], state: _Accumulator
+        self, share: UpdateShare, number: int, run: Sequence[_Occurrence], state: _Accumulator, whole: "_Whole | None"
     ) -> list[tuple[Trajectory, TokenStatistics]]:
-        """The gradient of one update of `items`: forward and backward passes over the micro-batches of those that are
-        not skipped. Returns the statistics of its trajectories."""
-        # The only place that sees a whole update. With several ranks, `batch_statistics` reads the parts of all ranks
-        # and the denominators are summed over ranks, here.
+        """The gradient of one update: forward and backward passes over the micro-batches of `run`, this rank's items.
+        Returns, on rank 0, the statistics of all trajectories."""
+        objective, already = share.objective, len(state.metrics)
         statistics, row = None, dict[_Occurrence, int]()
-        if objective.has_batch_statistics and run:
-            statistics, row = self._batch_statistics(objective, run)
-            state.metrics.append(statistics.metrics)
+        if objective.has_batch_statistics and self.ranks.most(len(run)):
+            statistics, row = self._batch_statistics(share, run)
+            if whole is not None:
+                state.metrics.append(statistics.metrics)
         denominators = [
             torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
-            for d in objective.denominators(items, statistics)
+            for d in self.ranks.broadcast(whole and objective.denominators(whole.updates[number], statistics)) or ()
         ]
-        measured: list[tuple[Trajectory, TokenStatistics]] = []
-        for cut in self._micro_batches(run):
+        measured: list[TokenStatistics] = []
+        cuts = self._micro_batches(run)
+        passes = self.ranks.most(len(cuts))
+        for index in range(passes):
+            self.model.sync_gradients(index == passes - 1)
+            if index >= len(cuts):
+                self._idle_pass(share, backward=True)
+                continue
+            cut = cuts[index]
             trajectories = [trajectory for occurrence in cut for trajectory in occurrence.sequences]
             batch = self.model.pack(trajectories)
             outputs = self.model(batch, objective.outputs)
@@ -203,25 +300,55 @@ class TrainStack:
             value.backward()
             state.loss += value.detach()
             state.metrics.extend(loss.metrics for loss in losses)
-            measured += zip(trajectories, objective.token_statistics(batch, outputs, losses), strict=False)
+            measured += objective.token_statistics(batch, outputs, losses)
             state.result.tokens += len(batch.tokens)
             if state.report:
                 state.report(state.result.tokens, state.total_tokens)
-        for trajectory, values in measured:
+        if self.ranks.size > 1:
+            state.metrics[already:] = self.ranks.gather(merge_metrics(state.metrics[already:]))
+        everywhere = self.ranks.gather(measured)
+        first = [] if whole is None else _in_order(whole.run[number], whole.parts[number], everywhere)
+        for trajectory, values in first:
             state.result.token_statistics.setdefault(trajectory.key, values)
-        return measured
+        return first
+
+    def _idle_pass(self, share: UpdateShare, *, backward: bool) -> None:
+        """A pass that adds nothing, beside the micro-batch of another rank: sharded weights come together in every
+        forward and backward pass, so each rank makes as many."""
+        objective = share.objective
+        sequences = objective.sequences if backward else objective.statistics_sequences
+        batch = self.model.pack(sequences(share.filler))
+        outputs = self.model(batch, objective.outputs if backward else objective.statistics_outputs)
+        if backward:
+            given = [value for value in vars(outputs).values() if value is not None and value.requires_grad]
+            torch.stack([value.sum() for value in given]).sum().mul(0).backward()
 
     @torch.no_grad()
     def _batch_statistics(
-        self, objective: Objective[Any], run: Sequence[_Occurrence]
+        self, share: UpdateShare, run: Sequence[_Occurrence]
     ) -> tuple[BatchStatistics, dict[_Occurrence, int]]:
-        """What the objective reads off all items of an update, and the row of each item in the packs that it read."""
+        """What the objective reads off all items of an update, on every rank, and the row of each item of this rank in
+        the packs that it read."""
+        objective = share.objective
         sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
         cuts, parts = self._cuts(sequences), []
         for cut in cuts:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
-        return objective.batch_statistics(parts), {run[i]: row for row, i in enumerate(chain.from_iterable(cuts))}
+        for _ in range(self.ranks.most(len(cuts)) - len(cuts)):
+            self._idle_pass(share, backward=False)
+        everywhere = self.ranks.gather_everywhere((len(run), parts))
+        if self.ranks.size > 1:
+            parts = [moved(pair, self.model.device) for _, part in everywhere for pair in part]
+        start = sum(count for count, _ in everywhere[: self.ranks.rank])
+        rows = {run[i]: row for row, i in enumerate(chain.from_iterable(cuts), start)}
+        return objective.batch_statistics(parts), rows
+
+    def _split(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
+        return split(sequences, self.ranks.size, share_prompt=self.model.share_prompt)
+
+    def _fed(self, occurrences: Sequence[_Occurrence]) -> int:
+        return tokens_fed([occurrence.sequences for occurrence in occurrences], share_prompt=self.model.share_prompt)
 
     def _micro_batches(self, run: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
         cuts = self._cuts([occurrence.sequences for occurrence in run])
@@ -239,12 +366,12 @@ class TrainStack:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = self.ranks.norm([p.grad for p in self.parameters if p.grad is not None])
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise NotFiniteError(f"the gradient norm of update {self.updates + 1} is {float(norm)}")
         if self.max_grad_norm > 0:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
+            self.ranks.clip(self.parameters, self.max_grad_norm, norm)
         factor = self.schedule.factor(self.updates)
         for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
             group["lr"] = peak * factor
@@ -255,7 +382,7 @@ class TrainStack:
 
     def _weight_norm(self) -> float:
         """The norm of all trained weights; one reading pass over them."""
-        return float(nn.utils.get_total_norm([p.detach() for p in self.parameters]))
+        return float(self.ranks.norm([p.detach() for p in self.parameters]))
 
     def _check_weights(self, before: float) -> float:
         """The norm of the weights, which was `before` ahead of the last update."""
@@ -305,6 +432,25 @@ class TrainStack:
             slot = self.optimizer.state[parameters[owner]]
             slot[key] = value.to(parameters[owner].device if value.dim() or fused else "cpu", copy=True)
         self.updates = int(facts["updates"])
+
+
+def _goes_on(whole: "_Whole | None", number: int, metrics: Sequence[Metrics]) -> bool:
+    """Whether another update follows; rank 0's answer counts."""
+    if whole is None or whole.should_continue is None:
+        return True
+    return whole.should_continue(whole.updates[number], merge_metrics(metrics))
+
+
+def _in_order(
+    run: Sequence[_Occurrence], parts: Sequence[Sequence[int]], everywhere: Sequence[Sequence[TokenStatistics]]
+) -> list[tuple[Trajectory, TokenStatistics]]:
+    """The statistics of all ranks with their trajectories, in the order of the items."""
+    by_place: dict[int, list[tuple[Trajectory, TokenStatistics]]] = {}
+    for places, statistics in zip(parts, everywhere, strict=True):
+        rest = iter(statistics)
+        for place in places:
+            by_place[place] = list(zip(run[place].sequences, rest, strict=False))
+    return [pair for place in sorted(by_place) for pair in by_place[place]]
 
 
 def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:

@@ -96,10 +96,10 @@ class OfflineLoop(TrainingLoop):
 
         def prepare(progress: Progress) -> None:
             drawn = self.data.drawn(self.plan.steps)
-            ready = self.method.prepare([self.data.items[i] for i in drawn], progress)
+            ready = self.method.prepare([self.data.items[i] for i in drawn], progress, self.trained.stack)
             for i, item in zip(drawn, ready, strict=True):
                 self.data.items[i] = item
-            self.data.held_out = self.method.prepare(self.data.held_out, progress, held_out=True)
+            self.data.held_out = self.method.prepare(self.data.held_out, progress, self.trained.stack, held_out=True)
 
         with self.activity.stage("prepare"):
             await self.computed("prepare", prepare)

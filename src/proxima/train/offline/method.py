@@ -7,7 +7,7 @@ from proxima.data import Prompt
 from proxima.model import LoadedModel, PackedModel
 from proxima.model.model_source import ModelSource
 from proxima.task.protocol import Row
-from proxima.train import TrainStack
+from proxima.train import ForwardStage, TrainStack
 from proxima.train.objectives import Objective
 
 Item = TypeVar("Item")
@@ -23,7 +23,7 @@ class OfflineMethod(Generic[Settings, Item]):
        with all items of `task`, and `unmeasured`.
     2. `load(None)`, or on a resume `load(folder of the checkpoint's model)`, then `model(loaded)`. Optimizer, schedule
        and micro-batches around that model are the loop's: a `TrainStack`.
-    3. `prepare(items, progress)`, for the training items and for the held-out ones.
+    3. `prepare(items, progress, stack)`, for the training items and for the held-out ones.
     4. Each step: `TrainStack.update(objective(), one update of examples_per_step items)`.
     5. Each evaluation: `measure(stack, some items)` until all are measured, then `summarise(all that it returned)`; and
        a greedy completion of each of `prompts(rows)`, under the weights of that moment.
@@ -102,11 +102,18 @@ class OfflineMethod(Generic[Settings, Item]):
         """Why an evaluation on these items, at least one, has no `headline`; empty where it has."""
         return ""
 
-    def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
+    def stages(self) -> Sequence[ForwardStage]:
+        """The forward stages that `prepare` has the stack run; by default none."""
+        return ()
+
+    def prepare(
+        self, items: list[Item], progress: Progress, stack: TrainStack, *, held_out: bool = False
+    ) -> list[Item]:
         """The items with what a frozen model adds to them once, such as reference log-probs; by default as they are.
 
         Args:
             progress: called with (tokens done, tokens in all).
+            stack: what runs the `stages`.
             held_out: they are measured and never trained.
         """
         return items

@@ -15,7 +15,7 @@ from proxima.data.columns import Floats
 from proxima.evaluate.preference_metrics import ComparedItem, preference_metrics
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.task.protocol import Row
-from proxima.train import LogProbStage, TrainStack, stage_columns
+from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.objectives import KtoObjective, PreferenceObjective
 from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.train.offline.reference_cache import ReferenceCache
@@ -108,38 +108,42 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         kind, other = ("good", "bad") if labels == {True} else ("bad", "good")
         return f"all {len(held_out)} held-out completions are {kind}: an accuracy needs {other} ones too"
 
-    def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
+    def prepare(
+        self, items: list[Item], progress: Progress, stack: TrainStack, *, held_out: bool = False
+    ) -> list[Item]:
         """The log-probs of the reference."""
         if self.section.reference == "none" or not items:
             return items
         sides = [side for item in items for side in item.sides]
         identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(self.tokens_per_micro_batch)}
         cache = ReferenceCache(self.section.cache if identity else None, identity | budget)
-        log_probs = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress)))
+        log_probs = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress, stack)))
         return [
             item.with_sides([replace(side, reference_log_prob=next(log_probs)) for side in item.sides])
             for item in items
         ]
 
-    def _reference(self, trajectories: Sequence[Trajectory], progress: Progress) -> list[Floats]:
-        """[T] log-probs under the model that the run begins with. It is the trained one before the first step, or, at
-        any time, with the adapter off; otherwise it is loaded once more. As many are run at once as `measure` runs: the
+    def _reference(self, trajectories: Sequence[Trajectory], progress: Progress, stack: TrainStack) -> list[Floats]:
+        """[T] log-probs under the model that the run begins with. As many are run at once as `measure` runs: the
         start's own log-probs are these to the bit, whatever rounding does, and no pair of it has a margin."""
-        assert self.policy is not None
-        lora = self.source.lora is not None
-        policy = self.policy
-        if not self.begins and not lora:
-            policy = self.source.policy(self.source.load())
-        stage, done = LogProbStage("reference_log_prob", policy, adapter=not lora), 0
-        total = sum(map(len, trajectories))
+        (stage,) = self.stages()
+        done, total = 0, sum(map(len, trajectories))
         out: list[Floats] = []
         at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
         for part in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
-            columns = stage_columns(stage, part, self.tokens_per_micro_batch, share_prompt=policy.share_prompt)
-            out += columns[stage.column]
+            out += stack.columns(stage, part)[stage.column]
             done += sum(map(len, part))
             progress(done, total)
         return out
+
+    def stages(self) -> Sequence[ForwardStage]:
+        """The reference: the trained model before the first step, or, at any time, with its adapter off; otherwise it
+        is loaded once more."""
+        assert self.policy is not None
+        lora, policy = self.source.lora is not None, self.policy
+        if not self.begins and not lora:
+            policy = self.source.policy(self.source.load())
+        return [LogProbStage("reference_log_prob", policy, adapter=not lora)]
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[ComparedItem]:
         log_probs = stack.log_prob([side for item in items for side in item.sides])

@@ -1,0 +1,78 @@
+"""The ranks of a run on several processes, over torch.distributed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from proxima.model.parallel import clip_to_norm, total_norm
+from proxima.train.ranks import Ranks, moved
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What rank 0 tells another rank to do: the call of a target, with the rank's part."""
+
+    target: str
+    name: str
+    part: Any
+
+
+class ProcessRanks(Ranks):
+    """The ranks of the default process group; `objects` is a group of the same ranks over gloo, which carries what is
+    not a tensor of the model."""
+
+    def __init__(self, objects: Any = None) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.objects = objects
+
+    def share(self, target: str, call: str, parts: Sequence[T]) -> T:
+        self._scatter([Call(target, call, part) for part in parts])
+        return parts[0]
+
+    def receive(self) -> Call:
+        """On the other ranks: the next call."""
+        call = self._scatter(None)
+        assert isinstance(call, Call)
+        return call
+
+    def _scatter(self, parts: list[Any] | None) -> Any:
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, parts, src=0, group=self.objects)
+        return own[0]
+
+    def broadcast(self, value: T) -> T:
+        box = [moved(value, "cpu") if self.rank == 0 else None]
+        dist.broadcast_object_list(box, src=0, group=self.objects)
+        return value if self.rank == 0 else box[0]
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
+        return [value] if values is None else values
+
+    def gather_everywhere(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, moved(value, "cpu"), group=self.objects)
+        return values
+
+    def sum(self, value: Tensor) -> Tensor:
+        total = value.detach().cpu().clone()
+        dist.all_reduce(total, group=self.objects)
+        return total.to(value.device)
+
+    def most(self, count: int) -> int:
+        largest = torch.tensor(count)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.objects)
+        return int(largest)
+
+    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        return total_norm(tensors)
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
+        clip_to_norm(parameters, most, norm)

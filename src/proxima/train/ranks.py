@@ -1,0 +1,109 @@
+"""How the processes of a run share an update, and how what belongs to the whole of it comes together.
+
+Rank 0 runs the loop, and tells the other ranks what to compute; each computes its share of the items. Only
+`TrainStack` knows of it: no objective, surrogate or advantage does. `Ranks` itself is one process, which shares nothing;
+`proxima.train.process_ranks` has several.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import Trajectory
+from proxima.model.micro_batch import tokens_fed
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """Raised on the other ranks where rank 0 has ended a call by an error, which it reports itself."""
+
+
+class Ranks:
+    """One process. A method that is marked collective is called by every rank, in the same order."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, target: str, call: str, parts: Sequence[T]) -> T:
+        """On rank 0: tell every rank to make a call of `target`, each with its own of the `parts`; returns that of this
+        rank."""
+        return parts[0]
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value; collective."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, on rank 0; elsewhere this rank's alone. Collective; tensors come on the CPU."""
+        return [value]
+
+    def gather_everywhere(self, value: T) -> list[T]:
+        """The values of all ranks, on every rank. Collective; tensors come on the CPU."""
+        return [value]
+
+    def sum(self, value: Tensor) -> Tensor:
+        """[] summed over the ranks; collective."""
+        return value
+
+    def most(self, count: int) -> int:
+        """The largest count of a rank; collective."""
+        return count
+
+    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        """[] the 2-norm of tensors that may be spread over the ranks; collective."""
+        return nn.utils.get_total_norm(tensors)
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
+        """Scale the gradients, of norm `norm`, down to `most`."""
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+
+
+ALONE = Ranks()
+
+
+def split(items: Sequence[Sequence[Trajectory]], ranks: int, *, share_prompt: bool) -> list[list[int]]:
+    """The indices of the items that each rank takes, in order.
+
+    The cost of an item is the tokens that it feeds to the model. Neighbours of one group, whose prompt is run once,
+    stay together; the most expensive of these runs goes first, each to the rank that has least so far. A rank may get
+    nothing.
+
+    Args:
+        items: the sequences of each.
+    """
+    if ranks == 1:
+        return [list(range(len(items)))]
+    runs: list[list[int]] = []
+    for i, sequences in enumerate(items):
+        joins = share_prompt and i > 0 and items[i - 1][-1].group == sequences[0].group
+        if joins:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    costs = [tokens_fed([items[i] for i in run], share_prompt=share_prompt) for run in runs]
+    load, parts = [0] * ranks, [list[int]() for _ in range(ranks)]
+    for number in sorted(range(len(runs)), key=lambda number: -costs[number]):
+        rank = load.index(min(load))
+        load[rank] += costs[number]
+        parts[rank] += runs[number]
+    return [sorted(part) for part in parts]
+
+
+def moved(value: T, device: torch.device | str) -> T:
+    """A copy of a value with its tensors, detached, on a device; of dataclasses, lists, tuples and mappings all the way
+    down."""
+    copy: Any = value
+    if isinstance(value, Tensor):
+        copy = value.detach().to(device)
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.init]
+        copy = replace(value, **{name: moved(getattr(value, name), device) for name in names})
+    elif isinstance(value, dict):
+        copy = {key: moved(part, device) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        copy = type(value)(moved(part, device) for part in value)
+    return copy  # type: ignore[no-any-return]
