@@ -20,7 +20,13 @@ UNUSED = (
     *("core.surrogate.weight", "core.surrogate.clip", "core.correction.rejection"),
     *("reward.function", "reward.http", "reward.model_reward", "reward.math.symbolic", "reward.unit_tests"),
     *("reward.reasoning_gym", "reward.workers.pool", "reward.server", "task.gsm8k", "task.mix", "task.hub"),
-    *("config.sections.critic_section", "config.sections.rollouts_section", "config.other_names", "api.training"),
+    *(
+        "config.sections.critic_section",
+        "config.sections.ranks_section",
+        "config.sections.rollouts_section",
+        "config.other_names",
+        "api.training",
+    ),
     *(
         "core.advantage.group_variants",
         "core.advantage.token",

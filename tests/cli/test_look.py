@@ -165,6 +165,8 @@ def test_list_json(proxima):
         "optimizer",
         "sets",
         "monitor",
+        "placement",
+        "sharding",
     }
     assert found["task"]["paths"] == ["task", "eval.task"]
     assert found["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15

@@ -47,6 +47,8 @@ FIELDS = {  # by what names the code: the override
     "critic": "critic=evil:Mine",
     "optimizer": "train.optimizer=evil:Mine",
     "monitor": "monitor=[evil:Mine]",
+    "placement": "placement=evil:Mine",
+    "sharding": "placement={kind: torchrun, sharding: evil:Mine}",
     "replayed run": "rollouts=evil_run",
 }
 

@@ -14,6 +14,9 @@ EVERY_PURPOSE = set(Purpose)
         ("folder", EVERY_PURPOSE),
         ("algorithm.preset", EVERY_PURPOSE),
         ("runtime.threads", EVERY_PURPOSE),
+        ("placement.kind", EVERY_PURPOSE),
+        ("placement.ranks", EVERY_PURPOSE),
+        ("placement.sharding.reduce_dtype", {Purpose.RESUME}),
         ("seed", {Purpose.CELL}),
         ("train.steps", {Purpose.RESUME, Purpose.ACCURACY}),
         ("eval.every", {Purpose.RESUME, Purpose.ACCURACY}),
@@ -38,6 +41,7 @@ def test_every_classified_field_exists(recipe):
     entries = resolve(recipe(), ["algorithm=dapo", "eval.task.kind=tests.config.fakes:Sums"]).entries
     entries += resolve(recipe(), ["engine=local_process"]).entries
     entries += resolve(recipe(), ["engine={kind: vllm, serve: {}}"]).entries
+    entries += resolve(recipe(), ["placement=torchrun"]).entries
     entries += resolve({"model": {"path": "a/b"}, "task": "arithmetic", "sft": {}}, root=None).entries
     known = {".".join(entry.path.split(".")[:end]) for entry in entries for end in range(1, 5)}
     assert set(FIELD_CLASSES) <= known

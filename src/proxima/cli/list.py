@@ -89,7 +89,7 @@ def _first_sentence(file: Path) -> str:
 def catalogue() -> dict[str, dict[str, Any]]:
     """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the
     tables."""
-    from proxima.config.describe import all_fields
+    from proxima.config.describe import all_fields, fields_of, kinds_of
     from proxima.config.families import FAMILIES
 
     slots: dict[str, dict[str, Any]] = {}
@@ -98,6 +98,11 @@ def catalogue() -> dict[str, dict[str, Any]]:
         for path, info in all_fields(family.root):
             if info.slot or info.presets:
                 infos.setdefault(path, info)
+    names = {path.rpartition(".")[2] for path in infos}
+    for path, info in [*infos.items()]:
+        for cls in kinds_of(info.slot).values() if info.slot else ():
+            inner = {f"{path}.{field.name}": field for field in fields_of(cls) if field.slot and not field.slot.many}
+            infos |= {below: field for below, field in inner.items() if field.name not in names}
     for path, info in infos.items():
         name = path.rpartition(".")[2]
         paths = [*slots.get(name, {}).get("paths", []), path]
@@ -119,7 +124,7 @@ def _kinds(info: Any) -> dict[str, Any]:
         fields: dict[str, dict[str, Any]] = {}
         for field in fields_of(cls):
             required = field.default is dataclasses.MISSING
-            value = field.default if field.default is not None or field.slot is None else field.slot.default
+            value = (field.slot and field.slot.default) or field.default
             default = {"required": True} if required else {"default": to_json(value)}
             fields[field.name] = {**default, "help": field.help}
         valued = info.name == "advantage" and "value" in getattr(cls, "needs", ())

@@ -38,7 +38,7 @@ class FieldClass(Enum):
 
 _PATHS: Mapping[FieldClass, str] = {
     FieldClass.LABEL: """algorithm.preset engine.allow_remote engine.threads engine.token_env engine.url
-        engine.weight_folder eval.metric folder monitor runtime.threads""",
+        engine.weight_folder eval.metric folder monitor placement runtime.threads""",
     FieldClass.METHOD: """algorithm engine engine.serve.arguments engine.serve.dtype engine.serve.log_probs reward
         runtime sampling train""",
     FieldClass.CHECKPOINTED: """runtime.max_concurrent_rollouts runtime.max_lag train.completions_per_prompt
@@ -53,7 +53,7 @@ _PATHS: Mapping[FieldClass, str] = {
     # what ends a run, and what a step does from now on; `rollouts`: the files are compared by content
     FieldClass.RESUMABLE: """algorithm.dynamic_sampling.exhausted algorithm.dynamic_sampling.max_num_gen_batches
         algorithm.mismatch engine.max_running engine.prefill_tokens eval model.device model.gradient_checkpointing
-        model.log_prob_chunk rollouts""",
+        model.log_prob_chunk placement.sharding rollouts""",
     FieldClass.REPLICATION: "seed",
 }
 FIELD_CLASSES = {path: kind for kind, paths in _PATHS.items() for path in paths.split()}

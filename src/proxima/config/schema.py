@@ -13,6 +13,7 @@ from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.sections.data_section import DataConfig
 from proxima.config.sections.eval_section import CheckpointConfig, EvalConfig
 from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.placement_section import PLACED
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Presets, Slot, require_plain_folder
@@ -38,6 +39,7 @@ class RunConfig:
     eval: Annotated[EvalConfig, "held-out evaluation"] = field(default_factory=EvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
     runtime: Annotated[RuntimeConfig, "the loop and its machine"] = field(default_factory=RuntimeConfig)
+    placement: Annotated[Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), PLACED] = None
     monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
 
     def __post_init__(self) -> None:

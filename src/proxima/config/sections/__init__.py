@@ -2,7 +2,8 @@
 sections and this machine.
 
     model_section      data_section       train_section      eval_section (also `checkpoint`)    runtime_section
-    algorithm_section  sampling_section   critic_section     reward_section                      rollouts_section
+    algorithm_section  sampling_section   critic_section     reward_section    rollouts_section
+    placement_section  ranks_section: its kinds with several processes
     offline_section    what every run on a fixed data set has; its methods: sft_section, reward_model_section,
                        preference_section
 
@@ -22,5 +23,19 @@ CRITICS = Kinds(
     {
         "head": "proxima.config.sections.critic_section:HeadCritic",
         "model": "proxima.config.sections.critic_section:ModelCritic",
+    }
+)
+PLACEMENTS = Kinds(
+    {
+        "local": "proxima.config.sections.placement_section:LocalPlacement",
+        "ray": "proxima.config.sections.ranks_section:RayPlacement",
+        "torchrun": "proxima.config.sections.ranks_section:TorchrunPlacement",
+    }
+)
+SHARDINGS = Kinds(
+    {
+        "full": "proxima.config.sections.ranks_section:FullSharding",
+        "hybrid": "proxima.config.sections.ranks_section:HybridSharding",
+        "replicate": "proxima.config.sections.ranks_section:ReplicatedModel",
     }
 )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from proxima.config.sections.data_section import RowsConfig
 from proxima.config.sections.eval_section import CheckpointConfig, require_evaluations
 from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.placement_section import PLACED
 from proxima.config.sections.runtime_section import STALL, require_stall_seconds
 from proxima.config.sections.train_section import OptimizationConfig
 from proxima.config.slots import Slot, require_at_least, require_plain_folder
@@ -111,6 +112,7 @@ class OfflineConfig:
     eval: Annotated[OfflineEvalConfig, "held-out evaluation"] = field(default_factory=OfflineEvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
     runtime: Annotated[OfflineRuntimeConfig, "the machine"] = field(default_factory=OfflineRuntimeConfig)
+    placement: Annotated[Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), PLACED] = None
     monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,116 @@
+"""The kinds of `placement` that compute in several processes, the ranks, and how these share the trained models."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from proxima.config.slots import Slot, require_at_least
+from proxima.data import require
+from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What `torchrun` tells a rank of its group."""
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingSpec:
+    """What every way to share a model over ranks has; `proxima.model.parallel.Sharding` has the same fields."""
+
+    kind: ClassVar[str]
+    param_dtype: Annotated[Dtype | None, "of the gathered weights in a forward; null: that of the master weights"] = (
+        None
+    )
+    reduce_dtype: Annotated[Dtype, "in which gradients are summed over the ranks"] = "float32"
+    reshard_after_forward: ClassVar[bool] = False
+    offload: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullSharding(ShardingSpec):
+    """Each rank holds 1 / ranks of weights, gradients and optimizer state; layers are gathered when they compute."""
+
+    kind: ClassVar[str] = "full"
+    reshard_after_forward: Annotated[  # type: ignore[misc]  # a class has one value for all, or a field
+        bool, "free gathered layers between forward and backward: less memory, gathered twice"
+    ] = True
+    offload: Annotated[bool, "keep the shards, and the optimizer's step, in CPU memory"] = False  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridSharding(FullSharding):
+    """Shards within a node, copies between nodes: gradients alone cross the network."""
+
+    kind: ClassVar[str] = "hybrid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedModel(ShardingSpec):
+    """Each rank holds the whole model; gradients alone are summed."""
+
+    kind: ClassVar[str] = "replicate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlacement:
+    """What every placement in several processes has."""
+
+    sharding: Annotated[
+        Any, Slot("proxima.config.sections:SHARDINGS", default="full"), "how ranks share a trained model"
+    ] = field(default_factory=FullSharding)
+    timeout: Annotated[float, "seconds that a rank waits for the others in a collective before the run fails"] = 1800.0
+    heartbeat: Annotated[float, "seconds between signs of life of a rank; 0: none"] = 10.0
+
+    def __post_init__(self) -> None:
+        require(1 <= self.timeout < math.inf, "timeout", self.timeout, "must be finite and >= 1 second")
+        require(
+            0 <= self.heartbeat < math.inf, "heartbeat", self.heartbeat, "must be finite and >= 0", remedy="0: none"
+        )
+        beats = self.heartbeat < self.timeout
+        require(beats, "heartbeat", self.heartbeat, f"must be below timeout={self.timeout:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunPlacement(RankPlacement):
+    """The processes that torchrun or srun started, with RANK and WORLD_SIZE in their environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayPlacement(RankPlacement):
+    """Processes on a Ray cluster, which this one starts, watches, and starts again when one dies."""
+
+    ranks: Annotated[int, "processes, one for each device"] = 1
+    gpus_per_rank: Annotated[float, "0: a cluster without GPUs"] = 1.0
+    cpus_per_rank: Annotated[float, "cores reserved for a rank"] = 1.0
+    address: Annotated[
+        str | None, "of the cluster; null: RAY_ADDRESS if it is set, else one on this machine that ends with the run"
+    ] = None
+    strategy: Annotated[
+        Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
+        "ranks on few nodes or on many; STRICT: on one node, or each on its own, or not at all",
+    ] = "PACK"
+    restarts: Annotated[int, "how often the ranks are started again, from the last checkpoint, after one died"] = 3
+    start_timeout: Annotated[float, "seconds in which the cluster must grant and start the ranks"] = 600.0
+    env: Annotated[Mapping[str, str], "environment variables of the ranks, beside those of their node"] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 1, "ranks")
+        require_at_least(self, 0, "restarts", remedy="0 ends the run at the first death")
+        gpus = self.gpus_per_rank
+        require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")
+        cpus = self.cpus_per_rank
+        require(0 < cpus < math.inf, "cpus_per_rank", cpus, "must be finite and > 0")
+        seconds = self.start_timeout
+        require(1 <= seconds < math.inf, "start_timeout", seconds, "must be finite and >= 1 second")
+        for name, value in self.env.items():
+            plain = name.isprintable() and name != "" and "=" not in name
+            require(plain, f"env.{name}", value, "is not the name of an environment variable")
+            require(name not in RANK_VARIABLES, f"env.{name}", value, "is set for each rank by its place; leave it out")
+            secret = is_secret_name(name) or is_secret_value(value)
+            remedy = "set it in the environment of the nodes"
+            require(not secret, f"env.{name}", HIDDEN, "looks like a secret, and config.yaml is stored", remedy=remedy)

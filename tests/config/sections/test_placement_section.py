@@ -1,0 +1,107 @@
+"""The processes of a run, as a user types them."""
+
+import importlib.util
+
+import pytest
+
+from proxima.config import ConfigError, check, dump, load_recipe, resolve
+from proxima.config.comparable import Purpose, differences, flat_values
+from proxima.config.families import OFFLINE
+from proxima.config.sections import PLACEMENTS, SHARDINGS
+from proxima.config.sections.placement_section import LocalPlacement
+from proxima.config.sections.ranks_section import FullSharding, RayPlacement, ReplicatedModel, TorchrunPlacement
+
+ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "placement"),
+    [
+        ([], LocalPlacement()),
+        (["placement=local"], LocalPlacement()),
+        (["placement=torchrun"], TorchrunPlacement()),
+        (["placement=torchrun", "placement.timeout=60"], TorchrunPlacement(timeout=60.0)),
+        (["placement=ray"], RayPlacement()),
+        (["placement={kind: ray, ranks: 2}"], RayPlacement(ranks=2)),
+        (
+            ["placement=ray", "placement.ranks=4", "placement.env={A: '1'}", "placement.sharding=replicate"],
+            RayPlacement(ranks=4, env={"A": "1"}, sharding=ReplicatedModel()),
+        ),
+        (
+            ["placement={kind: ray, sharding: {offload: true, param_dtype: bfloat16}}"],
+            RayPlacement(sharding=FullSharding(offload=True, param_dtype="bfloat16")),
+        ),
+    ],
+)
+def test_every_spelling(recipe, overrides, placement):
+    resolved = resolve(recipe(), overrides)
+    assert resolved.config.placement == placement
+    assert resolve(recipe(dump(resolved), "again.yaml")).config.placement == placement
+
+
+@pytest.mark.parametrize("family", OFFLINE, ids=lambda family: family.command)
+def test_runs_on_fixed_data_have_it_too(family):
+    config = resolve(
+        ROWS | {family.own: {"loss": ["sigmoid"]} if family.command == "dpo" else {}},
+        ["placement={kind: ray, ranks: 3}"],
+        root=family.root,
+    ).config
+    assert config.placement == RayPlacement(ranks=3)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("placement=rai", "placement.kind=rai (command line): no placement 'rai'; did you mean 'ray'?"),
+        ("placement.ranks=2", "placement.ranks=2 (command line): 'local' has no field 'ranks'"),
+        ("placement={kind: torchrun, ranks: 2}", "'torchrun' has no field 'ranks'"),
+        ("placement={kind: ray, ranks: 0}", "placement.ranks=0 (command line): must be >= 1"),
+        ("placement={kind: ray, gpus_per_rank: 2}", "placement.gpus_per_rank=2 (command line): must be 0 or 1: a rank"),
+        ("placement={kind: ray, cpus_per_rank: 0}", "placement.cpus_per_rank=0 (command line): must be finite and > 0"),
+        ("placement={kind: ray, restarts: -1}", "placement.restarts=-1 (command line): must be >= 0; 0 ends the run"),
+        (
+            "placement={kind: ray, start_timeout: 0}",
+            "placement.start_timeout=0 (command line): must be finite and >= 1",
+        ),
+        ("placement={kind: ray, strategy: pack}", "must be one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
+        ("placement={kind: ray, env: {RANK: '1'}}", "placement.env.RANK=1 (command line): is set for each rank"),
+        ("placement={kind: ray, env: {HF_TOKEN: abc}}", "placement.env.HF_TOKEN=… (command line): looks like a secret"),
+        (
+            "placement={kind: torchrun, timeout: 0}",
+            "placement.timeout=0 (command line): must be finite and >= 1 second",
+        ),
+        ("placement={kind: torchrun, timeout: 5}", "placement.heartbeat=10 (default): must be below timeout=5"),
+        (
+            "placement={kind: torchrun, sharding: {kind: replicate, offload: true}}",
+            "placement.sharding.offload=true (command line): 'replicate' has no field 'offload'",
+        ),
+    ],
+)
+def test_refusals(recipe, override, line):
+    with pytest.raises(ConfigError) as caught:
+        resolve(recipe(), [override])
+    assert line in str(caught.value) and len(caught.value.problems) == 1
+
+
+def test_ray_is_not_installed(recipe, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    problems = check(resolve(recipe(), ["placement=ray"]))
+    line = "placement.kind=ray (command line): needs the package ray: pip install 'proxima-rl[ray]'"
+    assert [str(problem) for problem in problems] == [line]
+    assert load_recipe(recipe()).config.placement == LocalPlacement()
+
+
+def test_a_run_may_be_resumed_in_other_processes(recipe):
+    texts = ["placement=local", "placement=torchrun", "placement={kind: ray, ranks: 2, sharding: hybrid}"]
+    first, *others = (flat_values(resolve(recipe(), [text]).config) for text in texts)
+    assert [list(differences(first, other, Purpose.RESUME)) for other in others] == [[], []]
+    stored = {name: value for name, value in first.items() if not name.startswith("placement")}  # before there was one
+    assert list(differences(stored, first, Purpose.RESUME)) == list(differences(stored, first, Purpose.RERUN)) == []
+
+
+def test_every_way_to_share_a_model_says_the_same_things():
+    for kind, spec_class in SHARDINGS.items():
+        spec = spec_class()
+        assert (spec.kind, spec.param_dtype, spec.reduce_dtype, spec.offload) == (kind, None, "float32", False)
+        assert spec.reshard_after_forward == (kind != "replicate")
+    assert set(PLACEMENTS) == {"local", "torchrun", "ray"}
