@@ -1,6 +1,6 @@
 """Forward passes of a step before its update: each fills columns of the trajectories."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,6 +42,11 @@ class ForwardStage(Protocol):
         ...
 
 
+def by_column(stages: Iterable[ForwardStage]) -> dict[str, ForwardStage]:
+    """The stages by the column that they fill."""
+    return {stage.column: stage for stage in stages}
+
+
 @dataclass(frozen=True)
 class ColumnShare:
     """What a rank fills of a stage's columns: its trajectories, and one of all, which it runs for nothing where other
@@ -62,8 +67,8 @@ def stage_columns(
     ranks: Ranks = ALONE,
     filler: Trajectory | None = None,
 ) -> dict[str, list[Floats]]:
-    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens. Collective
-    on several `ranks`, each with its own trajectories; see `ColumnShare` for `filler`."""
+    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens.
+    Collective on several `ranks`, each with its own trajectories; see `ColumnShare` for `filler`."""
     out: dict[str, list[Floats]] = {stage.column: []}
     cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)
     for indices in cuts:

@@ -1,6 +1,7 @@
 """The ranks of a run on several processes, over torch.distributed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -8,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from proxima.model.parallel import clip_to_norm, total_norm
-from proxima.train.ranks import Ranks, moved
+from proxima.data import NotFiniteError
+from proxima.model.parallel import clip_gradients, total_norm
+from proxima.train.ranks import RUN, Ranks, moved
 
 T = TypeVar("T")
 
@@ -31,9 +33,20 @@ class ProcessRanks(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.objects = objects
 
-    def share(self, target: str, call: str, parts: Sequence[T]) -> T:
-        self._scatter([Call(target, call, part) for part in parts])
-        return parts[0]
+    @contextmanager
+    def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
+        self.in_call = True
+        self._scatter([Call(target, name, part) for part in parts])
+        try:
+            yield parts[0]
+        except NotFiniteError:  # raised by every rank
+            self.in_call = False
+            raise
+        self.in_call = False
+
+    def end(self, outcome: Any) -> None:
+        if not self.in_call:  # otherwise they hear nothing, and end when this process does
+            self._scatter([Call(RUN, "end", outcome)] * self.size)
 
     def receive(self) -> Call:
         """On the other ranks: the next call."""
@@ -75,4 +88,4 @@ class ProcessRanks(Ranks):
         return total_norm(tensors)
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
-        clip_to_norm(parameters, most, norm)
+        clip_gradients(parameters, most, norm)

@@ -1,11 +1,12 @@
 """How the processes of a run share an update, and how what belongs to the whole of it comes together.
 
-Rank 0 runs the loop, and tells the other ranks what to compute; each computes its share of the items. Only
-`TrainStack` knows of it: no objective, surrogate or advantage does. `Ranks` itself is one process, which shares nothing;
+Rank 0 runs the loop, and tells the other ranks what to compute; each computes its share of the items. Only `TrainStack`
+knows of it: no objective, surrogate or advantage does. `Ranks` itself is one process, which shares nothing;
 `proxima.train.process_ranks` has several.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from proxima.data import Trajectory
 from proxima.model.micro_batch import tokens_fed
 
 T = TypeVar("T")
+RUN = "run"  # the target of a call that is not of one stack
 
 
 class Refused(Exception):
@@ -28,10 +30,16 @@ class Ranks:
     rank: int = 0
     size: int = 1
 
-    def share(self, target: str, call: str, parts: Sequence[T]) -> T:
-        """On rank 0: tell every rank to make a call of `target`, each with its own of the `parts`; returns that of this
-        rank."""
-        return parts[0]
+    in_call: bool = False  # the other ranks are in the middle of a call, and hear nothing before its end
+
+    @contextmanager
+    def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
+        """On rank 0: tell every rank to make a call of `target`, each with its own of the `parts`, and make it too in
+        the block, which gets this rank's."""
+        yield parts[0]
+
+    def end(self, outcome: Any) -> None:
+        """On rank 0: let the other ranks end, with the outcome of the run."""
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value; collective."""

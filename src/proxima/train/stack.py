@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import chain
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
-from proxima.model import PackedModel
+from proxima.model import LoadedModel, PackedModel
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ColumnShare, ForwardStage, LogProbStage, stage_columns
 from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Objective, TokenStatistics
@@ -148,8 +148,8 @@ class TrainStack:
         parts = self._split([(trajectory,) for trajectory in trajectories])
         filler = min(trajectories, key=len, default=None)
         shares = [ColumnShare(stage.column, [trajectories[i] for i in part], filler) for part in parts]
-        share = self.ranks.share(self.name, "columns", shares)
-        columns = self.follow_columns(stage, share)
+        with self.ranks.call(self.name, "columns", shares) as share:
+            columns = self.follow_columns(stage, share)
         out: dict[str, list[Any]] = {name: [None] * len(trajectories) for part in columns for name in part}
         for places, part in zip(parts, columns, strict=True):
             for name, values in part.items():
@@ -164,6 +164,30 @@ class TrainStack:
             stage, share.trajectories, budget, share_prompt=share_prompt, ranks=self.ranks, filler=share.filler
         )
         return self.ranks.gather(own)
+
+    @cached_property
+    def plain(self) -> LoadedModel | None:
+        """The trained model as one process has it, for engines; on several ranks a copy, on rank 0 alone. It may be
+        older than the weights until `gather`. Collective at its first use."""
+        if self.ranks.size == 1:
+            return self.model.loaded
+        from proxima.model.parallel import plain_copy
+
+        return plain_copy(self.model.loaded)
+
+    def gathered(self) -> LoadedModel:
+        """`plain`, with the present weights."""
+        if self.ranks.size > 1:
+            with self.ranks.call(self.name, "gather", [None] * self.ranks.size):
+                self.follow_gather()
+        assert self.plain is not None
+        return self.plain
+
+    def follow_gather(self) -> None:
+        """Bring the weights of all ranks together on the first."""
+        from proxima.model.parallel import gather_into
+
+        gather_into(self.model.model, None if self.plain is None else self.plain.model)
 
     def update(
         self,
@@ -206,9 +230,9 @@ class TrainStack:
             )
             for rank in range(self.ranks.size)
         ]
-        share = self.ranks.share(self.name, "update", shares)
         own = [[part[i] for i in places[0]] for part, places in zip(run, parts, strict=True)]
-        result = self._update(share, own, whole)
+        with self.ranks.call(self.name, "update", shares) as share:
+            result = self._update(share, own, whole)
         skipped = [len(part) - len(rest) for part, rest in zip(active, run, strict=True)]
         result.skipped = sum(skipped[: result.updates])
         self.updates += max(0, planned - result.updates)
@@ -230,7 +254,10 @@ class TrainStack:
         total = sum(self._fed(cut) for part in own for cut in self._micro_batches(part))
         result = UpdateResult()
         state = _Accumulator(
-            result, whole and whole.report, total, torch.zeros((), dtype=torch.float64, device=self.model.device)
+            result,
+            None if whole is None else whole.report,
+            total,
+            torch.zeros((), dtype=torch.float64, device=self.model.device),
         )
         norms = []
         for number, run in enumerate(own):
@@ -265,6 +292,7 @@ class TrainStack:
                 except Exception as error:  # the other ranks have to know before they step
                     problem = error
         if self.ranks.broadcast(problem is not None):
+            self.ranks.in_call = False  # they know
             raise problem or Refused
 
     def _accumulate(
@@ -438,7 +466,7 @@ def _goes_on(whole: "_Whole | None", number: int, metrics: Sequence[Metrics]) ->
     """Whether another update follows; rank 0's answer counts."""
     if whole is None or whole.should_continue is None:
         return True
-    return whole.should_continue(whole.updates[number], merge_metrics(metrics))
+    return whole.should_continue(whole.updates[number], merge_metrics([*metrics]))
 
 
 def _in_order(

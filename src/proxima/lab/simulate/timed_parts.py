@@ -137,6 +137,9 @@ class TimedStack:
     def __init__(self, times: Times, thread: TimedThread) -> None:
         self.times, self.thread = times, thread
 
+    def gathered(self) -> Any:
+        return SimpleNamespace(model=nn.Identity())
+
     def fill(self, stages: Any, trajectories: Sequence[Any]) -> list[Any]:
         return list(trajectories)
 
@@ -151,7 +154,7 @@ class TimedStack:
 def timed_learner(times: Times, thread: TimedThread) -> Learner:
     """A learner of weights that nobody computes."""
     return Learner(
-        policy=cast(Any, SimpleNamespace(model=nn.Identity(), loaded=None, value_head=None)),
+        policy=cast(Any, SimpleNamespace(loaded=None, value_head=None)),
         stack=cast(Any, TimedStack(times, thread)),
         objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
         compute=thread,

@@ -49,7 +49,7 @@ def make_controller(
 ) -> Controller:
     """Everything that the loop touches, and the loop."""
     recorder = RolloutRecorder(services.store, data.source, services.observer)
-    generator = make_generator(config, learner.policy.loaded, data, services)
+    generator = make_generator(config, services.compute.call(learner.stack.gathered), data, services)
     evaluation = make_evaluation(config, data, generator, services)
     collector: Collector
     if not isinstance(data.source, PromptSource):

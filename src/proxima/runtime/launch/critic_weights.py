@@ -15,6 +15,7 @@ from proxima.runtime.launch.models import make_stack, model_source
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead
+from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -36,7 +37,9 @@ def check_critic_tokens(config: "RunConfig") -> None:
         raise FieldError("critic.path", critic.path, problem, remedy="start the critic from a model of the same family")
 
 
-def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None = None) -> Critic | ValueHead | None:
+def make_critic(
+    config: "RunConfig", policy: LoadedModel, restored: Path | None = None, ranks: Ranks = ALONE
+) -> Critic | ValueHead | None:
     """The critic of a config; None without one. Called in the compute thread. The trunk of `policy` carries a head;
     `restored` is the checkpoint that the run resumes from.
 
@@ -57,7 +60,7 @@ def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None 
     train = spec.training(config.train)
     planned = train.updates_per_step * train.epochs_per_step
     return Critic(
-        stack=make_stack(train, model, train.steps * planned),
+        stack=make_stack(train, model, train.steps * planned, ranks, CRITIC),
         objective=ValueObjective(loss=spec.loss, aggregate=spec.aggregate),
         stage=ValueStage(model, spec.bootstrap),
         updates=train.updates_per_step,

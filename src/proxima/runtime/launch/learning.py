@@ -21,6 +21,7 @@ from proxima.train.batch_builder import BatchBuilder
 from proxima.train.critic import Critic, ValueHead
 from proxima.train.learner import Learner
 from proxima.train.objectives import DistillationTerm, ProximalSource
+from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -39,6 +40,7 @@ def make_learner(
     critic: Critic | ValueHead | None = None,
     stages: StageFactory | None = None,
     log: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Learner:
     """The weights, their optimizer and loss, and the forward stages; `stages` adds some. `log` is for engines that run
     some of them."""
@@ -50,7 +52,7 @@ def make_learner(
     planned = train.updates_per_step * train.epochs_per_step
     return Learner(
         policy=policy,
-        stack=make_stack(train, policy, train.updates - waits * planned),
+        stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=objective,
         stages=[
             *make_stages(config, policy, compute, log),

@@ -10,6 +10,7 @@ from proxima import __version__
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.model_source import ModelSource
 from proxima.train import Schedule, TrainStack
+from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
@@ -46,7 +47,9 @@ def model_source(model: "ModelConfig", seed: int = 0) -> ModelSource:
     )
 
 
-def make_stack(train: "OptimizationConfig", model: PackedModel, updates: int) -> TrainStack:
+def make_stack(
+    train: "OptimizationConfig", model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = "policy"
+) -> TrainStack:
     """Optimizer, micro-batches, and the schedule over the `updates` of the run."""
     return TrainStack(
         model,
@@ -56,6 +59,8 @@ def make_stack(train: "OptimizationConfig", model: PackedModel, updates: int) ->
         ),
         max_grad_norm=train.max_grad_norm,
         tokens_per_micro_batch=train.tokens_per_micro_batch,
+        ranks=ranks,
+        name=name,
     )
 
 

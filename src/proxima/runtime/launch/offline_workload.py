@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +11,7 @@ from proxima.config.families import command_of, family_of_config
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.models import describe_model, make_stack, model_source
@@ -24,6 +25,10 @@ from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import template_note
 from proxima.train.checkpoint import Checkpoint
 from proxima.train.offline.method import OfflineMethod
+from proxima.train.ranks import Ranks
+
+if TYPE_CHECKING:
+    from proxima.runtime.placement.follower import RankParts
 
 OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
@@ -69,15 +74,23 @@ class OfflineWorkload:
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> OfflineLoop:
         config, compute = self.config, services.compute
         self.notes += self.method.notes(loaded)
-        stack = make_stack(config.train, self.method.model(loaded), self.steps)
+        stack = make_stack(config.train, self.method.model(loaded), self.steps, services.ranks)
         trained, samples = TrainState(loaded=loaded, stack=stack, compute=compute), None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             most = getattr(config.eval, "sample_tokens", 0)
-            samples = HeldOutSamples(prompts, loaded, compute, max_tokens=most, max_length=self.context)
+            samples = HeldOutSamples(prompts, stack, compute, max_tokens=most, max_length=self.context)
         plan = make_plan(config, self.steps)
         return OfflineLoop(
             plan, trained, self.method, self.data, samples, services.store, services.observer, services.clock
         )
+
+    def rank_parts(
+        self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
+    ) -> "RankParts":
+        from proxima.runtime.placement.follower import RankParts
+
+        stack = make_stack(self.config.train, self.method.model(loaded), self.steps, ranks)
+        return RankParts(stacks={stack.name: stack}, late_stages=self.method.stages)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config = self.config

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.step_size import at_once, pruned
 from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Pending
 from proxima.runtime.launch.build import Restored, make_controller
 from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
@@ -19,9 +20,13 @@ from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
 from proxima.task.prompts import PromptSource
 from proxima.train.checkpoint import CARRIED_GROUPS, NEXT_POLICY, Checkpoint
+from proxima.train.forward_stage import by_column
+from proxima.train.learner import Learner
+from proxima.train.ranks import Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
+    from proxima.runtime.placement.follower import RankParts
 
 
 class RlWorkload:
@@ -68,15 +73,38 @@ class RlWorkload:
         return load_model(self.config, path)
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
+        learner = self._learner(
+            loaded, services.compute, services.ranks, self.restored.path, services.store.folder.engine_log
+        )
+        batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
+        return make_controller(self.config, learner, batch_builder, self.data, services, self.restored)
+
+    def rank_parts(
+        self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
+    ) -> "RankParts":
+        from proxima.runtime.placement.follower import RankParts
+
+        learner = self._learner(loaded, compute, ranks, checkpoint)
+        stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: by_column(learner.stages)}
+        if (critic := learner.critic) is not None:
+            stacks[critic.stack.name], stages[critic.stack.name] = critic.stack, by_column([critic.stage])
+        return RankParts(stacks=stacks, stages=stages)
+
+    def _learner(
+        self,
+        loaded: LoadedModel,
+        compute: ComputeThread,
+        ranks: Ranks,
+        checkpoint: Path | None,
+        log: Path | None = None,
+    ) -> Learner:
+        """Of every rank, whose models are made in the same order."""
         critic = None
         if self.config.critic is not None:
             from proxima.runtime.launch.critic_weights import make_critic
 
-            critic = services.compute.call(make_critic, self.config, loaded, self.restored.path)
-        log = services.store.folder.engine_log
-        learner = make_learner(self.config, loaded, services.compute, critic=critic, stages=self.stages, log=log)
-        batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
-        return make_controller(self.config, learner, batch_builder, self.data, services, self.restored)
+            critic = compute.call(make_critic, self.config, loaded, checkpoint, ranks)
+        return make_learner(self.config, loaded, compute, critic=critic, stages=self.stages, log=log, ranks=ranks)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config, train = self.config, self.config.train

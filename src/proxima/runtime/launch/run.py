@@ -13,7 +13,8 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
-from proxima.runtime.loop.training_loop import TrainingLoop
+from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
+from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.resume import change_notes, check_resume, schedule_note
@@ -27,11 +28,13 @@ from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored
 from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train.checkpoint import DELETE, Checkpoint, restore
+from proxima.train.ranks import RUN, Ranks
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.runtime.launch.learning import StageFactory
+    from proxima.runtime.placement.follower import RankParts
 
 
 Mode = Literal["new", "resume", "change"]
@@ -62,6 +65,12 @@ class Workload(Protocol):
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> TrainingLoop:
         """Everything that the loop touches, and the loop."""
+
+    def rank_parts(
+        self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
+    ) -> "RankParts":
+        """On the other ranks: the models that `make_loop` makes on the first, in the same order; of the `checkpoint`
+        that the run resumes from. Called in the compute thread."""
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         """What is known at the start, or where the run resumes after `step`."""
@@ -99,16 +108,20 @@ def train(
         RunEnded: the run can't continue.
     """
     observer, clock = observer or Observer(), clock or SystemClock()
-    folder = RunFolder(_run_folder(config, resolved, clock))
-    folder.check(resume=resume, overwrite=overwrite)
-    with quiet_transformers():
+    with ranks_of(config.placement) as ranks, quiet_transformers():
+        if ranks.rank > 0:
+            from proxima.runtime.placement.follower import follow
+
+            return follow(lambda: _workload(config, stages, observer), ranks)
+        folder = RunFolder(_run_folder(config, resolved, clock))
+        folder.check(resume=resume, overwrite=overwrite)
         workload = _workload(config, stages, observer)  # reads the data; its errors leave the folder untouched
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
         try:
             compute = ComputeThread()
             with signals_restored():
-                return compute.serve(_run(workload, resolved, folder, mode, compute, observer, clock))
+                return compute.serve(_run(workload, resolved, folder, mode, compute, ranks, observer, clock))
         except Exception as error:
             if not folder.is_gone:
                 raise
@@ -136,6 +149,7 @@ async def _run(
     folder: RunFolder,
     mode: Mode,
     compute: ComputeThread,
+    ranks: Ranks,
     observer: Observer,
     clock: Clock,
 ) -> Summary:
@@ -145,7 +159,7 @@ async def _run(
         checkpoint = await disk.write(_rewind, work, folder, clock, observer, mode == "change")
     observer.progress("load", 0, 1, "models")
     hashing = None if resuming else asyncio.create_task(asyncio.to_thread(work.hashes))  # beside the loading
-    loaded = await compute.run(_load_weights, work, checkpoint)
+    loaded = await compute.run(_load_weights, work, checkpoint, ranks)
     with await disk.write(Journal, folder.journal, clock) as journal:  # from here on the folder contains a run
         await disk.write(check_resume, journal, config)
         if hashing is not None:
@@ -158,9 +172,9 @@ async def _run(
         store = RunStore(journal, folder, disk, activity)
         if resolved is not None:
             await store.replace_file(folder.config, folder.write_config, dump(resolved))
-        loop = work.make_loop(loaded, RunServices(store=store, compute=compute, observer=observer, clock=clock))
+        loop = work.make_loop(loaded, RunServices(store, compute, observer, clock, ranks))
         if checkpoint:
-            await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
+            await compute.run(_restore, checkpoint, loop.trained, ranks)
         model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
         await store.replace_file(folder.environment, folder.write_environment, describe_environment(config.seed, model))
         observer.started(work.info(loaded, folder.path, journal.step))
@@ -188,6 +202,7 @@ async def _run(
             except StoppedWaiting as full:
                 observer.warning(f"{full}: the run has no summary.json until it is resumed")
             observer.finished(asdict(summary))
+            await compute.run(ranks.end, summary)
     return summary
 
 
@@ -219,13 +234,19 @@ def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summ
     return replace(summary, links=links, warnings=warnings.records())
 
 
-def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:
-    if checkpoint is None:
-        return work.load(None)
-    try:
-        return work.load(str(checkpoint.model))
-    except ValueError as error:
-        raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
+def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:
+    with ranks.call(RUN, "load", [None if checkpoint is None else checkpoint.path] * ranks.size):
+        if checkpoint is None:
+            return work.load(None)
+        try:
+            return work.load(str(checkpoint.model))
+        except ValueError as error:
+            raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
+
+
+def _restore(checkpoint: Checkpoint, trained: TrainState, ranks: Ranks) -> None:
+    with ranks.call(RUN, "restore", [checkpoint] * ranks.size):
+        restore(checkpoint, trained.stack, trained.others)
 
 
 def _run_folder(config: Any, resolved: "Resolved[Any] | None", clock: Clock) -> Path:

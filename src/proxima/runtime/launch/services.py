@@ -6,13 +6,15 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
+from proxima.train.ranks import ALONE, Ranks
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunServices:
-    """Journal and folder of a run, its compute thread, its observer and its clock."""
+    """Journal and folder of a run, its compute thread, its observer, its clock, and the processes that train it."""
 
     store: RunStore
     compute: ComputeThread
     observer: Observer
     clock: Clock
+    ranks: Ranks = ALONE

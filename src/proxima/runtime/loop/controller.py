@@ -61,7 +61,7 @@ class Controller(TrainingLoop):
         self.collector, self.batch_builder = collector, batch_builder
         self.learner, self.evaluation = learner, evaluation
         self.publisher = Publisher(
-            collector.generator, learner.policy, self.activity, observer, store.folder.engine_log.name
+            collector.generator, learner.stack, self.compute, self.activity, observer, store.folder.engine_log.name
         )
         self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps)
         self._accuracy_warned = False

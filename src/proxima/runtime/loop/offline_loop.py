@@ -11,7 +11,6 @@ from typing import Any
 from proxima.data import Group, Prompt, Score
 from proxima.engine.local import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
-from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
@@ -19,7 +18,7 @@ from proxima.runtime.loop.training_loop import Plan, TrainingLoop, TrainState
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
-from proxima.train import UpdateResult
+from proxima.train import TrainStack, UpdateResult
 from proxima.train.checkpoint import read_checkpoint
 from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 
@@ -31,21 +30,17 @@ class HeldOutSamples:
     `max_length` counts the tokens of prompt and completion together."""
 
     def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        loaded: LoadedModel,
-        compute: ComputeThread,
-        *,
-        max_tokens: int,
-        max_length: int,
+        self, prompts: Sequence[Prompt], stack: TrainStack, compute: ComputeThread, *, max_tokens: int, max_length: int
     ) -> None:
-        self.prompts, self.loaded = prompts, loaded
+        self.prompts, self.stack, self.compute = prompts, stack, compute
         self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        self.engine = Local(slots=len(prompts)).build(EngineSetup.of(loaded, max_length=max_length, compute=compute))
+        whole = compute.call(stack.gathered)
+        self.engine = Local(slots=len(prompts)).build(EngineSetup.of(whole, max_length=max_length, compute=compute))
 
     async def groups(self, version: int) -> list[Group]:
         """A group of one completion without a score for each prompt, under the present weights."""
-        await self.engine.publish(WeightUpdate(version=version, module=self.loaded.model))
+        whole = await self.compute.run(self.stack.gathered)
+        await self.engine.publish(WeightUpdate(version=version, module=whole.model))
         completions = await collect(
             self.engine, [Request(prompt=p, sample=0, sampling=self.sampling) for p in self.prompts]
         )

@@ -3,12 +3,13 @@
 from proxima.data import UserError
 from proxima.engine.executor import HookError
 from proxima.engine.protocol import Health, WeightUpdate
-from proxima.model import PackedModel
+from proxima.model.compute_thread import Compute
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.watch.observer import Observer
+from proxima.train import TrainStack
 
 
 class Publisher:
@@ -19,15 +20,23 @@ class Publisher:
 
     Args:
         generator: engine and rewards; None where nothing is generated.
-        model: the trained weights.
+        stack: with the trained weights.
+        compute: the thread of the tensor work.
         activity, observer: told of new weights.
         log: name of the engine's log in the run folder.
     """
 
     def __init__(
-        self, generator: GroupGenerator | None, model: PackedModel, activity: Activity, observer: Observer, log: str
+        self,
+        generator: GroupGenerator | None,
+        stack: TrainStack,
+        compute: Compute,
+        activity: Activity,
+        observer: Observer,
+        log: str,
     ) -> None:
-        self.generator, self.model, self.activity, self.observer = generator, model, activity, observer
+        self.generator, self.stack, self.compute = generator, stack, compute
+        self.activity, self.observer = activity, observer
         self.watch = EngineWatch(log)
         self.failure: RunEnded | None = None
 
@@ -44,7 +53,8 @@ class Publisher:
             with engine_errors():
                 await engine.pause()
                 self.generator.newest = version
-                await engine.publish(WeightUpdate(version=version, module=self.model.model))
+                whole = await self.compute.run(self.stack.gathered)
+                await engine.publish(WeightUpdate(version=version, module=whole.model))
                 await engine.resume()
         except HookError as error:
             for _, problem in error.failures:

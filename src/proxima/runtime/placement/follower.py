@@ -1,0 +1,89 @@
+"""What the ranks beside the first do: the same models, and whatever rank 0 tells them to compute."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
+from typing import TYPE_CHECKING, Any, Protocol
+
+from proxima.data import NotFiniteError
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.train import ForwardStage, LogProbStage, TrainStack
+from proxima.train.forward_stage import by_column
+from proxima.train.ranks import Ranks, Refused
+
+if TYPE_CHECKING:
+    from proxima.runtime.state.summary import Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankParts:
+    """What a rank computes with: the trained models by the name of their stack, and each stack's forward stages by
+    their column; `late_stages` makes those that may never be asked for."""
+
+    stacks: Mapping[str, TrainStack]
+    stages: Mapping[str, Mapping[str, ForwardStage]] = field(default_factory=dict)
+    late_stages: Callable[[], Sequence[ForwardStage]] = tuple
+
+    def stage(self, target: str, column: str) -> ForwardStage:
+        """The stage that fills a column; without one, the log-probs of the trained model."""
+        stages = self.stages.get(target) or by_column(self.late_stages())
+        return stages[column] if column in stages else LogProbStage(column, self.stacks[target].model)
+
+
+class RankWorkload(Protocol):
+    """What a follower needs of a run's workload."""
+
+    def load(self, path: str | None) -> LoadedModel: ...
+
+    def rank_parts(
+        self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
+    ) -> RankParts:
+        """The same models, in the same order, as `make_loop` makes them."""
+        ...
+
+
+def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
+    """Do what rank 0 says until the run ends; returns its summary. Nothing is read before rank 0 has found everything
+    in order, so that each problem has one message."""
+    from proxima.train.process_ranks import ProcessRanks
+
+    assert isinstance(ranks, ProcessRanks)
+    signal(SIGINT, SIG_IGN)  # Ctrl-C reaches every process of a terminal; rank 0 decides
+    parts = RankParts(stacks={})
+    while True:
+        call = ranks.receive()
+        if call.name == "end":
+            summary: Summary = call.part
+            return summary
+        if call.name == "load":
+            work, checkpoint = make_work(), call.part
+            loaded = work.load(None if checkpoint is None else str(checkpoint / "model"))
+            parts = work.rank_parts(loaded, ComputeThread(), ranks, checkpoint)
+            continue
+        try:
+            obey(call.target, call.name, call.part, parts)
+        except (Refused, NotFiniteError):  # on every rank; rank 0 decides what becomes of the run
+            continue
+
+
+def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
+    """Make a call of rank 0's with this rank's part."""
+    stack = parts.stacks.get(target)
+    if name == "update" and stack is not None:
+        stack.follow_update(part)
+    elif name == "columns" and stack is not None:
+        stack.follow_columns(parts.stage(target, part.column), part)
+    elif name == "gather" and stack is not None:
+        stack.follow_gather()
+    elif name == "restore":
+        from proxima.train.checkpoint import restore
+
+        restore(part, parts.stacks["policy"], {key: value for key, value in parts.stacks.items() if key != "policy"})
+    elif name == "checkpoint":
+        from proxima.train.sharded_checkpoint import follow_checkpoint
+
+        follow_checkpoint(part, parts.stacks)
+    else:
+        raise ValueError(f"rank 0 asked for {name!r} of {target!r}, which this rank does not know")
