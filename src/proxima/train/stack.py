@@ -20,6 +20,7 @@ from proxima.train.forward_stage import ColumnShare, ForwardStage, LogProbStage,
 from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 from proxima.train.ranks import ALONE, Ranks, Refused, moved, split
+from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, in_order
 
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
 
@@ -47,41 +48,6 @@ class UpdateResult:
     tokens: int = 0
     updates: int = 0
     skipped: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class _Occurrence:
-    """An item of an update, with its sequences; an item that an update has twice has two occurrences."""
-
-    item: Any
-    sequences: Sequence[Trajectory]
-
-    @property
-    def has_tokens(self) -> bool:
-        return any(len(trajectory.tokens) for trajectory in self.sequences)
-
-
-@dataclass
-class UpdateShare:
-    """What a rank computes of a call of `TrainStack.update`: its items of each update that are run, and one of all
-    items, the cheapest, that it runs for nothing where other ranks have more micro-batches."""
-
-    objective: Objective[Any]
-    updates: Sequence[Sequence[Any]]
-    filler: Any = None
-    judged: bool = False  # rank 0 decides after each update whether there is another
-
-
-@dataclass
-class _Whole:
-    """What rank 0 alone knows of the call."""
-
-    updates: Sequence[Sequence[Any]]
-    run: Sequence[Sequence[_Occurrence]]  # of each update, those that are not skipped
-    parts: Sequence[Sequence[Sequence[int]]]  # of each update and rank, its places in `run`
-    report: Callable[[int, int], None] | None
-    should_continue: Callable[[Sequence[Any], Metrics], bool] | None
-    before_first: Callable[[FirstForward], None] | None
 
 
 @dataclass
@@ -215,11 +181,11 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or the weights are not, after
                 an update, or it made their norm grow more than `EXPLODED` times.
         """
-        occurrences = [[_Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
+        occurrences = [[Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
         active = [[each for each in part if each.has_tokens] for part in occurrences]
         run = [[each for each in part if not objective.skippable(each.item)] for part in active]
         parts = [self._split([each.sequences for each in part]) for part in run]
-        whole = _Whole(updates, run, parts, progress, should_continue, before_first)
+        whole = WholeUpdate(updates, run, parts, progress, should_continue, before_first)
         filler = min(chain.from_iterable(run), key=lambda each: self._fed([each]), default=None)
         shares = [
             UpdateShare(
@@ -246,9 +212,11 @@ class TrainStack:
             NotFiniteError: as `update`, on every rank.
         """
         sequences = share.objective.sequences
-        self._update(share, [[_Occurrence(item, sequences(item)) for item in part] for part in share.updates], None)
+        self._update(share, [[Occurrence(item, sequences(item)) for item in part] for part in share.updates], None)
 
-    def _update(self, share: UpdateShare, own: Sequence[Sequence[_Occurrence]], whole: "_Whole | None") -> UpdateResult:
+    def _update(
+        self, share: UpdateShare, own: Sequence[Sequence[Occurrence]], whole: WholeUpdate | None
+    ) -> UpdateResult:
         before = self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
         total = sum(self._fed(cut) for part in own for cut in self._micro_batches(part))
@@ -279,7 +247,7 @@ class TrainStack:
         return result
 
     def _look_at_first(
-        self, objective: Objective[Any], first: FirstForward, state: _Accumulator, whole: "_Whole | None"
+        self, objective: Objective[Any], first: FirstForward, state: _Accumulator, whole: WholeUpdate | None
     ) -> None:
         """What is measured and observed before the first optimizer step; rank 0 may refuse to make it."""
         problem: Exception | None = None
@@ -296,12 +264,12 @@ class TrainStack:
             raise problem or Refused
 
     def _accumulate(
-        self, share: UpdateShare, number: int, run: Sequence[_Occurrence], state: _Accumulator, whole: "_Whole | None"
+        self, share: UpdateShare, number: int, run: Sequence[Occurrence], state: _Accumulator, whole: WholeUpdate | None
     ) -> list[tuple[Trajectory, TokenStatistics]]:
         """The gradient of one update: forward and backward passes over the micro-batches of `run`, this rank's items.
         Returns, on rank 0, the statistics of all trajectories."""
         objective, already = share.objective, len(state.metrics)
-        statistics, row = None, dict[_Occurrence, int]()
+        statistics, row = None, dict[Occurrence, int]()
         if objective.has_batch_statistics and self.ranks.most(len(run)):
             statistics, row = self._batch_statistics(share, run)
             if whole is not None:
@@ -335,7 +303,7 @@ class TrainStack:
         if self.ranks.size > 1:
             state.metrics[already:] = self.ranks.gather(merge_metrics(state.metrics[already:]))
         everywhere = self.ranks.gather(measured)
-        first = [] if whole is None else _in_order(whole.run[number], whole.parts[number], everywhere)
+        first = [] if whole is None else in_order(whole.run[number], whole.parts[number], everywhere)
         for trajectory, values in first:
             state.result.token_statistics.setdefault(trajectory.key, values)
         return first
@@ -353,8 +321,8 @@ class TrainStack:
 
     @torch.no_grad()
     def _batch_statistics(
-        self, share: UpdateShare, run: Sequence[_Occurrence]
-    ) -> tuple[BatchStatistics, dict[_Occurrence, int]]:
+        self, share: UpdateShare, run: Sequence[Occurrence]
+    ) -> tuple[BatchStatistics, dict[Occurrence, int]]:
         """What the objective reads off all items of an update, on every rank, and the row of each item of this rank in
         the packs that it read."""
         objective = share.objective
@@ -375,10 +343,10 @@ class TrainStack:
     def _split(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
         return split(sequences, self.ranks.size, share_prompt=self.model.share_prompt)
 
-    def _fed(self, occurrences: Sequence[_Occurrence]) -> int:
+    def _fed(self, occurrences: Sequence[Occurrence]) -> int:
         return tokens_fed([occurrence.sequences for occurrence in occurrences], share_prompt=self.model.share_prompt)
 
-    def _micro_batches(self, run: Sequence[_Occurrence]) -> list[list[_Occurrence]]:
+    def _micro_batches(self, run: Sequence[Occurrence]) -> list[list[Occurrence]]:
         cuts = self._cuts([occurrence.sequences for occurrence in run])
         return [[run[i] for i in cut] for cut in cuts]
 
@@ -462,23 +430,11 @@ class TrainStack:
         self.updates = int(facts["updates"])
 
 
-def _goes_on(whole: "_Whole | None", number: int, metrics: Sequence[Metrics]) -> bool:
+def _goes_on(whole: WholeUpdate | None, number: int, metrics: Sequence[Metrics]) -> bool:
     """Whether another update follows; rank 0's answer counts."""
     if whole is None or whole.should_continue is None:
         return True
     return whole.should_continue(whole.updates[number], merge_metrics([*metrics]))
-
-
-def _in_order(
-    run: Sequence[_Occurrence], parts: Sequence[Sequence[int]], everywhere: Sequence[Sequence[TokenStatistics]]
-) -> list[tuple[Trajectory, TokenStatistics]]:
-    """The statistics of all ranks with their trajectories, in the order of the items."""
-    by_place: dict[int, list[tuple[Trajectory, TokenStatistics]]] = {}
-    for places, statistics in zip(parts, everywhere, strict=True):
-        rest = iter(statistics)
-        for place in places:
-            by_place[place] = list(zip(run[place].sequences, rest, strict=False))
-    return [pair for place in sorted(by_place) for pair in by_place[place]]
 
 
 def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:

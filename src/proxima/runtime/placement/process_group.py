@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.ranks_section import RANK_VARIABLES
 from proxima.data import FieldError
 from proxima.train.ranks import ALONE, Ranks
 
@@ -41,6 +40,8 @@ def ranks_of(placement: Any) -> Iterator[Ranks]:
             )
         yield ALONE
         return
+    from proxima.config.sections.ranks_section import RANK_VARIABLES
+
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
         reason = f"no launcher has started this process: {missing[0]} is not in its environment"
         raise FieldError("placement", "torchrun", reason, remedy=f"start it with {START}")
