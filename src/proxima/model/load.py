@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from proxima.model.adapter_folder import BaseModel, base_in_memory, base_of, is_
 from proxima.model.files import weight_files
 from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
 from proxima.model.lora import Lora, adapter_names
+from proxima.model.parallel.sharding import Sharding
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from torch import nn
@@ -24,12 +26,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with its tokenizer and path; `base` is what its adapter is for, None without one."""
+    """A model with its tokenizer and path; `base` is what its adapter is for, None without one. On many ranks,
+    `sharding` says how it lies on them, and `device` where this rank computes, which its weights need not be."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     path: str
     base: BaseModel | None = None
+    sharding: Sharding | None = None
+    device: torch.device | None = None
 
     @property
     def name(self) -> str:
@@ -219,6 +224,7 @@ def load(
     device: str = "auto",
     lora: Lora | None = None,
     seed: int = 0,
+    sharding: Sharding | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer in `dtype` on `device`.
 
@@ -227,6 +233,8 @@ def load(
             or an adapter's folder: its base, with the adapter merged.
         lora: adapters for the model, which are then the only parameters that are trained.
         seed: of the draws of new adapters.
+        sharding: spread over the ranks of torch.distributed. Each then reads its own slices; GGUF, adapters and files
+            that transformers converts are first loaded whole on every rank, in host memory.
 
     Raises:
         FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
@@ -238,9 +246,27 @@ def load(
             raise FieldError(
                 "model.path", path, "is an adapter, which can't get another one by model.lora", remedy=remedy
             )
-        return load_merged(path, lambda base, version: _load_plain(base, revision=version, dtype=dtype, device=device))
-    loaded = _load_plain(path, revision=revision, dtype=dtype, device=device)
-    return loaded if lora is None else with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed)
+        whole: dict[str, Any] = {"dtype": dtype, "device": device if sharding is None else "cpu"}
+        merged = load_merged(path, lambda base, version: _load_plain(base, revision=version, **whole))
+        return on_ranks(merged, sharding, device)
+    sliced = sharding if lora is None else None
+    where = device if sharding is sliced else "cpu"
+    loaded = _load_plain(path, revision=revision, dtype=dtype, device=where, sharding=sliced)
+    if lora is not None:
+        loaded = with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed)
+    return on_ranks(loaded, sharding, device)
+
+
+def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:
+    """The model on the ranks of `sharding`, unless it is there already, or there are none."""
+    if sharding is None or loaded.sharding is not None:
+        return loaded
+    from proxima.model.parallel.mesh import rank_device
+    from proxima.model.parallel.slices import shard_whole
+
+    place = rank_device(device)
+    shard_whole(loaded.model, sharding, place)
+    return replace(loaded, sharding=sharding, device=place)
 
 
 def with_adapter(
@@ -283,7 +309,9 @@ def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], 
     return replace(loaded, path=path, tokenizer=load_tokenizer(path))
 
 
-def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: str) -> LoadedModel:
+def _load_plain(
+    path: str, *, revision: str | None, dtype: torch.dtype, device: str, sharding: Sharding | None = None
+) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
     if scorer := next((x for x in load_config(path, revision).architectures or () if "Classification" in x), None):
@@ -292,8 +320,8 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
     _, extra = _place(path)
     if extra:
         extra |= _gguf_quantization(extra["gguf_file"])
-    loaded, _ = load_weights(AutoModelForCausalLM, path, revision=revision, dtype=dtype, device=device, **extra)
-    return loaded
+    place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device, "sharding": sharding}
+    return load_weights(AutoModelForCausalLM, path, **place, **extra)[0]
 
 
 def load_weights(
@@ -304,14 +332,20 @@ def load_weights(
     dtype: torch.dtype,
     device: str,
     may_lack: Collection[str] = (),
+    sharding: Sharding | None = None,
     **extra: Any,
 ) -> tuple[LoadedModel, list[str]]:
     """What a class of transformers (`AutoModelFor…`) reads from `path`, and which of the weights `may_lack` the files
-    lack.
+    lack. With `sharding` it is sharded if it can be read by slices, and else whole, on the CPU.
 
     Raises:
         FieldError: as `load`.
     """
+    if sharding is not None:
+        sliced = _load_sliced(reader, path, revision, dtype, device, may_lack, sharding, extra.get("config"))
+        if sliced is not None:
+            return sliced
+        device = "cpu"
     folder, _ = _place(path)
     try:
         model, report = reader.from_pretrained(
@@ -324,15 +358,49 @@ def load_weights(
         reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
     suspects = [(name, p) for name, p in model.named_parameters() if not bool(p.detach().sum().isfinite())]
-    if bad := [name for name, p in suspects if not bool(p.isfinite().all())]:
-        reason = f"holds NaN or infinity in {len(bad)} of the model's weights, {bad[0]} among them"
-        raise FieldError("model.path", path, reason, remedy="download the folder again, or use another checkpoint")
+    _refuse_not_finite(path, [name for name, p in suspects if not bool(p.isfinite().all())])
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()
     align_weights(model)
     tokenizer = load_tokenizer(path, revision)
     return LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path), missing
+
+
+def _load_sliced(
+    reader: Any,
+    path: str,
+    revision: str | None,
+    dtype: torch.dtype,
+    device: str,
+    may_lack: Collection[str],
+    sharding: Sharding,
+    config: Any,
+) -> tuple[LoadedModel, list[str]] | None:
+    """`load_weights` where each rank reads its own slices; None: the files must be read whole."""
+    from proxima.model.parallel.mesh import rank_device
+    from proxima.model.parallel.slices import read_sliced, sliceable_files
+
+    config, place = config or load_config(path, revision), rank_device(device)
+    files = sliceable_files(path, revision)
+    if files is None or getattr(config, "quantization_config", None) is not None:
+        return None
+    build = partial(reader.from_config, config, dtype=dtype, trust_remote_code=False)
+    if (sliced := read_sliced(build, files, sharding, place, may_lack)) is None:
+        return None
+    model, missing, bad = sliced
+    _refuse_not_finite(path, bad)
+    model.generation_config = load_generation_config(path, revision) or model.generation_config
+    model.config.name_or_path = path
+    tokenizer = load_tokenizer(path, revision)
+    return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing
+
+
+def _refuse_not_finite(path: str, bad: list[str]) -> None:
+    """FieldError for a model of which these weights are not finite."""
+    if bad:
+        reason = f"holds NaN or infinity in {len(bad)} of the model's weights, {bad[0]} among them"
+        raise FieldError("model.path", path, reason, remedy="download the folder again, or use another checkpoint")
 
 
 def align_weights(model: "nn.Module") -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from proxima.model.files import model_files
 from proxima.model.load import DTYPES, LoadedModel, load, resolve_device
 from proxima.model.lora import Lora
+from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class ModelSource:
         seed: of the draws of new adapters and heads.
         attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
         log_prob_chunk: see `Policy`.
+        sharding: spread over the ranks of torch.distributed, see `load`; loading is then collective. None: one process.
     """
 
     path: str
@@ -37,6 +39,7 @@ class ModelSource:
     compute_dtype: str = "bfloat16"
     gradient_checkpointing: bool = False
     log_prob_chunk: int = 512
+    sharding: Sharding | None = None
 
     def load(self, saved: str | None = None) -> LoadedModel:
         """The model, or the one of the same architecture that a checkpoint has in the folder `saved`."""
@@ -78,7 +81,7 @@ class ModelSource:
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"dtype": DTYPES[self.dtype], "device": self.device}
+        return {"dtype": DTYPES[self.dtype], "device": self.device, "sharding": self.sharding}
 
     @property
     def _packed(self) -> dict[str, Any]:

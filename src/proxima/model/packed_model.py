@@ -1,17 +1,18 @@
 """What every model over packed trajectories has: attention that keeps sequences apart, autocast, hidden states."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
 from proxima.model.attention import ATTENTION, hugging_face_name, mixes_elsewhere, unpackable
 from proxima.model.load import LoadedModel
+from proxima.model.parallel.sharding import is_sharded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,8 @@ class PackedModel:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        """Where it computes; offloaded weights wait elsewhere."""
+        return self.loaded.device or self.model.device
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every weight that an optimizer may train, tied ones once."""
@@ -109,13 +111,64 @@ class PackedModel:
 
     def autocast(self) -> AbstractContextManager[None]:
         """bf16 matrix products on float32 weights, or nothing."""
-        if self.compute_dtype == next(self.model.parameters()).dtype:
+        sharding = self.loaded.sharding
+        weights = next(self.model.parameters()).dtype
+        if self.compute_dtype == ((sharding and sharding.gathered_dtype) or weights):
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+        # a cache would hold the rounded weights of every layer until the end of the pass, which sharding is to avoid
+        return torch.autocast(self.device.type, dtype=self.compute_dtype, cache_enabled=sharding is None)
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """`function()`, which reads the model's weights; every forward pass is one call of this, and none is within
+        another. On many ranks it is collective: the weights that `function` meets are whole, and what it returns, a
+        tensor or a dict of tensors, starts the sum of the gradients in its backward pass."""
+        model: Any = self.model
+        if not is_sharded(model):
+            return function()
+        try:
+            return model.packed_pass(function)
+        except BaseException:
+            model.reset_iter_state()
+            raise
+        finally:
+            if not torch.is_grad_enabled():  # no backward pass will free what this one has gathered
+                for module in filter(is_sharded, model.modules()):
+                    module.reshard()
+
+    def sync_gradients(self, on: bool) -> None:
+        """Whether the next backward passes add up the gradients of all ranks. Off for all but the last micro-batch of
+        an update: each rank then keeps a whole gradient until that one. Alone it does nothing."""
+        if is_sharded(self.model):
+            for module in self.roots():
+                module.set_requires_gradient_sync(on)
+
+    def idle_pass(self, outputs: frozenset[str] = frozenset(), *, backward: bool) -> None:
+        """Join the other ranks' forward pass with `outputs`, and their backward pass, without a sequence of one's own:
+        one token, whose gradients are 0. Alone it does nothing."""
+        if is_sharded(self.model):
+            with torch.set_grad_enabled(backward):
+                given = self._dummy(outputs)
+                if backward:
+                    with_gradient = [t.sum() for t in vars(given).values() if t is not None and t.requires_grad]
+                    (0 * torch.stack(with_gradient).sum()).backward()
+
+    def roots(self) -> list[Any]:
+        """The modules that own all trained weights."""
+        return [self.model]
 
     def hidden(self, batch: PackedBatch) -> Tensor:
-        """[N, D] the states that predict the response tokens; to be called under `autocast`."""
+        """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
         return ATTENTION[self.attention](self.backbone, batch)
+
+    def _dummy(self, outputs: frozenset[str]) -> TokenOutputs:
+        token = np.zeros(1, np.int32)
+        return self(self.pack([Trajectory(group=0, prompt_tokens=token, tokens=token)]), outputs)
+
+    def _nothing(self, outputs: frozenset[str]) -> TokenOutputs:
+        """Outputs of a batch without response tokens, for a sharded model: it joins the passes of the other ranks."""
+        given = self._dummy(outputs)
+        rows = {field.name: getattr(given, field.name) for field in fields(given)}
+        return TokenOutputs(**{name: None if row is None else row[:0] for name, row in rows.items()})
 
     def values_of(self, hidden: Tensor) -> Tensor:
         """[N] float32, reward units: the model's scalar head at hidden states [N, D].
@@ -131,7 +184,13 @@ class PackedModel:
         Law: `values[t]` is of the prompt and response tokens 0 … t-1.
         """
         if len(batch.target) == 0:
+            if is_sharded(self.model):
+                return self._nothing(frozenset({"value"})).need("value")
             return torch.zeros(0, device=self.device)
+        values: Tensor = self.run(lambda: self._values(batch))
+        return values
+
+    def _values(self, batch: PackedBatch) -> Tensor:
         with self.autocast():
             hidden = self.hidden(batch)
         return self.values_of(hidden)
@@ -143,13 +202,3 @@ class PackedModel:
             needs: what is wanted beside what the model always gives: `entropy`, `entropy_gradient`, `value`.
         """
         raise NotImplementedError
-
-
-def scalar_head(hidden: Tensor, head: nn.Linear) -> Tensor:
-    """[N] float32 (float64 for a float64 head): hidden [N, D] times the head's weights [1, D], never in half precision.
-
-    One product a row, so that no row depends on its neighbours.
-    """
-    exact = torch.float64 if head.weight.dtype == torch.float64 else torch.float32
-    with torch.autocast(hidden.device.type, enabled=False):
-        return F.linear(hidden.to(exact), head.weight.to(exact))[:, 0]

@@ -1,6 +1,7 @@
 """The policy: log-probs of the response tokens of packed trajectories."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -12,7 +13,9 @@ from proxima.model.kept_tokens import KeptTokens
 from proxima.model.load import LoadedModel
 from proxima.model.log_prob import TopTokens, log_sum_square, token_log_prob, top_k_log_prob
 from proxima.model.lora import base_layer, weight_of
-from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
+from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.parallel.sharding import is_sharded, plain_type
+from proxima.model.scalar_head import scalar_head
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -23,13 +26,11 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
     """
     whole: Any = model
     backbone = whole.get_decoder() if hasattr(whole, "get_decoder") else whole.base_model
-    head, name = whole.get_output_embeddings(), type(model).__name__
+    head, name = whole.get_output_embeddings(), plain_type(model).__name__
     if backbone is whole:
         raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
-    if type(base_layer(head)) is not nn.Linear:
-        raise UserError(
-            f"{name} is not supported: its output head is a {type(base_layer(head)).__name__}, not a linear layer"
-        )
+    if (kind := plain_type(base_layer(head))) is not nn.Linear:
+        raise UserError(f"{name} is not supported: its output head is a {kind.__name__}, not a linear layer")
     config = whole.config.get_text_config()
     for field, neutral in AFTER_THE_HEAD:
         value = getattr(config, field, neutral)
@@ -66,10 +67,18 @@ class Policy(PackedModel):
         self.log_prob_chunk = log_prob_chunk
         self.value_head = value_head
         self.backbone, self.head = parts(self.model)
+        if value_head is not None and loaded.sharding is not None and not is_sharded(value_head):
+            from proxima.model.parallel.mesh import mesh_of
+            from proxima.model.parallel.shard import shard_head
+
+            shard_head(value_head, mesh_of(loaded.sharding, self.device), loaded.sharding)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         own = () if self.value_head is None else self.value_head.named_parameters("value_head")
         yield from chain(super().named_parameters(), own)
+
+    def roots(self) -> list[Any]:
+        return super().roots() if self.value_head is None else [*super().roots(), self.value_head]
 
     def values_of(self, hidden: Tensor) -> Tensor:
         if self.value_head is None:
@@ -86,16 +95,22 @@ class Policy(PackedModel):
 
         An empty batch (no response tokens) gives empty outputs without running the model.
         """
-        entropy, value = "entropy" in needs or "entropy_gradient" in needs, "value" in needs
         if len(batch.target) == 0:
-            empty = torch.zeros(0, device=self.device)
-            return TokenOutputs(
-                log_prob=empty,
-                entropy=empty if entropy else None,
-                value=empty if value else None,
-                log_sum_square=empty if "log_sum_square" in needs else None,
-                bucket_log_prob=None if batch.bucket_token is None else batch.bucket_token.float(),
-            )
+            if is_sharded(self.model):
+                outputs = self._nothing(needs)
+            else:
+                empty, wants = torch.zeros(0, device=self.device), needs.__contains__
+                outputs = TokenOutputs(
+                    log_prob=empty,
+                    entropy=empty if wants("entropy") or wants("entropy_gradient") else None,
+                    value=empty if wants("value") else None,
+                    log_sum_square=empty if wants("log_sum_square") else None,
+                )
+            bucket = None if batch.bucket_token is None else batch.bucket_token.float()
+            return replace(outputs, bucket_log_prob=bucket)
+        return TokenOutputs(**self.run(lambda: self._outputs(batch, needs)))
+
+    def _outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor | None]:
         with self.autocast():
             hidden = self.hidden(batch)
             outputs = token_log_prob(
@@ -104,7 +119,7 @@ class Policy(PackedModel):
                 batch.target,
                 batch.temperature,
                 bias=self.head.bias,
-                entropy=entropy,
+                entropy="entropy" in needs or "entropy_gradient" in needs,
                 entropy_gradient="entropy_gradient" in needs,
                 others=_joined(batch.top_k, batch.bucket_token),
                 others_gradient=batch.bucket_token is not None,
@@ -112,22 +127,26 @@ class Policy(PackedModel):
                 chunk=self.log_prob_chunk,
             )
         others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]
-        return TokenOutputs(
-            log_prob=outputs.log_prob,
-            entropy=outputs.entropy,
-            value=self.values_of(hidden) if value else None,
-            top_k_log_prob=None if others is None or batch.top_k is None else others[:, :split],
-            bucket_log_prob=None if others is None or batch.bucket_token is None else others[:, split:],
-            log_sum_square=self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
-        )
+        return {
+            "log_prob": outputs.log_prob,
+            "entropy": outputs.entropy,
+            "value": self.values_of(hidden) if "value" in needs else None,
+            "top_k_log_prob": None if others is None or batch.top_k is None else others[:, :split],
+            "bucket_log_prob": None if others is None or batch.bucket_token is None else others[:, split:],
+            "log_sum_square": self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
+        }
 
     @torch.no_grad()
     def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
         """Log-probs of `batch.target` and of the `k` most probable tokens, of ids below `vocabulary`, at
         `batch.temperature`; without gradient."""
         if len(batch.target) == 0:
+            self.idle_pass(backward=False)
             empty = torch.zeros(0, k, device=self.device)
             return TopTokens(empty.sum(1), empty.long(), empty)
+        return TopTokens(**self.run(lambda: self._top_tokens(batch, k, vocabulary)._asdict()))
+
+    def _top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
         with self.autocast():
             return top_k_log_prob(
                 self.hidden(batch),

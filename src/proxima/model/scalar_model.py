@@ -15,11 +15,21 @@ from proxima.data import FieldError, PackedBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model.adapter_folder import is_adapter
-from proxima.model.load import LoadedModel, load_config, load_merged, load_tokenizer, load_weights, with_adapter
+from proxima.model.load import (
+    LoadedModel,
+    load_config,
+    load_merged,
+    load_tokenizer,
+    load_weights,
+    on_ranks,
+    with_adapter,
+)
 from proxima.model.lora import SCALAR_HEAD as HEAD
 from proxima.model.lora import Lora
 from proxima.model.micro_batch import micro_batches
-from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
+from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.parallel.sharding import Sharding, fill_weight, plain_type
+from proxima.model.scalar_head import scalar_head
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -106,6 +116,7 @@ def load_scalar_model(
     new_head: float | None = None,
     seed: int = 0,
     lora: Lora | None = None,
+    sharding: Sharding | None = None,
 ) -> LoadedModel:
     """Load a scalar model from the folder of one, or put a new head on a causal language model.
 
@@ -116,6 +127,7 @@ def load_scalar_model(
             end-of-text token is scored.
         seed: of the draws of a new head, and of new adapters.
         lora: adapters for the decoder, which are then trained beside the head.
+        sharding: as `load`.
 
     Raises:
         FieldError: the path can't be loaded; an adapter does not fit; it has no head, or one with several labels;
@@ -124,8 +136,10 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
+    whole = device if sharding is None else "cpu"
     if is_adapter(path):
-        return load_merged(path, partial(_load_below, path, dtype=dtype, device=device), scalar=True)
+        merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=whole), scalar=True)
+        return on_ranks(merged, sharding, device)
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
         config.get_text_config().pad_token_id = _neutral_pad(path, revision, config)
@@ -134,24 +148,24 @@ def load_scalar_model(
         path,
         revision=revision,
         dtype=dtype,
-        device=device,
+        device=whole if lora else device,
         may_lack=() if trained else (f"{HEAD}.weight",),
+        sharding=None if lora else sharding,
         config=config,
     )
     head: Any = getattr(loaded.model, HEAD, None)
     modules = {name for name, _ in loaded.model.named_children()}
     linear = isinstance(head, nn.Linear) and dict(head.named_parameters()).keys() == {"weight"}
     if modules != {loaded.model.base_model_prefix, HEAD} or not linear:
-        name = type(loaded.model).__name__
+        name = plain_type(loaded.model).__name__
         raise FieldError("model.path", path, f"{name} does not score by one linear layer without bias")
     if missing:
-        with torch.no_grad():
-            head.weight.copy_(_new_weights(head.in_features, new_head or 0.0, seed))
+        fill_weight(head.weight, _new_weights(head.in_features, new_head or 0.0, seed))
     if lora is None:
-        return loaded
+        return on_ranks(loaded, sharding, device)
     if lora.path is not None and (moments := score_normalization(load_config(lora.path))) is not None:
         set_score_normalization(loaded.model.config, *moments)
-    return with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed)
+    return on_ranks(with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed), sharding, device)
 
 
 def _load_below(adapter: str, path: str, revision: str | None, *, dtype: torch.dtype, device: str) -> LoadedModel:

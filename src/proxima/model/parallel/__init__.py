@@ -1,0 +1,24 @@
+"""A model on many ranks: FSDP2 around the plain Hugging Face model, by small functions. The rest of `proxima.model`
+sees the same modules; importing this room imports nothing of torch.distributed.
+
+    sharding    `Sharding`, the settings; `is_sharded(module)`
+    mesh        `rank_device(device)`; `mesh_of(sharding, device)`, once a process
+    shard       `shard_model`, `shard_head`: what is a unit; the forward method through which weights are read
+    slices      `read_sliced`: each rank reads its own slices; `shard_whole`: of a model that is here whole
+    gather      `whole_weights`, `gather_into`, `plain_copy`: whole again, for engines and files
+    norm        `total_norm`, `clip_gradients`
+
+Who trains on many ranks calls, after `torch.distributed.init_process_group` (C: collective, every rank in the same
+order):
+
+    C  ModelSource(..., sharding=Sharding()).load(), .load_scalar(): a `LoadedModel` with `sharding` and `device` set
+       .policy(loaded, value_head), .scalar(loaded)         a plain value head is sharded with the model
+    C  model(batch, needs), .values(batch), .top_tokens(...)   as ever, the same number of times on every rank
+    C  model.idle_pass(needs, backward=...)       in place of such a call, and of its backward pass, on an idle rank
+       model.sync_gradients(on)                   off for all but the last micro-batch of an update
+    C  total_norm(tensors), then clip_gradients(parameters, bound, norm)
+    C  gather_into(loaded.model, plain or None), plain_copy(loaded)
+
+Gradients are sums over ranks; an optimizer built over `model.named_parameters()` steps on each rank's slices.
+Imports: torch.distributed, safetensors, `proxima.data`, `model`. Imported by `model`, `train` and `runtime`, lazily.
+"""

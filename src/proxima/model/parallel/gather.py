@@ -1,0 +1,93 @@
+"""Whole weights of a sharded model, a bucket at a time, and a plain model that holds them."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from proxima.model.load import LoadedModel
+from proxima.model.lora import NAME
+from proxima.model.parallel.sharding import plain_type
+from proxima.model.parallel.slices import unloaded_model
+
+BUCKET = 1 << 28  # bytes that are whole on every rank at once, or the largest weight
+
+
+@torch.no_grad()
+def whole_weights(
+    model: nn.Module, *, trained_only: bool = False, bucket: int = BUCKET
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Each parameter by name, tied ones once, whole and on the device of the ranks' mesh, in buckets of bounded bytes.
+    Collective: every rank must read it to the end. `trained_only` leaves out what an adapter has frozen."""
+    waiting, size = list[tuple[str, Tensor]](), 0
+    for name, parameter in model.named_parameters():
+        if trained_only and not parameter.requires_grad:
+            continue
+        weight = parameter.numel() * parameter.element_size()
+        if waiting and size + weight > bucket:
+            yield waiting
+            waiting, size = [], 0
+        waiting.append((name, whole_tensor(parameter)))
+        size += weight
+    if waiting:
+        yield waiting
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A tensor whole, on every rank; collective for a sharded one."""
+    sharded: Any = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    mesh, local = tensor.device_mesh, sharded.to_local()
+    if local.device.type != mesh.device_type:  # offloaded
+        place: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
+        sharded = DTensor.from_local(local.to(mesh.device_type), mesh, tensor.placements, **place)
+    whole: Tensor = sharded.full_tensor()
+    return whole
+
+
+@torch.no_grad()
+def gather_into(model: nn.Module, plain: nn.Module | None, *, trained_only: bool = False, bucket: int = BUCKET) -> None:
+    """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that gives one (None
+    elsewhere). Collective; bit-equal."""
+    own = {} if plain is None else dict(plain.named_parameters())
+    for weights in whole_weights(model, trained_only=trained_only, bucket=bucket):
+        for name, whole in weights:
+            if plain is not None:
+                own[name].copy_(whole)
+
+
+def plain_copy(loaded: LoadedModel, device: str | torch.device = "cpu") -> LoadedModel | None:
+    """A plain model with the weights and adapters of a sharded one on rank 0, None on every other. Collective."""
+    model: Any = loaded.model
+    plain = _empty_like(model, torch.device(device)) if dist.get_rank() == 0 else None
+    gather_into(model, plain)
+    if plain is None:
+        return None
+    return replace(loaded, model=plain.eval(), sharding=None, device=None)
+
+
+def _empty_like(model: Any, device: torch.device) -> Any:
+    """A model of the same architecture and adapters, whose weights are yet to be filled in."""
+    kind, config = plain_type(model), copy.deepcopy(model.config)
+    config._attn_implementation = "sdpa" if model._supports_sdpa else None
+    plain: Any = unloaded_model(lambda: kind(config))
+    if adapters := getattr(model, "peft_config", None):
+        from peft import inject_adapter_in_model
+
+        inject_adapter_in_model(copy.deepcopy(adapters[NAME]), plain, NAME)
+    for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        setattr(plain.get_submodule(owner), own, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+    plain.tie_weights()
+    sources = dict(model.named_buffers())
+    for name, buffer in plain.named_buffers():
+        buffer.data = sources[name].detach().to(device, copy=True)
+    plain.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
+    return plain

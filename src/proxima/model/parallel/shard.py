@@ -1,0 +1,108 @@
+"""FSDP2 on a plain Hugging Face model: one unit a decoder layer, one for what is left."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from proxima.model.lora import SCALAR_HEAD
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.scalar_head import exact_product
+
+PASS = "packed_pass"  # the registered forward method of a sharded root
+
+
+def shard_model(model: nn.Module, mesh: DeviceMesh, sharding: Sharding) -> nn.Module:
+    """Shard a model in place over the ranks of `mesh`; its weights may be on the meta device. Collective, and every
+    rank must hold the same weights.
+
+    Gradients are sums over the ranks: FSDP divides by nothing. Whatever reads the weights must run within
+    `model.packed_pass(function)`, a forward of the root, and return tensors or a dict of them.
+    """
+    settings = _settings(model, mesh, sharding)
+    head: Any = getattr(model, SCALAR_HEAD, None)
+    if isinstance(head, nn.Linear):
+        shard_head(head, mesh, sharding)
+    for layer in decoder_layers(model):
+        fully_shard(layer, **settings, reshard_after_forward=sharding.reshard_after_forward)
+    for unit in _outer_units(model):
+        fully_shard(unit, **settings, reshard_after_forward=True)
+    # Also the root: unsharded weights that a forward without gradient left behind would outlive an optimizer step. Its
+    # inputs are no activations, so they keep their dtype (temperatures among them).
+    settings["mp_policy"] = replace(settings["mp_policy"], cast_forward_inputs=False)
+    fully_shard(model, **settings, reshard_after_forward=True)
+    setattr(model, PASS, _call)
+    register_fsdp_forward_method(model, PASS)
+    _sum_gradients(model)
+    return model
+
+
+def shard_head(head: nn.Linear, mesh: DeviceMesh, sharding: Sharding) -> nn.Linear:
+    """Shard a scalar head in place, as a unit that always computes in float32 or wider. Collective."""
+    settings = _settings(head, mesh, sharding) | {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+    head.forward = MethodType(lambda self, hidden: exact_product(hidden, self.weight), head)  # type: ignore[method-assign]
+    fully_shard(head, **settings, reshard_after_forward=True)
+    _sum_gradients(head)
+    return head
+
+
+def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost module lists: the layers of the decoder, and of a tower beside it."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from decoder_layers(child)
+
+
+def sharded_units(module: nn.Module) -> Iterator[FSDPModule]:
+    """The sharded units of a module, the root first."""
+    return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def _outer_units(model: nn.Module) -> list[Any]:
+    """Embedding, and final norm with the head, unless they share a weight: then all stay in the root's unit."""
+    whole: Any = model
+    embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
+    if head is None:
+        return [embedding]
+    shared = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()}
+    backbone = whole.get_decoder() if hasattr(whole, "get_decoder") else whole.base_model
+    children = list(backbone.children())
+    last = max((i for i, child in enumerate(children) if isinstance(child, nn.ModuleList)), default=len(children))
+    norms = [child for child in children[last + 1 :] if next(child.parameters(), None) is not None]
+    if shared or len(norms) != 1:
+        return []
+    return [embedding, [norms[0], head]]
+
+
+def _settings(module: nn.Module, mesh: DeviceMesh, sharding: Sharding) -> dict[str, Any]:
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if sharding.offload else OffloadPolicy()
+    reduced = torch.promote_types(next(module.parameters()).dtype, torch.float32)
+    gathered = sharding.gathered_dtype
+    precision = MixedPrecisionPolicy(gathered, reduced, cast_forward_inputs=gathered is not None)
+    return {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
+
+
+def _sum_gradients(model: nn.Module) -> None:
+    for unit in sharded_units(model):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)  # gloo has no other, and none is needed
+        # a rank's loss may leave out an output that another rank's reads: both must join the same reductions
+        unit.set_reduce_scatter_unused_params(True, recurse=False)
+
+
+def _call(function: Callable[[], Tensor | dict[str, Tensor | None]]) -> Any:
+    return function()

@@ -1,0 +1,72 @@
+"""How a model lies on many ranks. Light: importing it imports nothing of torch.distributed."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How weights, gradients and optimizer state lie on the ranks of a run.
+
+    `full` splits them over all ranks. `hybrid` splits them over the ranks of a node, and each node has a copy.
+    `replicate` gives every rank a whole copy: for small models and adapters. Gradients are sums over all ranks in each.
+    """
+
+    kind: Annotated[Literal["full", "hybrid", "replicate"], "what is split, and over which ranks"] = "full"
+    ranks_per_node: Annotated[int | None, "of hybrid, neighbours that share one copy; None: LOCAL_WORLD_SIZE"] = None
+    param_dtype: Annotated[
+        Literal["bfloat16"] | None,
+        "of gathered weights; None: their own, and autocast rounds them, into copies that the backward pass keeps",
+    ] = None
+    reshard_after_forward: Annotated[bool, "gather again in the backward pass instead of keeping whole layers"] = True
+    offload: Annotated[bool, "weights, gradients and optimizer state wait in host memory"] = False
+
+    def __post_init__(self) -> None:
+        kinds = ("full", "hybrid", "replicate")
+        require(self.kind in kinds, "kind", self.kind, f"must be one of {', '.join(kinds)}")
+        given = self.ranks_per_node
+        require(given is None or given >= 1, "ranks_per_node", given, "must be >= 1")
+        require(
+            given is None or self.kind == "hybrid",
+            "ranks_per_node",
+            given,
+            f"has no meaning with kind={self.kind}",
+            remedy="leave it out, or set kind=hybrid",
+        )
+        require(self.param_dtype in (None, "bfloat16"), "param_dtype", self.param_dtype, "must be bfloat16 or null")
+
+    @property
+    def gathered_dtype(self) -> torch.dtype | None:
+        """Of the weights that a layer computes with; None: their own."""
+        return torch.bfloat16 if self.param_dtype == "bfloat16" else None
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """True for a module that `shard_model` or `shard_head` has put on many ranks."""
+    return hasattr(module, "set_requires_gradient_sync")
+
+
+def plain_type(module: nn.Module) -> type[nn.Module]:
+    """The class that a module had before it was sharded."""
+    kind: Any = type(module)
+    return kind.__bases__[1] if is_sharded(module) else kind  # type: ignore[no-any-return]
+
+
+def fill_weight(weight: Tensor, whole: Any) -> None:
+    """Copy into a weight, plain or sharded, its part of `whole`: a tensor, or a slice of a safetensors file."""
+    part: Any = ...
+    if hasattr(weight, "to_local"):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        sharded: Any = weight
+        shape, offset = compute_local_shape_and_global_offset(weight.shape, sharded.device_mesh, sharded.placements)
+        weight = sharded.to_local()
+        part = tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))
+    if weight.numel():
+        with torch.no_grad():
+            weight.copy_(whole[part])

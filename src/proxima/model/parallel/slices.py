@@ -1,0 +1,156 @@
+"""Loads a model so that every rank reads its own slices of the weights, and no rank ever holds all of them."""
+
+import json
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from proxima.model.parallel.mesh import mesh_of
+from proxima.model.parallel.shard import shard_model
+from proxima.model.parallel.sharding import Sharding, fill_weight
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def shard_whole(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
+    """Shard a model in place that every rank holds whole, with the same weights. Collective."""
+    shard_model(model, mesh_of(sharding, device), sharding)
+
+
+def read_sliced(
+    make: Callable[[], Any],
+    files: Mapping[str, Path],
+    sharding: Sharding,
+    device: torch.device,
+    may_lack: Collection[str],
+) -> tuple[Any, list[str], list[str]] | None:
+    """The model that `make()` builds, sharded and with the weights of the files; which of `may_lack` these lack
+    (they are zeros), and which weights are not finite on any rank. Collective.
+
+    None: the files have other names or shapes than the model, which transformers converts as it loads them, or the
+    model keeps a part of itself in another precision than the rest.
+    """
+    model = unloaded_model(make)
+    sources = _sources(model, files)
+    missing = sorted(name for name, source in sources.items() if source is None)
+    mixed = model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
+    if set(missing) - set(may_lack) or (mixed and model.dtype != torch.float32) or not _fits(model, sources):
+        return None
+    shard_whole(model, sharding, device)
+    resting = torch.device("cpu") if sharding.offload else device
+    model._apply(lambda t: torch.zeros_like(t, device=resting) if t.is_meta else t)
+    model.tie_weights()
+    _read(model, sources)
+    return model.eval(), missing, _not_finite_anywhere(model)
+
+
+def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
+    """The safetensors file of each weight, of a folder or a hub name; None: there are none."""
+    index, single = (_file(path, revision, name) for name in (INDEX, SINGLE))
+    if index is not None:
+        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        files = {name: _file(path, revision, name) for name in sorted(set(places.values()))}
+        known = {name: file for name, file in files.items() if file is not None}
+        return {name: known[file] for name, file in places.items()} if len(known) == len(files) else None
+    if single is None:
+        return None
+    with safe_open(single, framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), single)
+
+
+def _file(path: str, revision: str | None, name: str) -> Path | None:
+    folder = Path(path).expanduser()
+    if folder.exists():
+        return folder / name if (folder / name).is_file() else None
+    from transformers.utils.hub import cached_file
+
+    try:
+        return Path(str(cached_file(path, name, revision=revision)))
+    except OSError:
+        return None
+
+
+def unloaded_model(make: Any) -> Any:
+    """The model that `make()` builds, with parameters on the meta device and buffers where and what they should be."""
+    with torch.random.fork_rng(devices=[]), _parameters_on_meta():
+        return make()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Each parameter that this thread registers goes to the meta device; what no file has, such as the frequencies of
+    rotary embeddings, is computed as always."""
+    plain, thread = nn.Module.register_parameter, threading.get_ident()
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta and threading.get_ident() == thread:  # tied ones stay so
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        plain(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
+
+
+def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, tuple[str, Path] | None]:
+    """Where each weight and each saved buffer lies: by its first name in the model, under any of its names."""
+    owner, sources = dict[int, str](), dict[str, tuple[str, Path] | None]()
+    for name, tensor in _saved(model):
+        first = owner.setdefault(id(tensor), name)
+        if sources.get(first) is None:
+            sources[first] = (name, files[name]) if name in files else None
+    return sources
+
+
+def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    kept = model.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def _fits(model: nn.Module, sources: Mapping[str, tuple[str, Path] | None]) -> bool:
+    return all(
+        list(opened.get_slice(name).get_shape()) == list(tensor.shape)
+        for opened, tensor, name in _opened(dict(_saved(model)), sources)
+    )
+
+
+def _read(model: nn.Module, sources: Mapping[str, tuple[str, Path] | None]) -> None:
+    for opened, tensor, name in _opened(dict(_saved(model)), sources):
+        fill_weight(tensor, opened.get_slice(name))
+
+
+def _opened(
+    tensors: Mapping[str, Tensor], sources: Mapping[str, tuple[str, Path] | None]
+) -> Iterator[tuple[Any, Tensor, str]]:
+    """An open file, a tensor of the model, and its name in the file; each file is opened once."""
+    by_file = dict[Path, list[tuple[str, str]]]()
+    for own, source in sources.items():
+        if source is not None:
+            by_file.setdefault(source[1], []).append((own, source[0]))
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt") as opened:
+            for own, name in names:
+                yield opened, tensors[own], name
+
+
+def _not_finite_anywhere(model: nn.Module) -> list[str]:
+    """The weights that are not finite on some rank, in the model's order."""
+    names, own, ranks = [], set[str](), list[Any]([None] * dist.get_world_size())
+    for name, parameter in model.named_parameters():
+        names.append(name)
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not bool(local.detach().isfinite().all()):
+            own.add(name)
+    dist.all_gather_object(ranks, own)
+    return [name for name in names if any(name in bad for bad in ranks)]
