@@ -102,9 +102,6 @@ class PackedModel:
                 field = "model.gradient_checkpointing=true"
                 raise UserError(f"{field} needs a model without dropout; this one has {dropout[0]}.")
 
-    def sync_gradients(self, on: bool) -> None:
-        """Whether the next backward pass sums the gradients over the ranks."""
-
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         """The packed batch for this model, on its device."""
         return pack(trajectories, share_prompt=self.share_prompt).to(self.device)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from proxima.data import NotFiniteError
-from proxima.model.parallel import clip_gradients, total_norm
+from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.train.ranks import RUN, Ranks, moved
 
 T = TypeVar("T")
@@ -85,7 +85,8 @@ class ProcessRanks(Ranks):
         return int(largest)
 
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:
-        return total_norm(tensors)
+        total: Tensor = total_norm(tensors)
+        return total
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
         clip_gradients(parameters, most, norm)

@@ -137,7 +137,7 @@ class TrainStack:
         older than the weights until `gather`. Collective at its first use."""
         if self.ranks.size == 1:
             return self.model.loaded
-        from proxima.model.parallel import plain_copy
+        from proxima.model.parallel.gather import plain_copy
 
         return plain_copy(self.model.loaded)
 
@@ -151,7 +151,7 @@ class TrainStack:
 
     def follow_gather(self) -> None:
         """Bring the weights of all ranks together on the first."""
-        from proxima.model.parallel import gather_into
+        from proxima.model.parallel.gather import gather_into
 
         gather_into(self.model.model, None if self.plain is None else self.plain.model)
 
@@ -186,12 +186,10 @@ class TrainStack:
         run = [[each for each in part if not objective.skippable(each.item)] for part in active]
         parts = [self._split([each.sequences for each in part]) for part in run]
         whole = WholeUpdate(updates, run, parts, progress, should_continue, before_first)
-        filler = min(chain.from_iterable(run), key=lambda each: self._fed([each]), default=None)
         shares = [
             UpdateShare(
                 objective,
                 [[part[i].item for i in places[rank]] for part, places in zip(run, parts, strict=True)],
-                filler=None if filler is None else filler.item,
                 judged=should_continue is not None,
             )
             for rank in range(self.ranks.size)
@@ -284,7 +282,7 @@ class TrainStack:
         for index in range(passes):
             self.model.sync_gradients(index == passes - 1)
             if index >= len(cuts):
-                self._idle_pass(share, backward=True)
+                self.model.idle_pass(objective.outputs, backward=True)
                 continue
             cut = cuts[index]
             trajectories = [trajectory for occurrence in cut for trajectory in occurrence.sequences]
@@ -308,17 +306,6 @@ class TrainStack:
             state.result.token_statistics.setdefault(trajectory.key, values)
         return first
 
-    def _idle_pass(self, share: UpdateShare, *, backward: bool) -> None:
-        """A pass that adds nothing, beside the micro-batch of another rank: sharded weights come together in every
-        forward and backward pass, so each rank makes as many."""
-        objective = share.objective
-        sequences = objective.sequences if backward else objective.statistics_sequences
-        batch = self.model.pack(sequences(share.filler))
-        outputs = self.model(batch, objective.outputs if backward else objective.statistics_outputs)
-        if backward:
-            given = [value for value in vars(outputs).values() if value is not None and value.requires_grad]
-            torch.stack([value.sum() for value in given]).sum().mul(0).backward()
-
     @torch.no_grad()
     def _batch_statistics(
         self, share: UpdateShare, run: Sequence[Occurrence]
@@ -332,7 +319,7 @@ class TrainStack:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
         for _ in range(self.ranks.most(len(cuts)) - len(cuts)):
-            self._idle_pass(share, backward=False)
+            self.model.idle_pass(objective.statistics_outputs, backward=False)
         everywhere = self.ranks.gather_everywhere((len(run), parts))
         if self.ranks.size > 1:
             parts = [moved(pair, self.model.device) for _, part in everywhere for pair in part]

@@ -23,12 +23,10 @@ class Occurrence:
 
 @dataclass
 class UpdateShare:
-    """What a rank computes of a call of `TrainStack.update`: its items of each update that are run, and one of all
-    items, the cheapest, that it runs for nothing where other ranks have more micro-batches."""
+    """What a rank computes of a call of `TrainStack.update`: its items of each update that are run."""
 
     objective: Objective[Any]
     updates: Sequence[Sequence[Any]]
-    filler: Any = None
     judged: bool = False  # rank 0 decides after each update whether there is another
 
 

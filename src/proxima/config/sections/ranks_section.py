@@ -12,18 +12,15 @@ from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells a rank of its group."""
 
-Dtype = Literal["float32", "bfloat16"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingSpec:
     """What every way to share a model over ranks has; `proxima.model.parallel.Sharding` has the same fields."""
 
     kind: ClassVar[str]
-    param_dtype: Annotated[Dtype | None, "of the gathered weights in a forward; null: that of the master weights"] = (
-        None
-    )
-    reduce_dtype: Annotated[Dtype, "in which gradients are summed over the ranks"] = "float32"
+    param_dtype: Annotated[
+        Literal["bfloat16"] | None, "of the gathered weights in a forward; null: that of the master weights"
+    ] = None
     reshard_after_forward: ClassVar[bool] = False
     offload: ClassVar[bool] = False
 

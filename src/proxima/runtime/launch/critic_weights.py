@@ -11,7 +11,7 @@ from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, load_scalar_model
 from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
-from proxima.runtime.launch.models import make_stack, model_source
+from proxima.runtime.launch.models import make_stack, model_source, sharding_of
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead
@@ -70,7 +70,11 @@ def make_critic(
 
 
 def _load(config: "RunConfig", spec: ModelCritic, restored: Path | None) -> LoadedModel:
-    place: dict[str, Any] = {"dtype": DTYPES[config.model.dtype], "device": config.model.device}
+    place: dict[str, Any] = {
+        "dtype": DTYPES[config.model.dtype],
+        "device": config.model.device,
+        "sharding": sharding_of(config),
+    }
     if restored is not None:
         return load_scalar_model(str(_existing(restored / CRITIC)), **place)
     with renamed("model.path", "critic.path"):

@@ -55,7 +55,7 @@ def make_learner(
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=objective,
         stages=[
-            *make_stages(config, policy, compute, log),
+            *make_stages(config, policy, compute, log, leads=ranks.rank == 0),
             *([] if head is None else [ValueStage(policy, head.bootstrap)]),
             *(compute.call(stages, policy) if stages else ()),
         ],
@@ -116,9 +116,10 @@ def recomputes_proximal(config: "RunConfig") -> bool:
 
 
 def make_stages(
-    config: "RunConfig", policy: Policy, compute: ComputeThread, log: Path | None = None
+    config: "RunConfig", policy: Policy, compute: ComputeThread, log: Path | None = None, *, leads: bool = True
 ) -> list[ForwardStage]:
-    """The forward passes that loss and reward need before the update; `log` is for engines that run some of them."""
+    """The forward passes that loss and reward need before the update; `log` is for engines that run some of them, which
+    the first rank alone asks."""
     stages: list[ForwardStage] = []
     if recomputes_proximal(config):
         stages.append(LogProbStage("proximal_log_prob", policy))
@@ -128,7 +129,7 @@ def make_stages(
     if distillation is not None or algorithm.reference_engine is not None:
         from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
     if algorithm.needs_reference and algorithm.reference_engine is not None:
-        stages.append(make_engine_stage(config, REFERENCE, loaded, compute, log))
+        stages += [make_engine_stage(config, REFERENCE, loaded, compute, log)] if leads else []
     elif algorithm.needs_reference and config.model.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
     elif algorithm.needs_reference:
@@ -136,7 +137,7 @@ def make_stages(
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
     if distillation is not None and distillation.engine is not None:
-        stages.append(make_engine_stage(config, TEACHER, loaded, compute, log))
+        stages += [make_engine_stage(config, TEACHER, loaded, compute, log)] if leads else []
     elif distillation is not None:
         stages.append(make_teacher_stage(config, distillation, compute))
     return stages

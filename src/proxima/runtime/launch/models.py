@@ -9,6 +9,7 @@ from torch import nn
 from proxima import __version__
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.model_source import ModelSource
+from proxima.model.parallel.sharding import Sharding
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
     """The weights at `config.model.path`, or at another path of the same architecture; with LoRA that model, and the
     adapter of `model.lora`, or at that other path."""
-    return model_source(config.model, config.seed).load(path)
+    return model_source(config.model, config.seed, sharding_of(config)).load(path)
 
 
 def make_policy(model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear | None = None) -> Policy:
@@ -30,7 +31,20 @@ def make_policy(model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear
     return model_source(model).policy(loaded, value_head)
 
 
-def model_source(model: "ModelConfig", seed: int = 0) -> ModelSource:
+def sharding_of(config: Any) -> Sharding | None:
+    """How the models of a config that trains lie on its ranks; None: there is one process."""
+    spec = getattr(getattr(config, "placement", None), "sharding", None)
+    if spec is None:
+        return None
+    return Sharding(
+        kind=spec.kind,
+        param_dtype=spec.param_dtype,
+        reshard_after_forward=spec.reshard_after_forward,
+        offload=spec.offload,
+    )
+
+
+def model_source(model: "ModelConfig", seed: int = 0, sharding: Sharding | None = None) -> ModelSource:
     """The model of a config; `seed` is for new adapters and heads."""
     return ModelSource(
         path=model.path,
@@ -44,6 +58,7 @@ def model_source(model: "ModelConfig", seed: int = 0) -> ModelSource:
         compute_dtype=model.compute_dtype,
         gradient_checkpointing=model.gradient_checkpointing,
         log_prob_chunk=model.log_prob_chunk,
+        sharding=sharding,
     )
 
 

@@ -14,7 +14,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
-from proxima.runtime.launch.models import describe_model, make_stack, model_source
+from proxima.runtime.launch.models import describe_model, make_stack, model_source, sharding_of
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.run_data import load_tokenizer_and_context
 from proxima.runtime.launch.services import RunServices
@@ -42,7 +42,7 @@ class OfflineWorkload:
         tokenizer, self.context = load_tokenizer_and_context(config.model)
         family = family_of_config(config)
         assert family is not None, f"{type(config).__name__} is in no line of families.OFFLINE"
-        source = model_source(config.model, config.seed)
+        source = model_source(config.model, config.seed, sharding_of(config))
         self.method: OfflineMethod[Any, Any] = class_at(family.method)(
             config, source, tokenizer, self.context, config.train.tokens_per_micro_batch
         )

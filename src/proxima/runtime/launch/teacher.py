@@ -10,7 +10,9 @@ from proxima.engine.protocol import EngineSetup, close_engine
 from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
+from proxima.model.parallel.sharding import Sharding
 from proxima.runtime.launch.engine_needs import TEACHER, build_engine, scoring_engine
+from proxima.runtime.launch.models import sharding_of
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
@@ -62,7 +64,7 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
     """
     divergence = distillation.divergence
     with renamed("model.path", PATH):
-        teacher = compute.call(_load, config, distillation.path)
+        teacher = compute.call(_load, config, distillation.path, None, sharding_of(config))
     teacher.model.requires_grad_(False)
     policy = Policy(
         teacher,
@@ -106,5 +108,6 @@ def make_engine_stage(
     return EngineStage(column="teacher_log_prob" if path == TEACHER else "reference_log_prob", engine=engine)
 
 
-def _load(config: "RunConfig", path: str, revision: str | None = None) -> LoadedModel:
-    return load(path, revision=revision, dtype=DTYPES[config.model.dtype], device=config.model.device)
+def _load(config: "RunConfig", path: str, revision: str | None = None, sharding: Sharding | None = None) -> LoadedModel:
+    dtype, device = DTYPES[config.model.dtype], config.model.device
+    return load(path, revision=revision, dtype=dtype, device=device, sharding=sharding)
