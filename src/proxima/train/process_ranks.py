@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
-from proxima.train.ranks import RUN, Ranks, moved
+from proxima.train.ranks import RUN, RankError, Ranks, Refused, moved
 
 T = TypeVar("T")
 
@@ -58,6 +58,20 @@ class ProcessRanks(Ranks):
         own: list[Any] = [None]
         dist.scatter_object_list(own, parts, src=0, group=self.objects)
         return own[0]
+
+    def agree(self, problem: Exception | None) -> None:
+        own = None if problem is None else (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
+        problems = self.gather_everywhere(own)
+        rank = next((rank for rank, given in enumerate(problems) if given is not None), None)
+        if rank is None:
+            return
+        self.in_call = False
+        if self.rank > 0:
+            raise Refused from problem
+        if problem is not None:
+            raise problem
+        text, not_finite = problems[rank] or ("", False)
+        raise (NotFiniteError if not_finite else RankError)(f"rank {rank}: {text}")
 
     def broadcast(self, value: T) -> T:
         box = [moved(value, "cpu") if self.rank == 0 else None]
