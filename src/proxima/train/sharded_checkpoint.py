@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Job:
+class _Unwritten:
     """What is left to write, all of it of one moment: tensors by the folder that they go to, and facts."""
 
     final: Path
@@ -70,7 +70,7 @@ class ShardedWriter:
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")  # of its own: a thread writes while the others train
-        self._job: _Job | None = None
+        self._job: _Unwritten | None = None
 
     def write(
         self,
@@ -99,7 +99,7 @@ class ShardedWriter:
             NotFiniteError: the optimizer state of some rank is not finite.
         """
         self.finish()
-        job = _Job(folder / f"{step:06d}", folder / f".{step:06d}.part", dict(facts))
+        job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", dict(facts))
         try:
             self._together(lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
             self._collect(job, "model", "", loaded, stack)
@@ -140,7 +140,7 @@ class ShardedWriter:
         """A thread of this rank is still at it; not collective."""
         return self._job is not None and self._job.thread is not None and self._job.thread.is_alive()
 
-    def _collect(self, job: _Job, name: str, prefix: str, loaded: LoadedModel, stack: TrainStack) -> None:
+    def _collect(self, job: _Unwritten, name: str, prefix: str, loaded: LoadedModel, stack: TrainStack) -> None:
         """The tensors of a model and its stack; its settings are written at once."""
         adapter = None
         if loaded.base is not None:
@@ -152,7 +152,7 @@ class ShardedWriter:
         job.trainers[f"{prefix}trainer"] = {"updates": stack.updates}
         self._together(lambda: _write_settings(loaded, job.temporary / name, adapter))
 
-    def _write_files(self, job: _Job, files: Mapping[str, Callable[[Path], None]], stack: TrainStack) -> None:
+    def _write_files(self, job: _Unwritten, files: Mapping[str, Callable[[Path], None]], stack: TrainStack) -> None:
         head = getattr(stack.model, "value_head", None)
         weight = None if head is None else whole_tensor(head.weight)
         if dist.get_rank() == 0:
@@ -162,7 +162,7 @@ class ShardedWriter:
             if weight is not None:
                 write_tensors(job.temporary / VALUE_HEAD, {"weight": weight})
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, job: _Unwritten) -> None:
         try:
             for folder, tensors in job.models.items():
                 self._write_model(folder, tensors)
@@ -207,11 +207,11 @@ class ShardedWriter:
         dist.all_gather_object(parts, own, group=self._group)
         return {name: crc for part in parts for name, crc in part.items()}
 
-    def _publish(self, job: _Job, crc32: Mapping[str, str]) -> None:
+    def _publish(self, job: _Unwritten, crc32: Mapping[str, str]) -> None:
         if dist.get_rank() == 0:
             finish_checkpoint(job.temporary, job.final, job.trainers, job.facts, crc32)
 
-    def _give_up(self, job: _Job, error: BaseException) -> None:
+    def _give_up(self, job: _Unwritten, error: BaseException) -> None:
         cause = error
         if isinstance(error, CheckpointException):
             cause = next((each for each, _ in error.failures.values() if isinstance(each, BaseException)), error)
