@@ -102,6 +102,12 @@ def first_saves(rank: int, folder: Path) -> None:
     complete = writer.finish()
     assert isinstance(complete, Checkpoint) and complete.step == 2 and not writer.writing and writer.finish() is None
     failures(rank, folder, all_stacks, writer)
+    experts = source(folder / "experts", sharding=Sharding())
+    stack = TrainStack(experts.policy(experts.load()))
+    train(stack, frozenset())
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sharded_checkpoint, "FILE", 20_000)
+        writer.write(folder, 5, stack.model.loaded, stack, {})
 
 
 def failures(rank: int, folder: Path, all_stacks: dict[str, TrainStack], writer: ShardedWriter) -> None:
