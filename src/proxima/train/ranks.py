@@ -34,7 +34,13 @@ class Ranks:
     rank: int = 0
     size: int = 1
 
+    writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
     in_call: bool = False  # the other ranks are in the middle of a call, and hear nothing before its end
+
+    @property
+    def writing(self) -> bool:
+        """A checkpoint is not complete yet."""
+        return self.writer is not None and self.writer.unfinished
 
     @contextmanager
     def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:

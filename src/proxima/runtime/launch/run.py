@@ -169,7 +169,7 @@ async def _run(
         for note in filter(None, (*change_notes(journal), schedule, numerics)):
             observer.warning(note)
         activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
-        store = RunStore(journal, folder, disk, activity)
+        store = RunStore(journal, folder, disk, activity, ranks)
         if resolved is not None:
             await store.replace_file(folder.config, folder.write_config, dump(resolved))
         loop = work.make_loop(loaded, RunServices(store, compute, observer, clock, ranks))
