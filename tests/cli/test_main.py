@@ -13,6 +13,7 @@ import pytest
 
 from proxima import __version__
 from proxima.cli.main import COMMANDS, main
+from tests.warm import WarmPopen
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 
@@ -195,9 +196,7 @@ def test_a_signal_leaves_a_checkpoint_and_130(sent, again, here, recipe):
     path = recipe()
     command = [sys.executable, "-m", "proxima.cli.main", "train", path, "train.steps=100000", "folder=run"]
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = WarmPopen(command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = here / "run" / "metrics.jsonl"
     while process.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
         time.sleep(0.05)

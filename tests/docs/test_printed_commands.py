@@ -28,7 +28,7 @@ from proxima.data import recipe_files
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers")
+pytestmark = pytest.mark.usefixtures("shared_math_workers", "warm_processes")
 PAGES = pages()
 TRAINING = ("train", "sft", "reward", "dpo")
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
