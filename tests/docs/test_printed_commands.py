@@ -252,7 +252,6 @@ class Shell:
             return
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("proxima.cli.main.run_command", lambda command, arguments: 0)
-            patch.setattr("proxima.cli.train.run", lambda arguments: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if words[0] in (*TRAINING, "explain", "calibrate", "simulate") and words[1] in recipe_files.shipped_recipes():
