@@ -107,7 +107,7 @@ def end(words: list[str]) -> NoReturn:
 def serve(listening: socket.socket) -> list[str]:
     """Fork for every request, until stdin is closed; returns in what is forked, with its words."""
     while True:
-        if sys.stdin.fileno() in select.select([listening, sys.stdin], [], [])[0]:
+        if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
             os._exit(0)
         channel, _ = listening.accept()
         request, files = receive(channel)
