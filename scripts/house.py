@@ -48,7 +48,7 @@ ALLOWED_FUNCTIONS = {
     "convert_offline": "the protocol of a peer's trainings without rewards",
     "rules_of": "the protocol of a peer's trainings without rewards",
     "main": "what a console script or a spawned process starts",
-    "run": "the command of `proxima.cli.train`, and what a spawned process does",
+    "run": "what a spawned process does",
     "train": "a run from its config, and `proxima.train`, a run from a recipe",
 }
 ALLOWED_CLASSES: dict[str, str] = {}
