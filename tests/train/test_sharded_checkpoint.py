@@ -10,7 +10,7 @@ from proxima.model import load, save
 from proxima.train.checkpoint import checkpoints, damage, write_checkpoint, write_tensors
 from tests.model.families import make
 from tests.model.parallel.ranks import run_ranks
-from tests.train.saves import first_saves, later_loads, restore_all, same_state
+from tests.train.saves import first_saves, killed_while_it_writes, later_loads, restore_all, same_state
 
 
 def test_saved_on_two_loaded_on_one_and_four_and_back(tiny_model, tmp_path):
@@ -44,6 +44,11 @@ def names_of_the_files(folder) -> None:
     assert all(ours[name].shape == tensor.shape for name, tensor in theirs.items())
     loaded = load(str(folder / "000005" / "model"), device="cpu")
     assert not torch.equal(loaded.model.lm_head.weight, theirs["lm_head.weight"])
+
+
+def test_a_rank_that_is_killed_while_it_writes_costs_that_checkpoint_alone(tiny_model, tmp_path):
+    (tmp_path / "qwen2").symlink_to(tiny_model("qwen2"))
+    run_ranks(killed_while_it_writes, 2, tmp_path, [0, -9])
 
 
 def regular_folders(folder) -> None:

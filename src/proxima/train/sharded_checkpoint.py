@@ -64,8 +64,7 @@ class _Unwritten:
     temporary: Path
     facts: dict[str, Any]
     trainers: dict[str, Any] = field(default_factory=dict)
-    models: dict[Path, dict[str, Tensor]] = field(default_factory=dict)
-    conversions: dict[Path, Convert | None] = field(default_factory=dict)
+    models: dict[Path, tuple[dict[str, Tensor], Convert | None]] = field(default_factory=dict)
     optimizers: dict[Path, dict[str, Tensor]] = field(default_factory=dict)
     thread: threading.Thread | None = None
     error: BaseException | None = None
@@ -119,7 +118,7 @@ class ShardedWriter:
         if wait:
             self._write(job)
             return self.finish()
-        for tensors in (*job.models.values(), *job.optimizers.values()):
+        for tensors in (*(weights for weights, _ in job.models.values()), *job.optimizers.values()):
             tensors.update({name: _on_host(tensor) for name, tensor in tensors.items()})
         job.thread = threading.Thread(target=self._write, args=(job,), name="checkpoint", daemon=True)
         job.thread.start()
@@ -153,8 +152,7 @@ class ShardedWriter:
             parameters = dict(loaded.model.named_parameters())
             adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
         else:
-            job.models[job.temporary / name] = _weights(loaded.model)
-            job.conversions[job.temporary / name] = _conversion(loaded.model)
+            job.models[job.temporary / name] = _weights(loaded.model), _conversion(loaded.model)
         job.optimizers[job.temporary / f"{prefix}optimizer"] = self._together(lambda: _optimizer_state(stack))
         job.trainers[f"{prefix}trainer"] = {"updates": stack.updates}
         self._together(lambda: _write_settings(loaded, job.temporary / name, adapter))
@@ -171,8 +169,8 @@ class ShardedWriter:
 
     def _write(self, job: _Unwritten) -> None:
         try:
-            for folder, tensors in job.models.items():
-                self._write_model(folder, tensors, job.conversions[folder])
+            for folder, (tensors, convert) in job.models.items():
+                self._write_model(folder, tensors, convert)
             for folder, tensors in job.optimizers.items():
                 writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
                 save(tensors, storage_writer=writer, process_group=self._group)
