@@ -2,11 +2,12 @@
 
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from proxima.data import UserError
 
 
 def add_up(folder: str, resume: bool = False) -> int:
@@ -26,7 +27,6 @@ def add_up(folder: str, resume: bool = False) -> int:
 
 def wait(folder: str, resume: bool = False, victim: int = -1, code: int = 0) -> int:
     """Rank `victim` ends itself, -9 by a signal, else by a code; all others wait until a resume."""
-    import atexit
 
     rank = int(os.environ["RANK"])
     note(folder, resume=resume)
@@ -54,3 +54,21 @@ def note(folder: str, **values: Any) -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "EXTRA")
     record = {name: os.environ.get(name) for name in names} | values | {"pid": os.getpid(), "python": sys.executable}
     Path(folder, f"{os.environ['RANK']}.{os.getpid()}.json").write_text(json.dumps(record))
+
+
+def refuse(reason: str) -> int:
+    raise UserError(reason, remedy="another way")
+
+
+def interrupted() -> int:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":  # a supervisor: FUNCTION FOLDER FIELDS ARGUMENTS
+    from proxima.config.sections.ranks_section import RayPlacement
+    from proxima.runtime.placement.ray_supervisor import supervise
+
+    spec = RayPlacement(gpus_per_rank=0, cpus_per_rank=0.5, **json.loads(sys.argv[3]))
+    named = f"tests.runtime.placement.rank_functions:{sys.argv[1]}"
+    call = {"folder": sys.argv[2], **json.loads(sys.argv[4])}
+    sys.exit(supervise(named, spec, call, log=Path(sys.argv[2], "run.log")))

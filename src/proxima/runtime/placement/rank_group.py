@@ -122,7 +122,9 @@ def _all(references: list[Any], deadline: float, look: Callable[[], None]) -> li
         look()
         if waiting and time.monotonic() > deadline:
             message = f"{len(waiting)} of {len(references)} ranks did not start within placement.start_timeout"
-            raise UserError(message, remedy="raise it, or see Ray's logs of their nodes in /tmp/ray/session_latest/logs")
+            raise UserError(
+                message, remedy="raise it, or see Ray's logs of their nodes in /tmp/ray/session_latest/logs"
+            )
     try:
         return list(ray.get(references))
     except Exception as error:  # the actor's own, as an import that fails there, or Ray's

@@ -22,6 +22,8 @@ def connected(spec: RayPlacement) -> Iterator[None]:
         FieldError: there is no cluster at the address, or it refuses this process.
         UserError: this process is connected already, or none can be started here.
     """
+    # a driver prints what Ray says about a dead node, in twenty lines, also without `log_to_driver`; read at the import
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
     import ray
 
     if ray.is_initialized():
@@ -55,9 +57,9 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         remedy = f"start the cluster, or correct the address or {ADDRESS}; null starts one on this machine"
-        raise FieldError("placement.address", address, f"has no cluster: {error.strerror or error}", remedy=remedy) from (
-            None
-        )
+        raise FieldError(
+            "placement.address", address, f"has no cluster: {error.strerror or error}", remedy=remedy
+        ) from (None)
 
 
 def one_line(error: BaseException) -> str:

@@ -96,27 +96,30 @@ def supervise(
     with connected(spec), signals_restored():
         interrupts = Interrupts()
         check_devices(spec)
-        call, died_at = RankCall(function=function, arguments=arguments), None
+        call = RankCall(function=function, arguments=arguments)
+        died_at: float | None = None
         for starts in range(spec.restarts + 1):
             group = start_group(spec, call, interrupts.look)
             if died_at is not None:
                 lost = time.monotonic() - died_at
-                lines.say(f"all {spec.ranks} ranks run again; {lost:.1f} s were lost, and the work since the checkpoint")
+                lines.say(
+                    f"all {spec.ranks} ranks run again; {lost:.1f} s were lost, and the work since the checkpoint"
+                )
             try:
-                ends = watch(group, spec, lines, interrupts)
+                end = first_cause(watch(group, spec, lines, interrupts))
             finally:
-                died_at = time.monotonic()
                 group.stop()
                 lines.flush(at_once=True)
-            end = first_cause(ends)
             if interrupts.count or end.exit_code in (0, FAILED, REFUSED, INTERRUPTED):
                 return INTERRUPTED if interrupts.count and end.exit_code != 0 else int(end.exit_code or 0)
-            cause = describe_end(end, group, lines)
+            cause, died_at = describe_end(end, group, lines), end.at
             if starts < spec.restarts:
                 number = f"restart {starts + 1} of at most {spec.restarts}"
                 lines.say(f"{cause}; all ranks are started again from the last checkpoint, {number}")
             call = RankCall(function=function, arguments={**arguments, **(again or {"resume": True})})
-        given_up = f"after {spec.restarts} restarts (placement.restarts)" if spec.restarts else "placement.restarts is 0"
+        given_up = (
+            f"after {spec.restarts} restarts (placement.restarts)" if spec.restarts else "placement.restarts is 0"
+        )
         lines.say(f"error: {cause}; {given_up}: the run ends, --resume continues it")
         return FAILED
 
@@ -208,6 +211,8 @@ def _lost(end: RankEnd, group: RankGroup) -> str:
 
 
 def _reason(error: Exception) -> str:
-    if "memory" in str(error).lower():
+    from ray.exceptions import ActorUnavailableError, OutOfMemoryError
+
+    if isinstance(error, OutOfMemoryError) or "memory pressure" in str(error):
         return "Ray killed its actor because the node ran out of memory"
-    return "its actor was killed"
+    return "its node does not answer" if isinstance(error, ActorUnavailableError) else "its actor was killed"
