@@ -58,7 +58,7 @@ def submit(
     if no_wait:
         return 0
     try:
-        return follow(client, job, how_to)
+        return follow_job(client, job, how_to)
     except KeyboardInterrupt:
         print(f"\nthe job runs on: {how_to}", file=sys.stderr)
         return INTERRUPTED
@@ -149,7 +149,7 @@ def submit_job(client: "JobSubmissionClient", entrypoint: str, environment: dict
         time.sleep(ANSWER_SECONDS)
 
 
-def follow(client: "JobSubmissionClient", job: str, how_to: str) -> int:
+def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
     """Print what the job prints until it ends; the exit code of its command.
 
     Args:

@@ -85,7 +85,6 @@ def train_recipe(
     """
     from proxima.api.run_config import config_notes, resolve_run
     from proxima.runtime.placement.on_ray import places_ranks, train_on_ray
-    from proxima.runtime.state.folder import new_run_folder
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
@@ -100,18 +99,8 @@ def train_recipe(
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
     if places_ranks(resolved.config):
-        folder = new_run_folder(resolved.config.folder, resolved.recipe).absolute()
-        return train_on_ray(
-            resolved.config,
-            folder,
-            recipe,
-            overrides,
-            command=command,
-            resume=resume,
-            overwrite=overwrite,
-            accept_changes=accept_changes,
-            quiet=quiet,
-        )
+        begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
+        return train_on_ray(resolved, recipe, overrides, command, begin).exit_code
 
     from proxima.view.run_views import RunViews
 

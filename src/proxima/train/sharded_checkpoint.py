@@ -99,7 +99,7 @@ class ShardedWriter:
         Returns: the checkpoint, on each rank; None if it is not complete yet.
 
         Raises:
-            OSError, CheckpointException, RuntimeError: this or the last checkpoint could not be written on some rank;
+            OSError, RuntimeError: this or the last checkpoint could not be written on some rank;
                 its temporary folder is removed.
             NotFiniteError: the optimizer state of some rank is not finite.
         """
@@ -128,7 +128,7 @@ class ShardedWriter:
         """Wait for the checkpoint that is being written, if there is one, and return it. Call it at the end of a run.
 
         Raises:
-            OSError, CheckpointException, RuntimeError: as `write`.
+            OSError, RuntimeError: as `write`.
         """
         job, self._job = self._job, None
         if job is None:
@@ -221,6 +221,8 @@ class ShardedWriter:
             shutil.rmtree(job.temporary, ignore_errors=True)
         if full is not None and full is not error:
             raise full from error
+        if isinstance(error, CheckpointException):  # no Exception: nobody would expect it
+            raise RuntimeError(f"{job.final}: {type(cause).__name__}: {cause}") from error
 
     def _together(self, function: Callable[[], T]) -> T:
         """`function()` on every rank; what one raises, all raise."""

@@ -1,11 +1,16 @@
 """A training command with `placement: ray`: this process supervises, and its ranks are the same command."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections import PLACEMENTS
+from proxima.runtime.state.folder import new_run_folder
+
+if TYPE_CHECKING:
+    from proxima.config.resolved import Resolved
 
 RANK = "proxima.cli.train:train_recipe"  # what each rank calls
 LINES = "ranks.log"  # in the run folder, the lines of all ranks
@@ -16,38 +21,32 @@ def places_ranks(config: Any) -> bool:
     return PLACEMENTS.holds(config.placement, "ray") and "RANK" not in os.environ
 
 
+@dataclass(frozen=True)
+class RayEnd:
+    """How a run on Ray ended: the exit code of its command, and its folder."""
+
+    exit_code: int
+    folder: Path
+
+
 def train_on_ray(
-    config: Any,
-    folder: Path,
-    recipe: Any,
-    overrides: Sequence[str],
-    *,
-    command: str,
-    resume: bool,
-    overwrite: bool,
-    accept_changes: bool,
-    quiet: bool,
-) -> int:
-    """Train a recipe on the ranks of its placement. Returns the exit code of the command.
+    resolved: "Resolved[Any]", recipe: Any, overrides: Sequence[str], command: str, begin: Mapping[str, bool]
+) -> RayEnd:
+    """Train a recipe on the ranks of its placement.
 
     Args:
-        config: of the recipe and its overrides.
-        folder: of the run, the same at each start of the ranks; on every node.
+        resolved: the recipe with its overrides.
         recipe: a path, a name, or a mapping of JSON values.
+        begin: the further arguments of `train_recipe`.
 
     Raises:
         UserError: the cluster can't start the ranks.
     """
     from proxima.runtime.placement.ray_supervisor import supervise
 
-    arguments = {
-        "recipe": recipe,
-        "overrides": [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"],
-        "command": command,
-        "resume": resume,
-        "overwrite": overwrite,
-        "accept_changes": accept_changes,
-        "quiet": quiet,
-    }
+    config = resolved.config
+    folder = new_run_folder(config.folder, resolved.recipe).absolute()  # the same at each start of the ranks
+    texts = [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"]
+    arguments = {"recipe": recipe, "overrides": texts, "command": command, **begin}
     again = {"resume": True, "overwrite": False}
-    return supervise(RANK, config.placement, arguments, again=again, log=folder / LINES)
+    return RayEnd(supervise(RANK, config.placement, arguments, again=again, log=folder / LINES), folder)
