@@ -118,8 +118,14 @@ class TrainingLoop:
             RunEnded, UserError: the run can't continue; a checkpoint is written all the same, unless the weights
                 diverged or are in the middle of a step.
         """
+        ranks = self.trained.stack.ranks.watch
         watch = StallWatch(
-            self.plan.stall_seconds, self.activity, self.observer.warning, self.generator, self.on_health
+            self.plan.stall_seconds,
+            self.activity,
+            self.observer.warning,
+            self.generator,
+            self.on_health,
+            None if ranks is None else ranks.late,
         )
         watching = asyncio.create_task(watch.run())
         done = True
