@@ -113,7 +113,8 @@ def train_recipe(
         if quiet and is_first():
             print(outcome(summary))
     except RunEnded as end:  # the run failed as designed, which is no bug
-        print(f"error: {end}", file=sys.stderr)
+        if not end.told:
+            print(f"error: {end}", file=sys.stderr)
         status = "failed"
     finally:
         bug_report.RUN_FOLDER.set(views.run_folder)

@@ -49,8 +49,7 @@ class ProcessRanks(Ranks):
         self.in_call = False
 
     def end(self, outcome: Any) -> None:
-        lost = self.watch is not None and self.watch.losing
-        if not self.in_call and not lost:  # otherwise they hear nothing, and end when this process does
+        if not self.in_call and not self.losing():  # otherwise they hear nothing, and end when this process does
             if self.watch is not None:
                 self.watch.release()
             self._scatter([Call(RUN, "end", outcome)] * self.size)
@@ -73,7 +72,7 @@ class ProcessRanks(Ranks):
         return own[0]
 
     def broadcast(self, value: T) -> T:
-        box = [moved(value, "cpu") if self.rank == 0 else None]
+        box: list[Any] = [moved(value, "cpu") if self.rank == 0 else None]
         with self.status.within("broadcast"):
             dist.broadcast_object_list(box, src=0, group=self.objects)
         return value if self.rank == 0 else box[0]
@@ -113,5 +112,5 @@ class ProcessRanks(Ranks):
 
 def _collectives() -> int:
     """How many collectives this process has begun, over all groups."""
-    groups = list(dist.distributed_c10d._world.pg_map)
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     return sum(group._get_sequence_number_for_group() for group in groups)

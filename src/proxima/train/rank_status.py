@@ -54,7 +54,7 @@ class RankStatus:
         }
 
 
-def described(beat: Mapping[str, Any]) -> str:
+def place_of(beat: Mapping[str, Any]) -> str:
     """`update of policy, micro-batch 3 of 8, after gather (collective 41)`."""
     place = ", ".join(filter(None, (beat["call"] or "no call", beat["part"])))
     if not beat["collective"]:

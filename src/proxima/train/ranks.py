@@ -68,6 +68,10 @@ class Ranks:
     def end(self, outcome: Any) -> None:
         """On rank 0: let the other ranks end, with the outcome of the run."""
 
+    def losing(self) -> bool:
+        """Whether another rank has failed."""
+        return self.watch is not None and self.watch.losing
+
     def name(self, rank: int) -> str:
         """Of a rank, for people."""
         return f"rank {rank}" if self.watch is None else self.watch.name(rank)

@@ -154,7 +154,10 @@ async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunF
     def warn(text: str) -> None:
         events.call_soon_threadsafe(observer.warning, text)
 
-    with ranks.watch.attached(folder.log, warn, lambda: events.call_soon_threadsafe(task.cancel) and None):
+    def cancel() -> None:
+        events.call_soon_threadsafe(task.cancel)
+
+    with ranks.watch.attached(folder.log, warn, cancel):
         try:
             return await run
         except asyncio.CancelledError as error:
@@ -203,16 +206,12 @@ async def _run(
             observer.warning(note)
         status, error, recorded = "failed", None, len(folder.read_metrics())
         try:
-            lost = None if ranks.watch is None else lambda: ranks.watch.losing  # type: ignore[union-attr]
-            stop_on_interrupt(loop.stop, observer.warning, compute, lost)
+            stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
             status = "done" if await loop.run() else "stopped"
         except BaseException as problem:
-            disk.stop.set()
-            error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-            if ranks.watch is not None and (failure := ranks.watch.cause(problem)) is not None:
-                error = failure.text
-            elif isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
-                status, error = "stopped", "interrupted"
+            status, error = _ending(problem, ranks)
+            if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):
+                disk.stop.set()
             raise
         finally:
             loop.close()
@@ -225,8 +224,19 @@ async def _run(
             except StoppedWaiting as full:
                 observer.warning(f"{full}: the run has no summary.json until it is resumed")
             observer.finished(asdict(summary))
-            await compute.run(ranks.end, summary)
+            if not ranks.losing():
+                await compute.run(ranks.end, summary)
     return summary
+
+
+def _ending(problem: BaseException, ranks: Ranks) -> tuple[RunStatus, str]:
+    """Status and error of a run that ends by an exception."""
+    failure = None if ranks.watch is None else ranks.watch.cause(problem)
+    if failure is not None:
+        return "failed", failure.text
+    if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
+        return "stopped", "interrupted"
+    return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
 def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer, accept: bool) -> Checkpoint | None:
@@ -261,11 +271,11 @@ def _compare_files(work: Workload, folder: RunFolder, ranks: Ranks) -> None:
     """Does every node read what this one does?"""
     if ranks.size == 1:
         return
-    from proxima.runtime.placement.agreement import check_files
+    from proxima.runtime.placement.agreement import compare_files
 
     with ranks.call(RUN, "preflight", [folder.path] * ranks.size):
         hashes = ranks.gather(work.hashes())
-    check_files({ranks.name(rank): hashed for rank, hashed in enumerate(hashes)})
+    compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(hashes)})
 
 
 def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:

@@ -32,7 +32,15 @@ class Stopped(Exception):
 
 
 class RunEnded(Exception):
-    """The run can't continue, although nothing in it is broken; the message says why and what to do."""
+    """The run can't continue, although nothing in it is broken; the message says why and what to do.
+
+    Args:
+        told: the user has been told already, on standard error.
+    """
+
+    def __init__(self, message: str, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ OWN = ("folder", "monitor")  # fields of rank 0 alone
 
 def rank_facts(config: Any, device: str) -> dict[str, Any]:
     """What has to agree between the ranks, and what a node has, of this one."""
-    packages = {"proxima": __version__, "python": platform.python_version()}
+    packages: dict[str, str | None] = {"proxima": __version__, "python": platform.python_version()}
     packages |= {name: package_version(name) for name in ("torch", "transformers")}
     fields = {path: value for path, value in flat_values(config).items() if path.split(".")[0] not in OWN}
     return {
@@ -45,7 +45,7 @@ def free_bytes(folder: str) -> int | None:
         return None
 
 
-def check_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
+def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare the facts of all ranks, by name (`rank 2 on HOST`), rank 0 first.
 
     Raises:
@@ -66,8 +66,8 @@ def check_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
         _has_room(name, own)
     if facts[first]["config"].get("placement.sharding.kind") == "hybrid":
         for name, own in facts.items():
-            _same(name, first, "ranks on its node", own["ranks_of_node"], facts[first]["ranks_of_node"],
-                  "placement.sharding=hybrid needs the same number on every node; or set placement.sharding=full")  # fmt: skip
+            remedy = "placement.sharding=hybrid needs as many on every node; or set placement.sharding=full"
+            _same(name, first, "ranks on its node", own["ranks_of_node"], facts[first]["ranks_of_node"], remedy)
 
 
 def _has_room(name: str, own: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ def _has_room(name: str, own: Mapping[str, Any]) -> None:
         raise UserError(text, remedy="free some space there, or set TMPDIR on that node")
 
 
-def check_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:
+def compare_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:
     """Compare the hashes of what the ranks read, by the rank's name, rank 0 first; None: another rank of its node has
     looked.
 
@@ -95,8 +95,9 @@ def check_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:
         if (hers := hashes[name]) is None:
             continue
         for file in dict.fromkeys([*ours, *hers]):
-            pair = (hashed.get(file, "no such file")[:12] for hashed in (hers, ours))
-            _same(name, first, file, *pair, "copy the files of rank 0's node there, or use a shared file system")
+            value, expected = (hashed.get(file, "no such file")[:12] for hashed in (hers, ours))
+            remedy = "copy the files of rank 0's node there, or use a shared file system"
+            _same(name, first, file, value, expected, remedy)
 
 
 def _same(name: str, first: str, field: str, value: Any, expected: Any, remedy: str) -> None:

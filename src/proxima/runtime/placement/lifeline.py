@@ -13,7 +13,7 @@ from contextlib import suppress
 from io import TextIOBase
 from typing import Any
 
-from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, error_message, host_name
+from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, host_name, told_error
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
 GRACE = 1.0  # seconds from rank 0's end to this process's, in which a launcher notices rank 0's first
@@ -47,7 +47,7 @@ class Lifeline:
 
     def report(self, error: BaseException) -> None:
         """Tell rank 0 what this rank dies of, and leave it the last word."""
-        self.send(error=error_message(error), at=dict(self.beat()))
+        self.send(error=told_error(error), at=dict(self.beat()))
         self._thread.join(LAST_WORDS)
 
     def close(self) -> None:

@@ -92,8 +92,8 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
 @contextmanager
 def _first(config: Any) -> Iterator[Ranks]:
     from proxima.runtime.loop.training_loop import RunEnded
-    from proxima.runtime.placement.agreement import check_facts, rank_facts
-    from proxima.runtime.placement.rank_watch import RankWatch, ended, terminated_by_launcher
+    from proxima.runtime.placement.agreement import compare_facts, rank_facts
+    from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
 
     placement = config.placement
     store, key = _store(_patience(placement))
@@ -105,7 +105,7 @@ def _first(config: Any) -> Iterator[Ranks]:
             store.set(key, f"{watch.port} {watch.token}")
             peers = watch.meet(_patience(placement))
             own = {watch.name(0): rank_facts(config, _device())}
-            check_facts(own | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
+            compare_facts(own | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
             _connect(store, key, ranks, placement)
             yield ranks
         except Exception as error:
@@ -113,7 +113,9 @@ def _first(config: Any) -> Iterator[Ranks]:
             if failure is None:
                 raise
             watch.take()
-            raise (UserError if failure.refused else RunEnded)(ended(failure)) from error
+            if failure.refused:
+                raise UserError(last_line(failure)) from error
+            raise RunEnded(last_line(failure), told=True) from error
         if ranks.in_call or watch.failure is not None:
             return  # others may wait in a collective, and the end of the group would wait for them
         watch.close()
@@ -182,11 +184,11 @@ def _no_rank_zero(what: str) -> UserError:
 
 def _store(seconds: float) -> tuple[Any, str]:
     """The store where the ranks meet, and a key of this group, as the same processes may form several in turn."""
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     key, port = f"proxima/{next(_groups)}", os.environ["MASTER_PORT"]
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
     except Exception as error:  # of several classes
         if os.environ["RANK"] != "0":
             raise _no_rank_zero(f"was not there within {seconds:g} s") from None
@@ -204,13 +206,14 @@ def _ranks() -> "ProcessRanks":
 def _connect(store: Any, key: str, ranks: "ProcessRanks", placement: Any) -> None:
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
 
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        store=dist.PrefixStore(key, store),
+        store=PrefixStore(key, store),
         rank=ranks.rank,
         world_size=ranks.size,
         timeout=timedelta(seconds=placement.timeout + SLACK),

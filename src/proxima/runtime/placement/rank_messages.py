@@ -45,10 +45,13 @@ class Channel:
         if not chunk:
             return None
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
+        try:
+            return [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError):  # not one of ours
+            return None
 
 
-def error_message(error: BaseException) -> dict[str, Any]:
+def told_error(error: BaseException) -> dict[str, Any]:
     """What is told of an exception; `follows` if it only follows from the loss of another rank."""
     name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return {
@@ -64,7 +67,7 @@ def follows_from_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in LOST_PEER)
 
 
-def spans(ranks: list[int]) -> str:
+def span_of(ranks: list[int]) -> str:
     """`rank 2`, `ranks 1-3, 6`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):

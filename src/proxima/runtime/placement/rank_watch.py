@@ -20,8 +20,8 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.runtime.placement.lifeline import orphaned
-from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, spans
-from proxima.train.rank_status import described
+from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, span_of
+from proxima.train.rank_status import place_of
 
 TICK = 0.2  # seconds between looks
 SETTLE = 1.0  # seconds in which what follows from a cause may be heard before the cause
@@ -30,7 +30,7 @@ FOLD = 1.0  # seconds in which other ranks may say the same line
 
 
 @dataclass
-class Peer:
+class HeardRank:
     """A rank, as rank 0 hears it."""
 
     rank: int
@@ -82,7 +82,7 @@ class LogOfRanks:
             for line in ready:
                 ranks = self.waiting.pop(line)[1]
                 times = len(ranks) // len(set(ranks))
-                file.write(f"[{spans(sorted(set(ranks)))}] {line}{f' (× {times})' if times > 1 else ''}\n")
+                file.write(f"[{span_of(sorted(set(ranks)))}] {line}{f' (× {times})' if times > 1 else ''}\n")
 
 
 class RankWatch:
@@ -101,7 +101,7 @@ class RankWatch:
         self.size, self.own, self.in_call = size, own, in_call
         self.heartbeat, self.timeout = heartbeat, timeout
         self.token, self.log = secrets.token_hex(16), LogOfRanks()
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, HeardRank] = {}
         self._held: list[int] = []
         self.failure: RankFailure | None = None
         self._causes: list[RankFailure] = []
@@ -121,7 +121,7 @@ class RankWatch:
 
     # ---- for the thread that computes --------------------------------------------------------------------------------
 
-    def meet(self, seconds: float) -> dict[int, Peer]:
+    def meet(self, seconds: float) -> dict[int, HeardRank]:
         """All other ranks, once each has called.
 
         Raises:
@@ -134,7 +134,9 @@ class RankWatch:
         if missing := sorted(set(range(1, self.size)) - self.peers.keys()):
             remedy = "its node has left or can't reach this one: see its own messages, then start all ranks again"
             where = f"port {self.port} of {host_name()}"
-            raise UserError(f"{spans(missing)} of {self.size} did not call {where} within {seconds:g} s", remedy=remedy)
+            raise UserError(
+                f"{span_of(missing)} of {self.size} did not call {where} within {seconds:g} s", remedy=remedy
+            )
         return self.peers
 
     @contextmanager
@@ -219,7 +221,7 @@ class RankWatch:
                 if message.get("token") != self.token:
                     messages = None  # a stranger
                     break
-                peer = Peer(message["hello"], message["host"], message["facts"], channel, time.monotonic())
+                peer = HeardRank(message["hello"], message["host"], message["facts"], channel, time.monotonic())
                 with self._changed:
                     self.peers[peer.rank] = peer
                     self._changed.notify_all()
@@ -228,14 +230,15 @@ class RankWatch:
             self._hear(peer, message)
         if messages is None:
             self._selector.unregister(channel.connection)
+            with suppress(OSError):
+                channel.connection.shutdown(socket.SHUT_RDWR)
             channel.connection.close()
             if peer is not None and not peer.gone:
                 peer.gone = True
-                last = f", in {described(peer.beat)}" if peer.beat else ""
                 hint = "it was killed, perhaps for memory (see dmesg there), or its node is gone"
-                self._add(RankFailure(text=f"{peer.name} died{last}: {hint}"))
+                self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}"))
 
-    def _hear(self, peer: Peer, message: Mapping[str, Any]) -> None:
+    def _hear(self, peer: HeardRank, message: Mapping[str, Any]) -> None:
         if "beat" in message:
             peer.beat = message["beat"]
         for line in message.get("lines", ()):
@@ -256,6 +259,10 @@ class RankWatch:
                 )
             )
 
+    def _during(self) -> str:
+        own = self.own()
+        return f" during {', '.join(filter(None, (own['call'], own['part'])))}" if self.in_call() else ""
+
     def _add(self, cause: RankFailure) -> None:
         if not self._causes:
             self._first_cause_at = time.monotonic()
@@ -265,8 +272,9 @@ class RankWatch:
         if self.failure is None:
             if not self._causes:
                 self._look(now)
-            if self._causes and now - self._first_cause_at >= SETTLE:
-                self._fail(min(self._causes, key=lambda cause: cause.follows), now)  # the first of those that cause
+            first = next((cause for cause in self._causes if not cause.follows), None)
+            if first is not None or (self._causes and now - self._first_cause_at >= SETTLE):
+                self._fail(first or self._causes[0], now)
         elif not self._taken and (
             now > self._ends_at or (self._in_order and now > self._ends_at - CLOSING + 2 * SETTLE)
         ):
@@ -276,6 +284,8 @@ class RankWatch:
         with self._changed:
             self.failure, self._ends_at = failure, now + CLOSING
             self._changed.notify_all()
+        if not failure.refused:  # at once: a launcher will say much about it
+            print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
         if self._cancel is not None:
             self._cancel()
 
@@ -286,7 +296,8 @@ class RankWatch:
         with self._changed:
             if self._taken:
                 return
-        print(f"error: {ended(self.failure)}", file=sys.stderr, flush=True)
+        if self.failure.refused:
+            print(f"error: {last_line(self.failure)}", file=sys.stderr, flush=True)
         os._exit(2 if self.failure.refused else 1)
 
     def _look(self, now: float) -> None:
@@ -311,8 +322,8 @@ class RankWatch:
         silent = max((peer for peer in self.peers.values() if not peer.gone), key=lambda p: now - p.heard, default=None)
         if silent is not None and now - silent.heard > bound:
             seconds = now - silent.heard
-            last = f"; it was in {described(silent.beat)}" if silent.beat else ""
-            return seconds, f"{silent.name} has given no sign of life for {seconds:.0f} s{last}"
+            last = f"; it was last in {place_of(silent.beat)}" if silent.beat else ""
+            return seconds, f"{silent.name} has given no sign of life for {seconds:.0f} s{self._during()}{last}"
         if not self.in_call():
             return None
         beats = {0: dict(self.own())}
@@ -326,17 +337,17 @@ class RankWatch:
         if least == most:
             if seconds < self.timeout:
                 return None  # a long computation, or a large collective
-            return seconds, f"no rank has moved for {seconds:.0f} s; all are in {described(beats[0])}"
+            return seconds, f"no rank has moved for {seconds:.0f} s; all are in {place_of(beats[0])}"
         behind = [rank for rank, beat in beats.items() if beat["issued"] == least]
-        names = spans(behind) if len(behind) > 1 else self.name(behind[0])
+        names = span_of(behind) if len(behind) > 1 else self.name(behind[0])
         other = next(beat for beat in beats.values() if beat["issued"] == most)
         return seconds, (
-            f"{names} did nothing for {seconds:.0f} s in {described(beats[behind[0]])}; the others wait in "
-            f"{described(other)}"
+            f"{names} did nothing for {seconds:.0f} s in {place_of(beats[behind[0]])}; the others wait in "
+            f"{place_of(other)}"
         )
 
 
-def ended(failure: RankFailure) -> str:
+def last_line(failure: RankFailure) -> str:
     """The one line about a run that a rank has ended."""
     if failure.refused:
         return failure.text
