@@ -71,12 +71,13 @@ def stage_columns(
     Collective on several `ranks`, each with its own trajectories; see `ColumnShare` for `filler`."""
     out: dict[str, list[Floats]] = {stage.column: []}
     cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)
+    idle = ranks.most(len(cuts)) - len(cuts)
     for indices in cuts:
         batch = stage.pack([trajectories[i] for i in indices])
         outputs = stage(batch)
         for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
             out.setdefault(name, []).extend(np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
-    for _ in range(ranks.most(len(cuts)) - len(cuts)):
+    for _ in range(idle):
         assert filler is not None
         stage(stage.pack([filler]))
     return out

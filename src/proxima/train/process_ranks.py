@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.train.rank_status import RankStatus
-from proxima.train.ranks import RUN, Ranks, moved
+from proxima.train.ranks import RUN, RankError, Ranks, Refused, moved
 
 T = TypeVar("T")
 
@@ -28,7 +28,8 @@ class Call:
 
 class ProcessRanks(Ranks):
     """The ranks of the default process group; `objects` is a group of the same ranks over gloo, which carries what is
-    not a tensor of the model; None: the default group."""
+    not a tensor of the model; None: the default group. `writer`
+    is set once there is a process group."""
 
     def __init__(self, rank: int, size: int, objects: Any = None) -> None:
         self.rank, self.size, self.objects = rank, size, objects
@@ -70,6 +71,20 @@ class ProcessRanks(Ranks):
         with self.status.within("scatter"):
             dist.scatter_object_list(own, parts, src=0, group=self.objects)
         return own[0]
+
+    def agree(self, problem: Exception | None) -> None:
+        own = None if problem is None else (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
+        problems = self.gather_everywhere(own)
+        rank = next((rank for rank, given in enumerate(problems) if given is not None), None)
+        if rank is None:
+            return
+        self.in_call = False
+        if self.rank > 0:
+            raise Refused from problem
+        if problem is not None:
+            raise problem
+        text, not_finite = problems[rank] or ("", False)
+        raise (NotFiniteError if not_finite else RankError)(f"{self.name(rank)}: {text}")
 
     def broadcast(self, value: T) -> T:
         box: list[Any] = [moved(value, "cpu") if self.rank == 0 else None]

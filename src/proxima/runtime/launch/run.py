@@ -193,7 +193,7 @@ async def _run(
         for note in filter(None, (*change_notes(journal), schedule, numerics)):
             observer.warning(note)
         activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
-        store = RunStore(journal, folder, disk, activity)
+        store = RunStore(journal, folder, disk, activity, ranks)
         if resolved is not None:
             await store.replace_file(folder.config, folder.write_config, dump(resolved))
         loop = work.make_loop(loaded, RunServices(store, compute, observer, clock, ranks))
@@ -209,9 +209,7 @@ async def _run(
             stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
             status = "done" if await loop.run() else "stopped"
         except BaseException as problem:
-            status, error = _ending(problem, ranks)
-            if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):
-                disk.stop.set()
+            status, error = _ending(problem, ranks, disk)
             raise
         finally:
             loop.close()
@@ -229,12 +227,14 @@ async def _run(
     return summary
 
 
-def _ending(problem: BaseException, ranks: Ranks) -> tuple[RunStatus, str]:
+def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]:
     """Status and error of a run that ends by an exception."""
     failure = None if ranks.watch is None else ranks.watch.cause(problem)
     if failure is not None:
+        disk.stop.set()
         return "failed", failure.text
     if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
+        disk.stop.set()
         return "stopped", "interrupted"
     return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
 

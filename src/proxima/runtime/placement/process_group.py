@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections import PLACEMENTS
 from proxima.data import FieldError, UserError
-from proxima.train.ranks import ALONE, Ranks
+from proxima.train.ranks import ALONE, RankError, Ranks
 
 if TYPE_CHECKING:
     from proxima.runtime.placement.lifeline import Lifeline
@@ -110,6 +110,8 @@ def _first(config: Any) -> Iterator[Ranks]:
             yield ranks
         except Exception as error:
             failure = watch.cause(error)
+            if isinstance(error, RankError):  # the other ranks go on, and hear of the end
+                raise RunEnded(f"{error}; resume with --resume") from error
             if failure is None:
                 raise
             watch.take()
@@ -208,6 +210,8 @@ def _connect(store: Any, key: str, ranks: "ProcessRanks", placement: Any) -> Non
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
+    from proxima.train.sharded_checkpoint import ShardedWriter
+
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -219,6 +223,7 @@ def _connect(store: Any, key: str, ranks: "ProcessRanks", placement: Any) -> Non
         timeout=timedelta(seconds=placement.timeout + SLACK),
     )
     ranks.objects = dist.new_group(backend="gloo", timeout=IDLE)
+    ranks.writer = ShardedWriter()
 
 
 def _disconnect() -> None:
