@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
     arguments = argparse.Namespace()
     RUN_FOLDER.set(None)
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:  # torch has many lines about a process that is gone
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         if any("\0" in word for word in words):
             raise UserError("an argument has a NUL character", remedy="leave it out")

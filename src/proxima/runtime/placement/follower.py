@@ -2,6 +2,7 @@
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,9 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
             continue
         try:
             obey(call.target, call.name, call.part, parts)
-        except (Refused, NotFiniteError):  # on every rank; rank 0 decides what becomes of the run
+        except (Refused, NotFiniteError) as error:  # on every rank; rank 0 decides what becomes of the run
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)  # to rank 0's log
             continue
 
 

@@ -20,18 +20,13 @@ IDLE = timedelta(days=30)  # that a rank may wait for the next thing to do; the 
 SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which knows more
 MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
 EARLY_SECONDS = 60.0  # that a rank with an error waits for rank 0, which probably has the same
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # what torch says of a lost peer, in many lines
 _groups = count()
 
 
 def is_rank() -> bool:
     """Whether this process is one of several that a launcher has started."""
     os.environ.update(slurm_variables(os.environ))
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several:
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
-    return several
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def is_first() -> bool:
@@ -110,8 +105,9 @@ def _first(config: Any) -> Iterator[Ranks]:
             yield ranks
         except Exception as error:
             failure = watch.cause(error)
-            if isinstance(error, RankError):  # the other ranks go on, and hear of the end
-                raise RunEnded(f"{error}; resume with --resume") from error
+            if isinstance(error, RankError):  # the other ranks have gone on, and heard of the end
+                watch.await_farewells()
+                raise RunEnded(f"{error}; its traceback is in log.txt; resume with --resume") from error
             if failure is None:
                 raise
             watch.take()
@@ -120,6 +116,7 @@ def _first(config: Any) -> Iterator[Ranks]:
             raise RunEnded(last_line(failure), told=True) from error
         if ranks.in_call or watch.failure is not None:
             return  # others may wait in a collective, and the end of the group would wait for them
+        watch.await_farewells()
         watch.close()
         _disconnect()
 
@@ -186,11 +183,18 @@ def _no_rank_zero(what: str) -> UserError:
 
 def _store(seconds: float) -> tuple[Any, str]:
     """The store where the ranks meet, and a key of this group, as the same processes may form several in turn."""
-    from torch.distributed.rendezvous import rendezvous
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     key, port = f"proxima/{next(_groups)}", os.environ["MASTER_PORT"]
     try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(port),
+            is_master=os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     except Exception as error:  # of several classes
         if os.environ["RANK"] != "0":
             raise _no_rank_zero(f"was not there within {seconds:g} s") from None

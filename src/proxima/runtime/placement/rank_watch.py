@@ -68,19 +68,23 @@ class LogOfRanks:
 
     path: Path | None = None
     waiting: dict[str, tuple[float, list[int]]] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
 
     def add(self, rank: int, line: str) -> None:
-        self.waiting.setdefault(line, (time.monotonic(), []))[1].append(rank)
+        with self.lock:
+            self.waiting.setdefault(line, (time.monotonic(), []))[1].append(rank)
 
     def flush(self, *, at_once: bool = False) -> None:
         """Write what has waited for other ranks, once the folder is known."""
         now = time.monotonic()
-        ready = [line for line, (since, _) in self.waiting.items() if at_once or now - since >= FOLD]
-        if self.path is None or not ready:
+        with self.lock:
+            ready = [] if self.path is None else list(self.waiting)
+            ready = [line for line in ready if at_once or now - self.waiting[line][0] >= FOLD]
+            lines = {line: self.waiting.pop(line)[1] for line in ready}
+        if self.path is None or not lines:
             return
         with suppress(OSError), self.path.open("a", encoding="utf-8", errors="replace") as file:
-            for line in ready:
-                ranks = self.waiting.pop(line)[1]
+            for line, ranks in lines.items():
                 times = len(ranks) // len(set(ranks))
                 file.write(f"[{span_of(sorted(set(ranks)))}] {line}{f' (× {times})' if times > 1 else ''}\n")
 
@@ -128,16 +132,19 @@ class RankWatch:
             UserError: some have not in so many seconds, or one can't start.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or len(self.peers) == self.size - 1, seconds)
+            self._changed.wait_for(lambda: self.failure or self._complete(), seconds)
         if self.failure is not None:
             raise UserError(self.failure.text)
-        if missing := sorted(set(range(1, self.size)) - self.peers.keys()):
+        if missing := sorted(set(range(1, self.size)) - {rank for rank, peer in self.peers.items() if peer.facts}):
             remedy = "its node has left or can't reach this one: see its own messages, then start all ranks again"
             where = f"port {self.port} of {host_name()}"
             raise UserError(
                 f"{span_of(missing)} of {self.size} did not call {where} within {seconds:g} s", remedy=remedy
             )
         return self.peers
+
+    def _complete(self) -> bool:  # one without facts calls to tell an error
+        return len(self.peers) == self.size - 1 and all(peer.facts for peer in self.peers.values())
 
     @contextmanager
     def attached(self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]) -> Iterator[None]:
@@ -168,6 +175,12 @@ class RankWatch:
         """The thread that computes will say what has failed, and end."""
         with self._changed:
             self._taken = True
+        self.log.flush(at_once=True)
+
+    def await_farewells(self) -> None:
+        """Wait for the last lines of the other ranks, which hear that the run has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(peer.gone for peer in self.peers.values()), SETTLE)
         self.log.flush(at_once=True)
 
     def release(self) -> None:
@@ -244,7 +257,9 @@ class RankWatch:
         for line in message.get("lines", ()):
             self.log.add(peer.rank, line)
         if "bye" in message:
-            peer.gone = True
+            with self._changed:
+                peer.gone = True
+                self._changed.notify_all()
         if "error" in message:
             peer.gone = True
             error = message["error"]
