@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import types
@@ -101,10 +102,15 @@ def test_jobs_of_a_cluster(recipe, here, monkeypatch):
 
     recipe()
     (here / "there" / "proxima").mkdir(parents=True)
+    (here / "there" / "proxima" / "__init__.py").touch()
     (here / "there" / "proxima" / "__main__.py").write_text(STANDS_IN)
     (here / "env.yaml").write_text(f"env_vars: {{PYTHONPATH: {here / 'there'}, EXTRA: 'yes', CODE: '2'}}")
     (here / "good.yaml").write_text(f"env_vars: {{PYTHONPATH: {here / 'there'}}}")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": True})
+    with socket.socket() as free:  # Ray's own choice is one port for all clusters of a machine
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = {"num_cpus": 1, "include_dashboard": True, "dashboard_agent_listen_port": port}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         address = f"http://{cluster.webui_url}"
 
@@ -116,6 +122,7 @@ def test_jobs_of_a_cluster(recipe, here, monkeypatch):
         process = start("seed=3", "--runtime-env", "env.yaml")
         out, err = process.communicate(timeout=SECONDS)
         assert process.returncode == 2, err
+        assert out, err
         first, *lines = out.splitlines()
         assert first.startswith("job raysubmit_")
         assert f"words train {here / 'tiny.yaml'} seed=3" in lines and f"folder {here} EXTRA yes" in lines

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("proxima.cli.chat_session", "chat with a model or a run's checkpoint"),
     "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
     "explain": ("proxima.cli.explain", "show every value, its origin, and the batch, memory and time that follow"),
+    "rehearse": ("proxima.cli.rehearse", "rehearse a training step for devices that you don't have: does it fit?"),
     "list": ("proxima.cli.list", "list every kind of every slot"),
     "data": ("proxima.cli.data.data_command", "prepare data sets for training and evaluation"),
     "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),

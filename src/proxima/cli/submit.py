@@ -2,6 +2,7 @@
 starts the ranks; without, it computes in one process on the cluster's head. Ctrl-C leaves the job running."""
 
 import asyncio
+import logging
 import os
 import shlex
 import sys
@@ -119,6 +120,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
         from ray.job_submission import JobSubmissionClient
     except ImportError:
         raise UserError("proxima submit needs the package ray", remedy="pip install 'proxima-rl[ray]'") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it notes each connection that closes
     if address is not None:  # which the variables would overrule
         os.environ.pop("RAY_API_SERVER_ADDRESS", None)
         os.environ["RAY_ADDRESS"] = address

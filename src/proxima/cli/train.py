@@ -84,6 +84,8 @@ def train_recipe(
         UserError: the recipe is wrong, or one of another command.
     """
     from proxima.api.run_config import config_notes, resolve_run
+    from proxima.runtime.placement.on_ray import places_ranks, train_on_ray
+    from proxima.runtime.state.folder import new_run_folder
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
@@ -100,6 +102,19 @@ def train_recipe(
     )
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
+    if places_ranks(resolved.config):
+        folder = new_run_folder(resolved.config.folder, resolved.recipe).absolute()
+        return train_on_ray(
+            resolved.config,
+            folder,
+            recipe,
+            overrides,
+            command=command,
+            resume=resume,
+            overwrite=overwrite,
+            accept_changes=accept_changes,
+            quiet=quiet,
+        )
 
     from proxima.view.run_views import RunViews
 
