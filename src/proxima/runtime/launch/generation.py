@@ -1,7 +1,8 @@
 """From a config to generation: the engine, the rewards, what collects the groups of a step, and the held-out sets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
@@ -51,13 +52,22 @@ def make_generator(
     # has them from is deleted some steps later, and a server that is restarted would look for it.
     log = services.store.folder.engine_log
     setup = EngineSetup.of(policy, max_length=data.max_length, compute=services.compute, log=log)
-    setup = replace(setup, model_path=config.model.path)
+    setup = replace(setup, model_path=config.model.path, spread=_spread(config, services))
     engine, notes = build_engine(config.engine, setup, data.needs)
     for note in notes:
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
     return GroupGenerator(executor, rewards, training_groups(config), services.clock.now)
+
+
+def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
+    """What brings weights to the nodes of the other ranks, where servers may be."""
+    if services.ranks.size == 1 or not getattr(config.engine, "allow_remote", False):
+        return None
+    from proxima.train.node_folders import NodeFolders
+
+    return NodeFolders(services.ranks).send
 
 
 def make_collector(

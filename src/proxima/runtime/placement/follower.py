@@ -1,6 +1,7 @@
 """What the ranks beside the first do: the same models, and whatever rank 0 tells them to compute."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -15,6 +16,8 @@ from proxima.train.ranks import Ranks, Refused
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
+    from proxima.train.node_folders import NodeFolders
+    from proxima.train.process_ranks import ProcessRanks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +50,19 @@ class RankWorkload(Protocol):
 def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
     """Do what rank 0 says until the run ends; returns its summary. Nothing is read before rank 0 has found everything
     in order, so that each problem has one message."""
+    from proxima.train.node_folders import NodeFolders
     from proxima.train.process_ranks import ProcessRanks
 
     assert isinstance(ranks, ProcessRanks)
     signal(SIGINT, SIG_IGN)  # Ctrl-C reaches every process of a terminal; rank 0 decides
-    parts = RankParts(stacks={})
+    parts, folders = RankParts(stacks={}), NodeFolders(ranks)
+    with closing(folders):
+        return _follow(make_work, ranks, parts, folders)
+
+
+def _follow(
+    make_work: Callable[[], RankWorkload], ranks: "ProcessRanks", parts: RankParts, folders: "NodeFolders"
+) -> "Summary":
     while True:
         call = ranks.receive()
         if call.name == "end":
@@ -61,6 +72,9 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
             work, checkpoint = make_work(), call.part
             loaded = work.load(None if checkpoint is None else str(checkpoint / "model"))
             parts = work.rank_parts(loaded, ComputeThread(), ranks, checkpoint)
+            continue
+        if call.name == "folder":
+            folders.follow(call.part)
             continue
         try:
             obey(call.target, call.name, call.part, parts)
