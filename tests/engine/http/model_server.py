@@ -27,7 +27,7 @@ class ModelVllm(FakeVllm):
         super().__init__()
         loaded = load(folder, dtype=torch.float32, device="cpu")
         self.model, self.tokenizer, self.folder = loaded.model, loaded.tokenizer, folder
-        self.lock = threading.Lock()
+        self.length, self.lock = 256, threading.Lock()
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -35,7 +35,7 @@ class ModelVllm(FakeVllm):
             if path == "/health":
                 return httpx.Response(200)
             if path == "/v1/models":
-                return httpx.Response(200, json={"data": [{"id": self.folder, "max_model_len": 256}]})
+                return httpx.Response(200, json={"data": [{"id": self.folder, "max_model_len": self.length}]})
             if path == "/tokenize":
                 text = json.loads(request.content)["prompt"]
                 return httpx.Response(200, json={"tokens": self.tokenizer(text, add_special_tokens=False).input_ids})
@@ -68,7 +68,8 @@ class ModelVllm(FakeVllm):
         return answer
 
     def _draw(self, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], list[Any]]:
-        draws, tokens, values, top = np.random.default_rng(sampling.get("seed", 0)), list[int](), list[float](), []
+        draws, stopped = np.random.default_rng(sampling.get("seed", 0)), False
+        tokens, values, top = list[int](), list[float](), []
         for _ in range(sampling["max_tokens"]):
             logits = self._rows([*prompt, *tokens])[-1]
             warm = logits / max(sampling["temperature"], 1e-6)
@@ -79,8 +80,9 @@ class ModelVllm(FakeVllm):
             tokens.append(token)
             values.append(float(told[token]))
             top.append([(int(o), float(told[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
-            if token in sampling.get("stop_token_ids", ()):
+            if stopped := token in sampling.get("stop_token_ids", ()):
                 break
+        self.change = {"finish_reason": "stop"} if stopped else {}
         return tokens, values, top
 
 
