@@ -24,6 +24,7 @@ from proxima.model.files import ADAPTER_CONFIG as CONFIG
 from proxima.model.files import weight_files
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
 from proxima.model.lora_layers import attach
+from proxima.model.parallel.sharding import plain_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -178,9 +179,14 @@ def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
 
 
 def save_adapter(
-    model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None", base: BaseModel, folder: str | Path
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    base: BaseModel,
+    folder: str | Path,
+    trained: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write the adapter of `model` as the module's docstring says; the base is not in it."""
+    """Write the adapter of `model` as the module's docstring says; the base is not in it. `trained` are the tensors by
+    `trained_names`, of a sharded model; None: those of the model."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     whole: Any = model
@@ -189,14 +195,14 @@ def save_adapter(
     settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
     _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
     _write(folder / BASE, {"dtype": base.dtype, "files": dict(base.files)})
-    parameters = dict(model.named_parameters())
+    parameters = trained or dict(model.named_parameters())
     tensors: dict[str, Tensor] = {
         _file_name(name): parameters[name].detach().cpu().contiguous() for name in trained_names(model)
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if hasattr(model, SCALAR_HEAD):
         config = copy.deepcopy(whole.config)
-        config.architectures, config._attn_implementation = [type(model).__name__], None
+        config.architectures, config._attn_implementation = [plain_type(model).__name__], None
         config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

@@ -390,7 +390,8 @@ def _load_sliced(
         return None
     model, missing, bad = sliced
     _refuse_not_finite(path, bad)
-    model.generation_config = load_generation_config(path, revision) or model.generation_config
+    if model.can_generate() and (generation := load_generation_config(path, revision)) is not None:
+        model.generation_config = generation
     model.config.name_or_path = path
     tokenizer = load_tokenizer(path, revision)
     return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing

@@ -1,5 +1,6 @@
 """Writes a policy as a Hugging Face folder, or its adapter as one that peft reads."""
 
+import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from proxima.model.load import LoadedModel
+from proxima.model.parallel.sharding import plain_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,3 +59,17 @@ def save(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_settings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path) -> None:
+    """What `save` writes beside the weights, of a model that may be sharded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(model.config)
+    config.architectures = [plain_type(model).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config._attn_implementation = None
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)

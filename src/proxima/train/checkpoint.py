@@ -2,6 +2,7 @@
 
 checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safetensors   files of the caller
                   critic/, critic_optimizer.safetensors where a critic has weights of its own
+                  optimizer/, critic_optimizer/ in place of the files where many ranks wrote, see `sharded_checkpoint`
                   state.json (written last: its presence marks a complete checkpoint; it holds the CRC-32 of every file)
 """
 
@@ -22,6 +23,7 @@ from proxima.data import UserError
 from proxima.data.checksum import Checksum
 from proxima.data.full_disk import as_disk_full
 from proxima.model import LoadedModel, save
+from proxima.model.parallel.sharding import is_sharded
 from proxima.model.save import save_trained
 from proxima.train.stack import TrainStack
 
@@ -64,11 +66,7 @@ def write_checkpoint(
     Raises:
         OSError: the disk is full; the temporary folder is removed, earlier checkpoints are untouched.
     """
-    final = folder / f"{step:06d}"
-    temporary = folder / f".{step:06d}.part"
-    shutil.rmtree(temporary, ignore_errors=True)
-    folder.mkdir(exist_ok=True)  # not the run folder above it, which may have been moved during the run
-    temporary.mkdir()
+    final, temporary = folder / f"{step:06d}", begin_checkpoint(folder, step)
     try:
         save_trained(loaded, temporary / "model")
         tensors, trainer_facts = stack.state()
@@ -80,33 +78,54 @@ def write_checkpoint(
             write_tensors(temporary / f"{name}_optimizer.safetensors", tensors)
         for name, write in (files or {}).items():
             write(temporary / name)
-        state = {
-            "format": FORMAT,
-            "step": step,
-            "trainer": trainer_facts,
-            **more,
-            "torch_rng": torch.get_rng_state().numpy().tobytes().hex(),
-            **facts,
-            "crc32": {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in _files(temporary)},
-        }
-        state["state_crc32"] = _state_crc32(state)
-        (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-        mode = (temporary / "state.json").stat().st_mode & 0o777  # safetensors lets only the owner read its files
-        for path in _files(temporary):
-            path.chmod(mode)
-        for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
-            _sync(path)
-        if final.exists():  # the same step again, after a rewind
-            _remove(final)
-        temporary.rename(final)
-        _sync(folder)
+        crc32 = {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in files_below(temporary)}
+        return finish_checkpoint(temporary, final, {"trainer": trainer_facts, **more}, facts, crc32)
     except BaseException as error:
         full = as_disk_full(error, final)
         shutil.rmtree(temporary, ignore_errors=True)
         if full is not None and full is not error:
             raise full from error
         raise
-    return Checkpoint(path=final, step=step, facts=state)
+
+
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """The new temporary folder of a checkpoint in `folder`."""
+    temporary = folder / f".{step:06d}.part"
+    shutil.rmtree(temporary, ignore_errors=True)
+    folder.mkdir(exist_ok=True)  # not the run folder above it, which may have been moved during the run
+    temporary.mkdir()
+    return temporary
+
+
+def finish_checkpoint(
+    temporary: Path, final: Path, trainers: Mapping[str, Any], facts: Mapping[str, Any], crc32: Mapping[str, str]
+) -> Checkpoint:
+    """Write state.json into the folder of a checkpoint and rename it: from here on it is complete.
+
+    Args:
+        trainers: the facts of each stack, as `TrainStack.state` gives them.
+        crc32: CRC-32 by name of every file.
+    """
+    state = {
+        "format": FORMAT,
+        "step": int(final.name),
+        **trainers,
+        "torch_rng": torch.get_rng_state().numpy().tobytes().hex(),
+        **facts,
+        "crc32": dict(crc32),
+    }
+    state["state_crc32"] = _state_crc32(state)
+    (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+    mode = (temporary / "state.json").stat().st_mode & 0o777  # safetensors lets only the owner read its files
+    for path in files_below(temporary):
+        path.chmod(mode)
+    for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
+        sync_path(path)
+    if final.exists():  # the same step again, after a rewind
+        _remove(final)
+    temporary.rename(final)
+    sync_path(final.parent)
+    return Checkpoint(path=final, step=int(final.name), facts=state)
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
@@ -182,19 +201,23 @@ def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, Trai
     """
     if checkpoint.facts.get("format") != FORMAT:
         raise UserError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
-    stack.load(_read_tensors(checkpoint, "optimizer.safetensors"), dict(checkpoint.facts["trainer"]))
+    stack.load(_read_tensors(checkpoint, "optimizer", stack), dict(checkpoint.facts["trainer"]))
     for name, other in (others or {}).items():
-        tensors = _read_tensors(checkpoint, f"{name}_optimizer.safetensors")
+        tensors = _read_tensors(checkpoint, f"{name}_optimizer", other)
         other.load(tensors, dict(checkpoint.facts[f"{name}_trainer"]))
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
 
 
-def _read_tensors(checkpoint: Checkpoint, name: str) -> dict[str, torch.Tensor]:
+def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[str, torch.Tensor]:
     try:
-        return load_file(checkpoint.path / name)
+        if not is_sharded(stack.model.model) and not (checkpoint.path / name).is_dir():
+            return load_file(checkpoint.path / f"{name}.safetensors")
+        from proxima.train.optimizer_slices import read_optimizer
+
+        return read_optimizer(checkpoint.path / name, dict(stack.model.named_parameters()))
     except (OSError, SafetensorError) as error:
         remedy = "delete this checkpoint to use the one before"
-        raise UserError(f"{checkpoint.path}: {name} can't be read ({error})", remedy=remedy) from error
+        raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=remedy) from error
 
 
 def prune(folder: Path, keep_last: int, keep: Iterable[int] = ()) -> None:
@@ -221,7 +244,8 @@ def _remove(path: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _files(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its folders, by name."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -231,7 +255,8 @@ def _state_crc32(state: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -17,7 +17,7 @@ LIMIT = 240  # seconds, after which the processes are killed
 
 
 def run_ranks(function, size: int, folder: Path) -> None:
-    """`function(rank, folder)` on `size` new processes; AssertionError with the first traceback if one fails."""
+    """`function(rank, folder)` on `size` new processes; AssertionError with the tracebacks if one fails."""
     socket = kept_socket()
     context = multiprocessing.get_context("spawn")
     place = (function.__module__, function.__name__, size, folder, socket.getsockname()[1])
@@ -33,7 +33,7 @@ def run_ranks(function, size: int, folder: Path) -> None:
             process.kill()
         socket.close()
     errors = [file.read_text() for file in sorted(folder.glob(f"error-{size}-*"))]
-    assert not errors, errors[0]
+    assert not errors, "\n".join(errors)
     assert not hanging, f"ranks {hanging} of {size} hang"
     assert [process.exitcode for process in ranks] == [0] * size
 

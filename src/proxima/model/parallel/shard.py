@@ -52,7 +52,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, sharding: Sharding) -> nn.Mo
 def shard_head(head: nn.Linear, mesh: DeviceMesh, sharding: Sharding) -> nn.Linear:
     """Shard a scalar head in place, as a unit that always computes in float32 or wider. Collective."""
     settings = _settings(head, mesh, sharding) | {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
-    head.forward = MethodType(lambda self, hidden: exact_product(hidden, self.weight), head)  # type: ignore[method-assign]
+    head.forward = MethodType(lambda self, hidden: _own(exact_product(hidden, self.weight)), head)  # type: ignore[method-assign]
     fully_shard(head, **settings, reshard_after_forward=True)
     _sum_gradients(head)
     return head
@@ -105,4 +105,12 @@ def _sum_gradients(model: nn.Module) -> None:
 
 
 def _call(function: Callable[[], Tensor | dict[str, Tensor | None]]) -> Any:
-    return function()
+    given = function()
+    if isinstance(given, Tensor):
+        return _own(given)
+    return {name: None if tensor is None else _own(tensor) for name, tensor in given.items()}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Not a view: an operation in place on one would drop the hook that begins the backward pass."""
+    return tensor.clone() if tensor._is_view() else tensor

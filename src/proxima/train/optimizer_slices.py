@@ -1,0 +1,82 @@
+"""The optimizer state of a checkpoint, whichever number of ranks wrote it, on whichever number reads it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+OFFSETS, KEY = "saved_offsets", "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint, in the metadata of a file
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A block of a tensor, in a file."""
+
+    file: Path
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the folder `place`, or of the file of that name with `.safetensors`, by `kind/weight`. Where the
+    weight is sharded, so is its tensor, and a rank reads its own slice alone; every other is read whole.
+
+    Raises:
+        OSError, SafetensorError: a file can't be read.
+    """
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place.with_suffix(".safetensors")]
+    pieces = dict[str, list[_Piece]]()
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            saved = json.loads((opened.metadata() or {}).get(KEY, "{}"))
+            for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                shape = tuple(opened.get_slice(name).get_shape())
+                offset = tuple(saved[name][OFFSETS]) if name in saved else (0,) * len(shape)
+                pieces.setdefault(name, []).append(_Piece(file, offset, shape))
+    return {name: _assembled(name, parts, weights.get(name.partition("/")[2])) for name, parts in pieces.items()}
+
+
+def _assembled(name: str, pieces: list[_Piece], weight: Tensor | None) -> Tensor:
+    shape = [max(edge) for edge in zip(*[_end(piece.offset, piece.shape) for piece in pieces], strict=True)]
+    with safe_open(pieces[0].file, framework="pt") as opened:
+        if not shape:
+            scalar: Tensor = opened.get_tensor(name)
+            return scalar
+        dtype = opened.get_slice(name)[tuple(slice(0, 0) for _ in shape)].dtype
+    if weight is None or not hasattr(weight, "to_local") or list(weight.shape) != shape:
+        whole = torch.zeros(shape, dtype=dtype)
+        _read_block(name, pieces, whole, (0,) * len(shape))
+        return whole
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sharded: Any = torch.zeros_like(weight, dtype=dtype, requires_grad=False)
+    _, offset = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
+    _read_block(name, pieces, sharded.to_local(), tuple(offset))
+    out: Tensor = sharded
+    return out
+
+
+def _read_block(name: str, pieces: list[_Piece], block: Tensor, offset: tuple[int, ...]) -> None:
+    """Fill a block that begins at `offset` of the whole from the pieces that overlap it."""
+    for piece in pieces:
+        start = [max(pair) for pair in zip(offset, piece.offset, strict=True)]
+        ends = zip(_end(offset, tuple(block.shape)), _end(piece.offset, piece.shape), strict=True)
+        stop = [min(pair) for pair in ends]
+        if all(a < b for a, b in zip(start, stop, strict=True)):
+            with safe_open(piece.file, framework="pt") as opened:
+                block[_slices(start, stop, offset)] = opened.get_slice(name)[_slices(start, stop, piece.offset)].to(
+                    block.device
+                )
+
+
+def _end(offset: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
+    return [at + size for at, size in zip(offset, shape, strict=True)]
+
+
+def _slices(start: list[int], stop: list[int], origin: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(a - o, b - o) for a, b, o in zip(start, stop, origin, strict=True))

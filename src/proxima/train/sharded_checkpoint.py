@@ -1,0 +1,290 @@
+"""Checkpoints of a run on many ranks, by the safetensors writer of torch.distributed.checkpoint; nothing is pickled,
+and no rank ever holds a whole model.
+
+checkpoints/000040/   model/        as one process writes it: a regular Hugging Face folder, or an adapter's
+                  optimizer/    a file a rank: `exp_avg/<weight>` …, each tensor with its place in the whole
+                  critic/, critic_optimizer/   value_head.safetensors   files of the caller   state.json
+
+Atomic as one process's: a temporary folder, fsync, state.json last, rename. `checkpoint.restore` reads both, on any
+number of ranks.
+"""
+
+import json
+import pickle
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint._consolidate_hf_safetensors import _consolidate_safetensors_files
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from proxima.data import NotFiniteError
+from proxima.data.checksum import Checksum
+from proxima.data.full_disk import as_disk_full
+from proxima.model import LoadedModel
+from proxima.model.lora import trained_names
+from proxima.model.parallel.gather import whole_tensor
+from proxima.model.save import save_settings
+from proxima.train.checkpoint import (
+    VALUE_HEAD,
+    Checkpoint,
+    begin_checkpoint,
+    files_below,
+    finish_checkpoint,
+    read_checkpoint,
+    sync_path,
+    write_tensors,
+)
+from proxima.train.stack import TrainStack
+
+FILE = 5 << 30  # bytes of weights in a file of a model
+SHARDS = "sharded"  # below a model's folder while its files are put together
+T = TypeVar("T")
+
+
+@dataclass
+class _Unwritten:
+    """What is left to write, all of it of one moment: tensors by the folder that they go to, and facts."""
+
+    final: Path
+    temporary: Path
+    facts: dict[str, Any]
+    trainers: dict[str, Any] = field(default_factory=dict)
+    models: dict[Path, dict[str, Tensor]] = field(default_factory=dict)
+    optimizers: dict[Path, dict[str, Tensor]] = field(default_factory=dict)
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+
+
+class ShardedWriter:
+    """Writes the checkpoints of a run, one at a time. Every rank makes one, and calls its methods when all do."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo")  # of its own: a thread writes while the others train
+        self._job: _Unwritten | None = None
+
+    def write(
+        self,
+        folder: Path,
+        step: int,
+        loaded: LoadedModel,
+        stack: TrainStack,
+        facts: Mapping[str, Any],
+        files: Mapping[str, Callable[[Path], None]] | None = None,
+        others: Mapping[str, TrainStack] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Checkpoint | None:
+        """`checkpoint.write_checkpoint`, after the checkpoint before it. Arguments as there; rank 0's `facts` and
+        `files` count, and a value head on the policy is written too, in the place of the caller's.
+
+        Args:
+            wait: False: the state is copied to host memory, a thread writes it, and the checkpoint is complete when
+                `finish`, or the next `write`, returns.
+
+        Returns: the checkpoint, on each rank; None if it is not complete yet.
+
+        Raises:
+            OSError, CheckpointException, RuntimeError: this or the last checkpoint could not be written on some rank;
+                its temporary folder is removed.
+            NotFiniteError: the optimizer state of some rank is not finite.
+        """
+        self.finish()
+        job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", dict(facts))
+        try:
+            self._together(lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
+            self._collect(job, "model", "", loaded, stack)
+            for name, other in (others or {}).items():
+                self._collect(job, name, f"{name}_", other.model.loaded, other)
+            self._together(lambda: self._write_files(job, files or {}, stack))
+        except BaseException as error:
+            self._give_up(job, error)
+            raise
+        self._job = job
+        if wait:
+            self._write(job)
+            return self.finish()
+        for tensors in (*job.models.values(), *job.optimizers.values()):
+            tensors.update({name: _on_host(tensor) for name, tensor in tensors.items()})
+        job.thread = threading.Thread(target=self._write, args=(job,), name="checkpoint", daemon=True)
+        job.thread.start()
+        return None
+
+    def finish(self) -> Checkpoint | None:
+        """Wait for the checkpoint that is being written, if there is one, and return it. Call it at the end of a run.
+
+        Raises:
+            OSError, CheckpointException, RuntimeError: as `write`.
+        """
+        job, self._job = self._job, None
+        if job is None:
+            return None
+        if job.thread is not None:
+            job.thread.join()
+        if job.error is not None:
+            self._give_up(job, job.error)
+            raise job.error
+        return read_checkpoint(job.final)
+
+    @property
+    def writing(self) -> bool:
+        """A thread of this rank is still at it; not collective."""
+        return self._job is not None and self._job.thread is not None and self._job.thread.is_alive()
+
+    def _collect(self, job: _Unwritten, name: str, prefix: str, loaded: LoadedModel, stack: TrainStack) -> None:
+        """The tensors of a model and its stack; its settings are written at once."""
+        adapter = None
+        if loaded.base is not None:
+            parameters = dict(loaded.model.named_parameters())
+            adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
+        else:
+            job.models[job.temporary / name] = _weights(loaded.model)
+        job.optimizers[job.temporary / f"{prefix}optimizer"] = self._together(lambda: _optimizer_state(stack))
+        job.trainers[f"{prefix}trainer"] = {"updates": stack.updates}
+        self._together(lambda: _write_settings(loaded, job.temporary / name, adapter))
+
+    def _write_files(self, job: _Unwritten, files: Mapping[str, Callable[[Path], None]], stack: TrainStack) -> None:
+        head = getattr(stack.model, "value_head", None)
+        weight = None if head is None else whole_tensor(head.weight)
+        if dist.get_rank() == 0:
+            for name, write in files.items():
+                if name != VALUE_HEAD:
+                    write(job.temporary / name)
+            if weight is not None:
+                write_tensors(job.temporary / VALUE_HEAD, {"weight": weight})
+
+    def _write(self, job: _Unwritten) -> None:
+        try:
+            for folder, tensors in job.models.items():
+                self._write_model(folder, tensors)
+            for folder, tensors in job.optimizers.items():
+                writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
+                save(tensors, storage_writer=writer, process_group=self._group)
+            crc32 = self._seal(job.temporary)
+            self._together(lambda: self._publish(job, crc32))
+        except BaseException as error:
+            job.error = error
+
+    def _write_model(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        """The files of a Hugging Face folder: every rank writes its slices, then puts some of the files together."""
+        files, size, index = dict[str, int](), 0, 1
+        for name, tensor in tensors.items():
+            if size and size + tensor.numel() * tensor.element_size() > FILE:
+                size, index = 0, index + 1
+            files[name] = index
+            size += tensor.numel() * tensor.element_size()
+        shards = str(folder / SHARDS)
+        writer = HuggingFaceStorageWriter(path=shards, fqn_to_index_mapping=files, save_distributed=True)
+        save(tensors, storage_writer=writer, process_group=self._group)
+        places = {name: f"model-{i:05d}-of-{index:05d}.safetensors" for name, i in files.items()}
+        rank, size = dist.get_rank(), dist.get_world_size()
+        mine = {name: place for name, place in places.items() if files[name] % size == rank}
+        task = (shards, str(folder), mine)
+        self._together(lambda: _consolidate_safetensors_files(*task, num_threads=1) if mine else None)
+        self._together(lambda: _write_index(folder, tensors, places) if rank == 0 else None)
+
+    def _seal(self, temporary: Path) -> dict[str, str]:
+        """CRC-32 of every file by name, each read and made durable by one rank."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+
+        def sealed() -> dict[str, str]:
+            mine = files_below(temporary)[rank::size]
+            for path in mine:
+                sync_path(path)
+            return {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in mine}
+
+        own = self._together(sealed)
+        parts = list[Any]([None] * size)
+        dist.all_gather_object(parts, own, group=self._group)
+        return {name: crc for part in parts for name, crc in part.items()}
+
+    def _publish(self, job: _Unwritten, crc32: Mapping[str, str]) -> None:
+        if dist.get_rank() == 0:
+            finish_checkpoint(job.temporary, job.final, job.trainers, job.facts, crc32)
+
+    def _give_up(self, job: _Unwritten, error: BaseException) -> None:
+        cause = error
+        if isinstance(error, CheckpointException):
+            cause = next((each for each, _ in error.failures.values() if isinstance(each, BaseException)), error)
+        full = as_disk_full(cause, job.final)
+        if dist.get_rank() == 0:
+            shutil.rmtree(job.temporary, ignore_errors=True)
+        if full is not None and full is not error:
+            raise full from error
+
+    def _together(self, function: Callable[[], T]) -> T:
+        """`function()` on every rank; what one raises, all raise."""
+        error, result = None, None
+        try:
+            result = function()
+        except Exception as raised:
+            error = raised
+        errors = list[Any]([None] * dist.get_world_size())
+        dist.all_gather_object(errors, _portable(error), group=self._group)
+        if error is not None or any(errors):
+            raise error or next(filter(None, errors))
+        return result  # type: ignore[return-value]
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory, with its place in the whole."""
+    if isinstance(tensor, DTensor):
+        return DTensor(tensor.to_local().to("cpu", copy=True), tensor._spec, requires_grad=False)
+    return tensor.to("cpu", copy=True)
+
+
+def _weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters, tied ones once, and the buffers that a folder has."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {name: parameter.detach() for name, parameter in model.named_parameters()} | buffers
+
+
+def _optimizer_state(stack: TrainStack) -> dict[str, Tensor]:
+    """As `TrainStack.state` names it, by this rank's slices."""
+    names = {id(p): name for name, p in stack.model.named_parameters()}
+    tensors = {
+        f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for parameter, slots in stack.optimizer.state.items()
+        for key, value in slots.items()
+    }
+    for name, value in tensors.items():
+        local = value.to_local() if isinstance(value, DTensor) else value
+        if not bool(local.sum().isfinite()):
+            raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
+    return tensors
+
+
+def _write_settings(loaded: LoadedModel, folder: Path, adapter: dict[str, Tensor] | None) -> None:
+    if dist.get_rank() > 0:
+        return
+    if loaded.base is None:
+        save_settings(loaded.model, loaded.tokenizer, folder)
+    else:
+        from proxima.model.adapter_files import save_adapter
+
+        save_adapter(loaded.model, loaded.tokenizer, loaded.base, folder, adapter)
+
+
+def _write_index(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[str, str]) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
+    (folder / "model.safetensors.index.json").write_text(text + "\n")
+    shutil.rmtree(folder / SHARDS)
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """An error that other ranks can raise too."""
+    try:
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")

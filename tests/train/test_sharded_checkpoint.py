@@ -1,0 +1,55 @@
+"""Checkpoints of many ranks: bit-equal on any other number, a regular folder, and nothing that is unpickled."""
+
+import json
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from proxima.train.checkpoint import checkpoints, damage, write_checkpoint, write_tensors
+from tests.model.parallel.ranks import run_ranks
+from tests.train.saves import first_saves, later_loads, restore_all, same_state
+
+
+def test_saved_on_two_loaded_on_one_and_four_and_back(tiny_model, tmp_path):
+    (tmp_path / "qwen2").symlink_to(tiny_model("qwen2"))
+    run_ranks(first_saves, 2, tmp_path)
+    expected = load_file(tmp_path / "expected.safetensors")
+    for name in ("by two", "by thread"):
+        again = restore_all(tmp_path, tmp_path / name, None)
+        same_state(again, expected)
+    one = tmp_path / "by one"
+    one.mkdir()
+    policy, critic, adapter = (again[name] for name in ("policy", "critic", "adapter"))
+    files = {"value_head.safetensors": lambda path: write_tensors(path, policy.model.value_head.state_dict())}
+    write_checkpoint(one, 1, policy.model.loaded, policy, {}, files, {"critic": critic})
+    write_checkpoint(one, 2, adapter.model.loaded, adapter, {})
+    run_ranks(later_loads, 4, tmp_path)
+    for name in ("by four", "by hybrid"):
+        same_state(restore_all(tmp_path, tmp_path / name, None), expected)
+    regular_folders(tmp_path)
+
+
+def regular_folders(folder) -> None:
+    """Of many ranks as of one, but for the names of the files with weights."""
+    by_two, by_one = folder / "by two", folder / "by one"
+    for checkpoint in checkpoints(by_two):
+        assert damage(checkpoint.path) is None
+        names = {str(path.relative_to(checkpoint.path)) for path in checkpoint.path.rglob("*") if path.is_file()}
+        assert {name.rpartition(".")[2] for name in names} <= {"json", "safetensors", "jinja", "txt"}, names
+        assert set(checkpoint.facts["crc32"]) == names - {"state.json"}
+    assert checkpoints(by_two)[0].facts["version"] == 7
+    assert (by_two / "000001" / "note.txt").read_text() == "of rank 0"
+    for place in ("000001/model", "000001/critic", "000002/model"):
+        ours, theirs = ({p.name for p in (root / place).iterdir()} for root in (by_two, by_one))
+        weights = {name for name in ours | theirs if name.startswith("model")}
+        assert ours - weights == theirs - weights
+        for name in ours - weights:
+            assert (by_two / place / name).read_bytes() == (by_one / place / name).read_bytes(), name
+    kinds = {"model": AutoModelForCausalLM, "critic": AutoModelForSequenceClassification}
+    for name, kind in kinds.items():
+        models = [kind.from_pretrained(root / "000001" / name, dtype="auto") for root in (by_two, by_one)]
+        for (key, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype, key
+    index = json.loads((by_two / "000001/model/model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {"model-00001-of-00001.safetensors"}
