@@ -1,4 +1,4 @@
-"""A folder of the first rank's node on every other node of the run: sent once a node, written by that node's first rank.
+"""A folder of the first rank's node on every other node of the run: sent once a node, written by its first rank.
 
 So servers on all nodes read new weights from a path of their own node, whatever wrote them and in whatever form.
 """

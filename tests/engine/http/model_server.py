@@ -1,5 +1,5 @@
-"""A program that speaks vLLM's protocol over a real, tiny model on a CPU, and takes new weights as vLLM does. It is a fake:
-one request at a time, no cache, and only what the engine asks for.
+"""A program that speaks vLLM's protocol over a real, tiny model on a CPU, and takes new weights as vLLM does. It is a
+fake: one request at a time, no cache, and only what the engine asks for.
 
     python -m tests.engine.http.model_server serve MODEL --host 127.0.0.1 --port 8000
 """

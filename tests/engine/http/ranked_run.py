@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LONG = 240.0  # seconds in which something must happen
+LONG = 90.0  # seconds in which something must happen
 
 
 class ServerProgram:
@@ -63,7 +63,7 @@ class RankedRun:
     def __init__(self, folder: Path, words: list[str], ranks: int = 2) -> None:
         self.folder, self.log = folder, folder.with_suffix(".log")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command = [*launcher, "--master-port", "0", "-m", "proxima.cli.main", "train", *words]
+        command = [*launcher, "--standalone", "-m", "proxima.cli.main", "train", *words]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "placement=torchrun", f"folder={folder}"],
@@ -94,6 +94,8 @@ class RankedRun:
         return self.steps()
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, 9)
+        self.process.terminate()  # the launcher ends the ranks, which are in sessions of their own
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(40)
+        self.process.kill()
         self.process.wait()
