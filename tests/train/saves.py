@@ -1,6 +1,8 @@
 """What every rank does in `test_sharded_checkpoint`."""
 
 import errno
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,12 @@ def first_saves(rank: int, folder: Path) -> None:
     complete = writer.finish()
     assert isinstance(complete, Checkpoint) and complete.step == 2 and not writer.writing and writer.finish() is None
     failures(rank, folder, all_stacks, writer)
+    experts = source(folder / "experts", sharding=Sharding())
+    stack = TrainStack(experts.policy(experts.load()))
+    train(stack, frozenset())
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sharded_checkpoint, "FILE", 20_000)
+        writer.write(folder, 5, stack.model.loaded, stack, {})
 
 
 def failures(rank: int, folder: Path, all_stacks: dict[str, TrainStack], writer: ShardedWriter) -> None:
@@ -127,6 +135,22 @@ def failures(rank: int, folder: Path, all_stacks: dict[str, TrainStack], writer:
         slot.fill_(torch.nan)
     with pytest.raises(NotFiniteError, match="exp_avg"):
         writer.write(place, 3, adapter.model.loaded, adapter, {})
+
+
+def killed_while_it_writes(rank: int, folder: Path) -> None:
+    """Rank 1 is killed in the middle of the second checkpoint; rank 0 learns of it when it asks."""
+    source_of = source(folder / "qwen2", sharding=Sharding())
+    stack, writer, place = TrainStack(source_of.policy(source_of.load())), ShardedWriter(), folder / "killed"
+    place.mkdir(exist_ok=True)
+    dist.barrier()
+    writer.write(place, 1, stack.model.loaded, stack, {})
+    if rank == 1:
+        sharded_checkpoint.sync_path = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+    writer.write(place, 2, stack.model.loaded, stack, {}, wait=False)
+    with pytest.raises(RuntimeError, match="closed by peer|reset by peer"):
+        writer.finish()
+    assert sorted(path.name for path in place.iterdir()) == ["000001"] and damage(place / "000001") is None
+    os._exit(0)
 
 
 def later_loads(rank: int, folder: Path) -> None:

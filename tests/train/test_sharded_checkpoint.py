@@ -6,13 +6,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from proxima.model import load, save
 from proxima.train.checkpoint import checkpoints, damage, write_checkpoint, write_tensors
+from tests.model.families import make
 from tests.model.parallel.ranks import run_ranks
-from tests.train.saves import first_saves, later_loads, restore_all, same_state
+from tests.train.saves import first_saves, killed_while_it_writes, later_loads, restore_all, same_state
 
 
 def test_saved_on_two_loaded_on_one_and_four_and_back(tiny_model, tmp_path):
     (tmp_path / "qwen2").symlink_to(tiny_model("qwen2"))
+    made = make("Qwen3-MoE")
+    save(made.model, made.tokenizer, tmp_path / "experts")
     run_ranks(first_saves, 2, tmp_path)
     expected = load_file(tmp_path / "expected.safetensors")
     for name in ("by two", "by thread"):
@@ -28,6 +32,23 @@ def test_saved_on_two_loaded_on_one_and_four_and_back(tiny_model, tmp_path):
     for name in ("by four", "by hybrid"):
         same_state(restore_all(tmp_path, tmp_path / name, None), expected)
     regular_folders(tmp_path)
+    names_of_the_files(tmp_path)
+
+
+def names_of_the_files(folder) -> None:
+    """A model that transformers converts as it loads it is written with the names of the files that it came from."""
+    written = sorted((folder / "000005" / "model").glob("*.safetensors"))
+    ours = {name: tensor for file in written for name, tensor in load_file(file).items()}
+    theirs = load_file(folder / "experts" / "model.safetensors")
+    assert len(written) > 1 and ours.keys() == theirs.keys()
+    assert all(ours[name].shape == tensor.shape for name, tensor in theirs.items())
+    loaded = load(str(folder / "000005" / "model"), device="cpu")
+    assert not torch.equal(loaded.model.lm_head.weight, theirs["lm_head.weight"])
+
+
+def test_a_rank_that_is_killed_while_it_writes_costs_that_checkpoint_alone(tiny_model, tmp_path):
+    (tmp_path / "qwen2").symlink_to(tiny_model("qwen2"))
+    run_ranks(killed_while_it_writes, 2, tmp_path, [0, -9])
 
 
 def regular_folders(folder) -> None:

@@ -1,7 +1,8 @@
-"""The optimizer state of a checkpoint, whichever number of ranks wrote it, on whichever number reads it."""
+"""Tensors that ranks wrote by slices, whichever number of them did, on whichever number reads them: the optimizer state
+of a checkpoint."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ OFFSETS, KEY = "saved_offsets", "DCP_SHARDING_INFO"  # of torch.distributed.chec
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """A block of a tensor, in a file."""
 
     file: Path
@@ -30,18 +31,25 @@ def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tens
         OSError, SafetensorError: a file can't be read.
     """
     files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place.with_suffix(".safetensors")]
-    pieces = dict[str, list[_Piece]]()
+    pieces = pieces_of(files)
+    return {name: assembled(name, parts, weights.get(name.partition("/")[2])) for name, parts in pieces.items()}
+
+
+def pieces_of(files: Iterable[Path]) -> dict[str, list[Piece]]:
+    """Where the blocks of each tensor lie, by its name."""
+    pieces = dict[str, list[Piece]]()
     for file in files:
         with safe_open(file, framework="pt") as opened:
             saved = json.loads((opened.metadata() or {}).get(KEY, "{}"))
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
                 shape = tuple(opened.get_slice(name).get_shape())
                 offset = tuple(saved[name][OFFSETS]) if name in saved else (0,) * len(shape)
-                pieces.setdefault(name, []).append(_Piece(file, offset, shape))
-    return {name: _assembled(name, parts, weights.get(name.partition("/")[2])) for name, parts in pieces.items()}
+                pieces.setdefault(name, []).append(Piece(file, offset, shape))
+    return pieces
 
 
-def _assembled(name: str, pieces: list[_Piece], weight: Tensor | None) -> Tensor:
+def assembled(name: str, pieces: list[Piece], weight: Tensor | None = None) -> Tensor:
+    """The tensor of these blocks; if `weight` is sharded and of its shape, sharded like it."""
     shape = [max(edge) for edge in zip(*[_end(piece.offset, piece.shape) for piece in pieces], strict=True)]
     with safe_open(pieces[0].file, framework="pt") as opened:
         if not shape:
@@ -61,7 +69,7 @@ def _assembled(name: str, pieces: list[_Piece], weight: Tensor | None) -> Tensor
     return out
 
 
-def _read_block(name: str, pieces: list[_Piece], block: Tensor, offset: tuple[int, ...]) -> None:
+def _read_block(name: str, pieces: list[Piece], block: Tensor, offset: tuple[int, ...]) -> None:
     """Fill a block that begins at `offset` of the whole from the pieces that overlap it."""
     for piece in pieces:
         start = [max(pair) for pair in zip(offset, piece.offset, strict=True)]

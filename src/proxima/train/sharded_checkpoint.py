@@ -11,15 +11,18 @@ number of ranks.
 
 import json
 import pickle
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint._consolidate_hf_safetensors import _consolidate_safetensors_files
 from torch.distributed.checkpoint.api import CheckpointException
@@ -44,11 +47,13 @@ from proxima.train.checkpoint import (
     sync_path,
     write_tensors,
 )
+from proxima.train.optimizer_slices import assembled, pieces_of
 from proxima.train.stack import TrainStack
 
-FILE = 5 << 30  # bytes of weights in a file of a model
+FILE = 2 << 30  # bytes of weights after which a file of a model ends
 SHARDS = "sharded"  # below a model's folder while its files are put together
 T = TypeVar("T")
+Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass
@@ -59,7 +64,7 @@ class _Unwritten:
     temporary: Path
     facts: dict[str, Any]
     trainers: dict[str, Any] = field(default_factory=dict)
-    models: dict[Path, dict[str, Tensor]] = field(default_factory=dict)
+    models: dict[Path, tuple[dict[str, Tensor], Convert | None]] = field(default_factory=dict)
     optimizers: dict[Path, dict[str, Tensor]] = field(default_factory=dict)
     thread: threading.Thread | None = None
     error: BaseException | None = None
@@ -113,7 +118,7 @@ class ShardedWriter:
         if wait:
             self._write(job)
             return self.finish()
-        for tensors in (*job.models.values(), *job.optimizers.values()):
+        for tensors in (*(weights for weights, _ in job.models.values()), *job.optimizers.values()):
             tensors.update({name: _on_host(tensor) for name, tensor in tensors.items()})
         job.thread = threading.Thread(target=self._write, args=(job,), name="checkpoint", daemon=True)
         job.thread.start()
@@ -147,7 +152,7 @@ class ShardedWriter:
             parameters = dict(loaded.model.named_parameters())
             adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
         else:
-            job.models[job.temporary / name] = _weights(loaded.model)
+            job.models[job.temporary / name] = _weights(loaded.model), _conversion(loaded.model)
         job.optimizers[job.temporary / f"{prefix}optimizer"] = self._together(lambda: _optimizer_state(stack))
         job.trainers[f"{prefix}trainer"] = {"updates": stack.updates}
         self._together(lambda: _write_settings(loaded, job.temporary / name, adapter))
@@ -164,8 +169,8 @@ class ShardedWriter:
 
     def _write(self, job: _Unwritten) -> None:
         try:
-            for folder, tensors in job.models.items():
-                self._write_model(folder, tensors)
+            for folder, (tensors, convert) in job.models.items():
+                self._write_model(folder, tensors, convert)
             for folder, tensors in job.optimizers.items():
                 writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
                 save(tensors, storage_writer=writer, process_group=self._group)
@@ -174,22 +179,18 @@ class ShardedWriter:
         except BaseException as error:
             job.error = error
 
-    def _write_model(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+    def _write_model(self, folder: Path, tensors: dict[str, Tensor], convert: Convert | None) -> None:
         """The files of a Hugging Face folder: every rank writes its slices, then puts some of the files together."""
-        files, size, index = dict[str, int](), 0, 1
-        for name, tensor in tensors.items():
-            if size and size + tensor.numel() * tensor.element_size() > FILE:
-                size, index = 0, index + 1
-            files[name] = index
-            size += tensor.numel() * tensor.element_size()
-        shards = str(folder / SHARDS)
-        writer = HuggingFaceStorageWriter(path=shards, fqn_to_index_mapping=files, save_distributed=True)
+        shards, files = folder / SHARDS, _file_numbers(tensors)
+        writer = HuggingFaceStorageWriter(path=str(shards), fqn_to_index_mapping=files, save_distributed=True)
         save(tensors, storage_writer=writer, process_group=self._group)
-        places = {name: f"model-{i:05d}-of-{index:05d}.safetensors" for name, i in files.items()}
-        rank, size = dist.get_rank(), dist.get_world_size()
-        mine = {name: place for name, place in places.items() if files[name] % size == rank}
-        task = (shards, str(folder), mine)
-        self._together(lambda: _consolidate_safetensors_files(*task, num_threads=1) if mine else None)
+        rank, size, last = dist.get_rank(), dist.get_world_size(), max(files.values())
+        file_of = {name: f"model-{i:05d}-of-{last:05d}.safetensors" for name, i in files.items()}
+        mine = {name: file for name, file in file_of.items() if files[name] % size == rank}
+        own = self._together(lambda: _put_together(folder, mine, convert))
+        parts = list[Any]([None] * size)
+        dist.all_gather_object(parts, own, group=self._group)
+        places = {name: file for part in parts for name, file in part.items()}
         self._together(lambda: _write_index(folder, tensors, places) if rank == 0 else None)
 
     def _seal(self, temporary: Path) -> dict[str, str]:
@@ -273,6 +274,42 @@ def _write_settings(loaded: LoadedModel, folder: Path, adapter: dict[str, Tensor
         from proxima.model.adapter_files import save_adapter
 
         save_adapter(loaded.model, loaded.tokenizer, loaded.base, folder, adapter)
+
+
+def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The number, from 1, of the file of each tensor; those of a layer are in one file."""
+    files, size, index, layer = dict[str, int](), 0, 1, None
+    for name, tensor in tensors.items():
+        own = re.match(r".*?\.\d+\.", name)
+        here = name if own is None else own[0]
+        if size >= FILE and here != layer:
+            size, index = 0, index + 1
+        files[name], layer = index, here
+        size += tensor.numel() * tensor.element_size()
+    return files
+
+
+def _put_together(folder: Path, file_of: Mapping[str, str], convert: Convert | None) -> dict[str, str]:
+    """Write these files from the ranks' slices. Returns the file of each tensor, by the name that it has there."""
+    if convert is None:
+        if file_of:
+            _consolidate_safetensors_files(str(folder / SHARDS), str(folder), dict(file_of), num_threads=1)
+        return dict(file_of)
+    places, pieces = dict[str, str](), pieces_of(sorted((folder / SHARDS).glob("*.safetensors"))) if file_of else {}
+    for file in sorted(set(file_of.values())):
+        state = convert({name: assembled(name, pieces[name]) for name, own in file_of.items() if own == file})
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / file, {"format": "pt"})
+        places |= dict.fromkeys(state, file)
+    return places
+
+
+def _conversion(model: Any) -> Convert | None:
+    """What gives weights the names and shapes of the files that they came from; None where these are the model's."""
+    if not getattr(model, "_weight_conversions", None):
+        return None
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return partial(revert_weight_conversion, model)
 
 
 def _write_index(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[str, str]) -> None:

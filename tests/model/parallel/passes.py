@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from proxima.model import PackedModel, ScalarModel
-from proxima.model.lora import Lora
+from proxima.model.lora import Lora, adapter_off
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.norm import clip_gradients, total_norm
@@ -116,7 +116,7 @@ def scalars(folder: Path, sharding: Sharding) -> tuple[ScalarModel, ScalarModel]
 def all_passes(rank: int, folder: Path) -> None:
     size = dist.get_world_size()
     full = Sharding()
-    for kind in ("llama", "qwen2", "gpt2"):  # tied, untied, learned positions
+    for kind in ("llama", "qwen2", "gpt2", "experts"):  # tied, untied, learned positions, loaded whole
         both = policies(folder / kind, full)
         compare(*both)
         compare(*both, busy=max(1, size - 1))
@@ -136,4 +136,31 @@ def all_passes(rank: int, folder: Path) -> None:
         compare(*both, value, parts=2, busy=max(1, size - 1))
         forward_only(*both)
     for sharding in (full, Sharding(kind="replicate")):
-        compare(*policies(folder / "qwen2", sharding, lora=LORA, gradient_checkpointing=True), parts=2)
+        both = policies(folder / "qwen2", sharding, lora=LORA, gradient_checkpointing=True)
+        compare(*both, parts=2)
+        with torch.no_grad(), adapter_off(both[0].model), adapter_off(both[1].model):
+            one, other = (policy(policy.pack(rows(*MIXED))).log_prob for policy in both)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    rounded(folder / "qwen2")
+
+
+def rounded(folder: Path) -> None:
+    """Weights gathered in bfloat16 compute what a bfloat16 model computes; their gradients are summed in float32."""
+    settings = {"compute_dtype": "bfloat16", "device": "cpu"}
+    half = ModelSource(path=str(folder), dtype="bfloat16", **settings)
+    many = ModelSource(path=str(folder), sharding=Sharding(param_dtype="bfloat16"), **settings)
+    plain, sharded = half.policy(half.load()), many.policy(many.load())
+    sequences = rows(*MIXED)
+    expected = loss(plain, plain.pack(sequences), NEEDS)
+    expected.backward()
+    own = sequences[dist.get_rank() :: dist.get_world_size()]
+    value = loss(sharded, sharded.pack(own), NEEDS)
+    value.backward()
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    torch.testing.assert_close(total, expected.detach(), rtol=0.02, atol=0.02)
+    theirs = gradients(plain)
+    for name, gradient in gradients(sharded).items():
+        assert gradient.dtype == torch.float32
+        likeness = torch.cosine_similarity(gradient.flatten(), theirs[name].float().flatten(), dim=0)
+        assert likeness > 0.99, (name, likeness)

@@ -16,8 +16,9 @@ from tests.ports import kept_socket
 LIMIT = 240  # seconds, after which the processes are killed
 
 
-def run_ranks(function, size: int, folder: Path) -> None:
-    """`function(rank, folder)` on `size` new processes; AssertionError with the tracebacks if one fails."""
+def run_ranks(function, size: int, folder: Path, codes: list[int] | None = None) -> None:
+    """`function(rank, folder)` on `size` new processes; AssertionError with the tracebacks if one fails, or ends with
+    another exit code than its one of `codes`, 0 where there are none."""
     socket = kept_socket()
     context = multiprocessing.get_context("spawn")
     place = (function.__module__, function.__name__, size, folder, socket.getsockname()[1])
@@ -35,7 +36,7 @@ def run_ranks(function, size: int, folder: Path) -> None:
     errors = [file.read_text() for file in sorted(folder.glob(f"error-{size}-*"))]
     assert not errors, "\n".join(errors)
     assert not hanging, f"ranks {hanging} of {size} hang"
-    assert [process.exitcode for process in ranks] == [0] * size
+    assert [process.exitcode for process in ranks] == (codes or [0] * size)
 
 
 def _rank(rank: int, module: str, name: str, size: int, folder: Path, port: int) -> None:

@@ -86,6 +86,8 @@ def _empty_like(model: Any, device: torch.device) -> Any:
         empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         setattr(plain.get_submodule(owner), own, nn.Parameter(empty, requires_grad=parameter.requires_grad))
     plain.tie_weights()
+    if (conversions := getattr(model, "_weight_conversions", None)) is not None:  # to the names of the files, in `save`
+        plain._weight_conversions = conversions
     sources = dict(model.named_buffers())
     for name, buffer in plain.named_buffers():
         buffer.data = sources[name].detach().to(device, copy=True)

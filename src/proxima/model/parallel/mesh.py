@@ -13,8 +13,8 @@ from proxima.model.parallel.sharding import Sharding
 
 
 def rank_device(device: str = "auto") -> torch.device:
-    """Where this rank computes: `auto` is cuda:LOCAL_RANK if there is CUDA, else the CPU; a name is taken as it is."""
-    if device in ("auto", "cuda") and torch.cuda.is_available():
+    """Where this rank computes: cuda:LOCAL_RANK for any CUDA device, and for `auto` if there is one, else the CPU."""
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu" if device == "auto" else device)
 
@@ -25,6 +25,8 @@ def mesh_of(sharding: Sharding, device: torch.device) -> DeviceMesh:
     Raises:
         FieldError: the number of ranks is no multiple of `ranks_per_node`.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # FSDP computes on the current one
     world, inner = dist.get_world_size(), 1
     if sharding.kind == "hybrid":
         inner = sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
