@@ -23,6 +23,7 @@ PEERS = "proxima-peers"  # the distribution of the commands that read other fram
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
     **{family.command: ("proxima.cli.train", family.title) for family in FAMILIES.values()},
+    "submit": ("proxima.cli.submit", "send a training command to a Ray cluster, and follow it"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
     "simulate": ("proxima.cli.simulate", "simulate a recipe on virtual time: speed and idle shares of several lags"),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),

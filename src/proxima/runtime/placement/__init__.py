@@ -1,1 +1,13 @@
-"""The processes of a run."""
+"""Placement: the processes of a run that computes in several. The run itself is `launch`; here is who starts them.
+
+    ray_supervisor.py   `supervise`: starts the ranks on a Ray cluster, prints what they print, and starts them again
+    ray_cluster.py      the cluster: connecting to it, and whether it has the devices; its errors as one line
+    rank_group.py       the ranks of one start: a placement group, an actor and a process each
+    rank_host.py        the actor: starts the process of a rank on its node, and passes on its lines and its end
+    rank_process.py     the process itself: calls the function of the rank
+    rank_lines.py       the lines of all ranks as one text, and in one file
+
+Ray places and watches, nothing more: no tensor goes through it, and a rank finds the others by torch.distributed, from
+the variables that torchrun sets too. An actor computes nothing, so it sees how the process beside it ended.
+Imports: `config`, `data`, `engine`; ray only inside functions. Imported by `launch`.
+"""

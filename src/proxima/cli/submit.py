@@ -1,0 +1,173 @@
+"""Send a training command to a Ray cluster as a job, after its recipe is checked here. With `placement=ray` the job
+starts the ranks; without, it computes in one process on the cluster's head. Ctrl-C leaves the job running."""
+
+import asyncio
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from proxima.cli.output import Overrides, Recipe
+from proxima.cli.parameters import Argument
+from proxima.config.families import FAMILIES, TRAIN
+from proxima.data.errors import UserError
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+ADDRESS = "of the cluster's dashboard, http://HEAD:8265; default: RAY_ADDRESS"
+WORKING_DIR = "folder that is sent with the job, which runs in a copy; default: this one, which the nodes must share"
+RUNTIME_ENV = "YAML file with Ray's runtime environment of the job: env_vars, pip, py_modules"
+PYTHON = "interpreter on the cluster that has proxima; default: the path of this one"
+ELSEWHERE = ("model.device",)  # fields that only the cluster can check
+ANSWER_SECONDS = 0.5  # between looks at a job that is ending
+FOLLOW_TRIES = 5  # broken connections in a row, after which the job runs on unwatched
+INTERRUPTED = 130
+
+
+def submit(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    address: Annotated[str | None, Argument(ADDRESS, "URL")] = None,
+    command: Annotated[str, Argument("the command of the job", choices=tuple(FAMILIES))] = TRAIN.command,
+    working_dir: Annotated[str | None, Argument(WORKING_DIR, "DIR")] = None,
+    runtime_env: Annotated[str | None, Argument(RUNTIME_ENV, "FILE")] = None,
+    python: Annotated[str | None, Argument(PYTHON, "PATH")] = None,
+    resume: Annotated[bool, Argument("resume the run in the folder")] = False,
+    no_wait: Annotated[bool, Argument("print the job's name and return")] = False,
+) -> int:
+    """Submit the job and follow what it prints; its exit code."""
+    check_recipe(recipe, override, command)
+    folder = None if working_dir is None else sent_folder(working_dir, recipe, override)
+    environment = read_environment(runtime_env) | ({} if folder is None else {"working_dir": str(folder)})
+    words = [python or sys.executable, "-m", "proxima", command, recipe_there(recipe, folder), *override]
+    entrypoint = "exec " + shlex.join([*words, *(["--resume"] if resume else [])])
+    if folder is None:
+        entrypoint = f"cd {shlex.quote(str(Path.cwd()))} && {entrypoint}"
+    client = connect(address)
+    job = client.submit_job(entrypoint=entrypoint, runtime_env=environment)
+    where = f" --address {shlex.quote(address)}" if address else ""
+    how_to = f"`ray job logs {job} --follow{where}` follows it, `ray job stop {job}{where}` stops it"
+    print(f"job {job}" + (f"; {how_to}" if no_wait else ""), flush=True)
+    if no_wait:
+        return 0
+    try:
+        return follow(client, job, how_to)
+    except KeyboardInterrupt:
+        print(f"\nthe job runs on: {how_to}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> None:
+    """Raise `ConfigError` for what the job would refuse, but for what only the cluster's machines can tell."""
+    from proxima.config import ConfigError, check, resolve
+
+    resolved = resolve(recipe, overrides, root=FAMILIES[command].root)
+    if problems := [problem for problem in check(resolved) if problem.path not in ELSEWHERE]:
+        raise ConfigError(problems)
+
+
+def sent_folder(working_dir: str, recipe: str, overrides: Sequence[str]) -> Path:
+    """The folder that is sent; the run must be written elsewhere, because Ray deletes the copy."""
+    folder = Path(working_dir).expanduser().absolute()
+    if not folder.is_dir():
+        raise UserError(f"--working-dir {working_dir}: is not a folder")
+    named = [word.partition("=")[2] for word in overrides if word.startswith("folder=")]
+    if not (named and named[-1].startswith("/")):
+        reason = "the job runs in a copy of --working-dir, which Ray deletes with the run in it"
+        raise UserError(reason, remedy="add folder=/…, an absolute path that stays")
+    return folder
+
+
+def recipe_there(recipe: str, folder: Path | None) -> str:
+    """How the job names the recipe: one that is a file here by its path in the copy, or by its whole path."""
+    from proxima.data.recipe_files import find_recipe, shipped_recipes
+
+    path = find_recipe(recipe).absolute()
+    if recipe in shipped_recipes() and not Path(recipe).exists():
+        return recipe
+    if folder is None:
+        return str(path)
+    if not path.is_relative_to(folder):
+        raise UserError(f"{recipe}: is not in --working-dir {folder}", remedy="name a folder that has it")
+    return str(path.relative_to(folder))
+
+
+def read_environment(file: str | None) -> dict[str, Any]:
+    """The runtime environment in a YAML file."""
+    if file is None:
+        return {}
+    import yaml
+
+    try:
+        read = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--runtime-env {file}: can't be read: {' '.join(str(error).split())}") from None
+    if not isinstance(read, dict):
+        raise UserError(f"--runtime-env {file}: must be a mapping of Ray's runtime environment: {{env_vars: {{…}}}}")
+    return read
+
+
+def connect(address: str | None) -> "JobSubmissionClient":
+    """A client of the cluster's job server."""
+    try:
+        from ray.job_submission import JobSubmissionClient
+    except ImportError:
+        raise UserError("proxima submit needs the package ray", remedy="pip install 'proxima-rl[ray]'") from None
+    if address is not None:  # which the variables would overrule
+        os.environ.pop("RAY_API_SERVER_ADDRESS", None)
+        os.environ["RAY_ADDRESS"] = address
+    elif not {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"} & os.environ.keys():
+        raise UserError("which cluster?", remedy="--address http://HEAD:8265, or set RAY_ADDRESS")
+    try:
+        return JobSubmissionClient(address)
+    except Exception as error:  # ConnectionError, RuntimeError and what an address that is none raises
+        reason = " ".join(str(error).split())
+        shown = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
+        raise UserError(f"no job server at {shown}: {reason}", remedy="is the dashboard of the cluster running?") from (
+            None
+        )
+
+
+def follow(client: "JobSubmissionClient", job: str, how_to: str) -> int:
+    """Print what the job prints until it ends; the exit code of its command.
+
+    Args:
+        how_to: for a user whose connection broke.
+    """
+    printed = failures = 0
+
+    async def tail() -> None:
+        nonlocal printed, failures
+        skip = printed  # a new connection begins with the first line
+        async for text in client.tail_job_logs(job):
+            fresh, skip = text[skip:], max(0, skip - len(text))
+            printed += len(fresh)
+            failures = 0
+            print(fresh, end="", flush=True)
+
+    while True:
+        try:
+            asyncio.run(tail())
+            info = client.get_job_info(job)
+            if info.status.is_terminal():
+                break
+        except (RuntimeError, OSError) as error:
+            failures += 1
+            if failures > FOLLOW_TRIES:
+                reason = " ".join(str(error).split())
+                raise UserError(f"the connection to the job server broke: {reason}", remedy=how_to) from None
+        time.sleep(ANSWER_SECONDS)
+    if info.status.value == "STOPPED":
+        print("the job was stopped", file=sys.stderr)
+        return INTERRUPTED
+    if info.driver_exit_code is None and info.status.value != "SUCCEEDED":
+        print(f"error: the job failed: {' '.join(str(info.message).split())}", file=sys.stderr)
+    return int(info.driver_exit_code if info.driver_exit_code is not None else info.status.value != "SUCCEEDED")
+
+
+COMMAND = submit

@@ -1,0 +1,180 @@
+"""The ranks of one start: a placement group, an actor for each rank, and the processes that these start."""
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import proxima
+from proxima.config.sections.ranks_section import RayPlacement
+from proxima.data import FieldError, UserError
+from proxima.runtime.placement.rank_host import RankHost, RankPlace
+from proxima.runtime.placement.ray_cluster import bundle_of, one_line
+
+LOOK_SECONDS = 1.0  # between looks at Ctrl-C while Ray works
+KILL_SECONDS = 10.0  # for the processes to be gone before their devices are given on
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCall:
+    """What every rank does: `function` is "module:name", the arguments are what JSON holds."""
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+class RankGroup:
+    """The actors and places of the ranks, by rank.
+
+    Args:
+        placement_group: Ray's; removed by `stop`.
+    """
+
+    def __init__(self, placement_group: Any, hosts: Sequence[Any]) -> None:
+        self.placement_group, self.hosts = placement_group, list(hosts)
+        self.places: list[RankPlace] = []
+
+    def name_of(self, rank: int) -> str:
+        """`rank 2 on NODE`; the address too where several nodes have one name."""
+        place = self.places[rank]
+        nodes = {other.node for other in self.places if other.host == place.host}
+        return f"rank {rank} on {place.host}" + (f" ({place.address})" if len(nodes) > 1 else "")
+
+    def stop(self) -> None:
+        """Kill the processes and the actors. Nothing is left, whatever has died before."""
+        import ray
+
+        with suppress(Exception):  # of actors that are dead
+            ray.wait([host.kill.remote() for host in self.hosts], num_returns=len(self.hosts), timeout=KILL_SECONDS)
+        for host in self.hosts:
+            with suppress(Exception):
+                ray.kill(host)
+        with suppress(Exception):
+            ray.util.remove_placement_group(self.placement_group)
+
+
+def start_group(spec: RayPlacement, call: RankCall, look: Callable[[], None]) -> RankGroup:
+    """Start the ranks.
+
+    Args:
+        look: called about once a second; what it raises ends the start.
+
+    Raises:
+        FieldError: the cluster did not grant the devices in time.
+        UserError: an actor can't be started, or a node has another version of proxima.
+    """
+    import ray
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    deadline = time.monotonic() + spec.start_timeout
+    granted = placement_group([bundle_of(spec)] * spec.ranks, strategy=spec.strategy)
+    group = RankGroup(granted, [])
+    try:
+        while not granted.wait(timeout_seconds=LOOK_SECONDS):
+            look()
+            if time.monotonic() > deadline:
+                bound = f"was not enough for the cluster to grant {spec.ranks} ranks"
+                remedy = "others use its devices, or a node is lost: see `ray status`, wait, or lower placement.ranks"
+                raise FieldError("placement.start_timeout", spec.start_timeout, bound, remedy=remedy)
+        actor = ray.remote(RankHost)
+        for bundle in range(spec.ranks):
+            strategy = PlacementGroupSchedulingStrategy(granted, placement_group_bundle_index=bundle)
+            options = actor.options(
+                num_cpus=spec.cpus_per_rank,
+                num_gpus=spec.gpus_per_rank,
+                max_restarts=0,
+                scheduling_strategy=strategy,
+                runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
+            )
+            group.hosts.append(options.remote())
+        places: list[RankPlace] = _all([host.place.remote() for host in group.hosts], deadline, look)
+        order = rank_order(places, ray.get_runtime_context().get_node_id())
+        group.hosts = [group.hosts[index] for index in order]
+        group.places = [places[index] for index in order]
+        _check_versions(group)
+        [port] = _all([group.hosts[0].free_port.remote()], deadline, look)
+        starts = []
+        for host, variables in zip(group.hosts, rank_variables(group.places, port), strict=True):
+            environment = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env, **variables}
+            starts.append(
+                host.start.remote(call.function, dict(call.arguments), environment, sys.executable, str(Path.cwd()))
+            )
+        _all(starts, deadline, look)
+        return group
+    except BaseException:
+        group.stop()
+        raise
+
+
+def _all(references: list[Any], deadline: float, look: Callable[[], None]) -> list[Any]:
+    """What the calls return, all of them."""
+    import ray
+
+    waiting = references
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_SECONDS)
+        look()
+        if waiting and time.monotonic() > deadline:
+            message = f"{len(waiting)} of {len(references)} ranks did not start within placement.start_timeout"
+            raise UserError(
+                message, remedy="raise it, or see Ray's logs of their nodes in /tmp/ray/session_latest/logs"
+            )
+    try:
+        return list(ray.get(references))
+    except Exception as error:  # the actor's own, as an import that fails there, or Ray's
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), "")
+        remedy = "install the same packages on all nodes" if missing else ""
+        raise UserError(f"a rank could not be started: {missing or one_line(error)}", remedy=remedy) from None
+
+
+def rank_order(places: Sequence[RankPlace], driver: str) -> list[int]:
+    """The indices of the actors by rank: node by node, that of this process first, where the run folder is."""
+    sizes = Counter(place.node for place in places)
+    return sorted(
+        range(len(places)),
+        key=lambda index: (places[index].node != driver, -sizes[places[index].node], places[index].node, index),
+    )
+
+
+def rank_variables(places: Sequence[RankPlace], port: int) -> list[dict[str, str]]:
+    """What torchrun would set for each rank. All ranks of a node see the devices of all of them, in the order of their
+    local ranks: a rank computes on device LOCAL_RANK, and reaches those of its neighbours directly."""
+    sizes = Counter(place.node for place in places)
+    nodes = list(dict.fromkeys(place.node for place in places))
+    local: Counter[str] = Counter()
+    variables = []
+    for rank, place in enumerate(places):
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(local[place.node]),
+            "LOCAL_WORLD_SIZE": str(sizes[place.node]),
+            "GROUP_RANK": str(nodes.index(place.node)),
+            "MASTER_ADDR": places[0].address,
+            "MASTER_PORT": str(port),
+        }
+        devices = [gpu for other in places if other.node == place.node for gpu in other.gpus]
+        variables.append(own | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}))
+        local[place.node] += 1
+    return variables
+
+
+def python_path() -> str:
+    """Where this process finds modules beside those of its interpreter."""
+    installed = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
+    outside = (path for path in map(os.path.abspath, sys.path) if not os.path.realpath(path).startswith(installed))
+    return os.pathsep.join(dict.fromkeys(path for path in outside if os.path.isdir(path)))
+
+
+def _check_versions(group: RankGroup) -> None:
+    for rank, place in enumerate(group.places):
+        if place.version != proxima.__version__:
+            message = f"{group.name_of(rank)} has proxima {place.version}, and this process {proxima.__version__}"
+            raise UserError(message, remedy="install the same version on all nodes")

@@ -1,0 +1,155 @@
+"""The actor of a rank. It starts the rank's process on its node and tells the supervisor what that prints and how it
+ends. All methods run in the actor's event loop; the process is killed when the thread of that ends."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import proxima
+import proxima.engine
+
+START = Path(str(proxima.engine.__file__)).with_name("process_start.py")
+CHUNK = 1 << 16
+MOST_LINES = 1000  # in one report
+CLOSING_SECONDS = 5.0  # to read what a dead process has written, of which a child may hold the pipe open
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """Where a rank is.
+
+    Args:
+        node: Ray's id of the node.
+        address: of the node, for the other ranks.
+        gpus: the ids of the devices that Ray gave the actor.
+        version: of proxima on that node.
+    """
+
+    node: str
+    address: str
+    host: str
+    gpus: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What a rank printed since the last report, pairs of the stream (1 or 2) and a line, and its exit code: -N is
+    signal N, None means that it is running."""
+
+    lines: tuple[tuple[int, str], ...]
+    exit_code: int | None
+
+
+class RankHost:
+    """An asynchronous actor: `ray.remote(RankHost)`."""
+
+    def __init__(self) -> None:
+        self.process: asyncio.subprocess.Process | None = None
+        self.channel: socket.socket | None = None
+        self.lines: list[tuple[int, str]] = []
+        self.exit_code: int | None = None
+        self.news = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def place(self) -> RankPlace:
+        import ray
+
+        context = ray.get_runtime_context()
+        gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
+        address = str(ray.util.get_node_ip_address())
+        return RankPlace(
+            node=context.get_node_id(),
+            address=address,
+            host=socket.gethostname(),
+            gpus=gpus,
+            version=proxima.__version__,
+        )
+
+    async def free_port(self) -> int:
+        """A port of this node that nothing listens to."""
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return int(listener.getsockname()[1])
+
+    async def start(
+        self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str], python: str, folder: str
+    ) -> None:
+        """Start the process.
+
+        Args:
+            environment: variables beside those of this node.
+            python, folder: interpreter and working folder of the supervisor, used where this node has them too.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = await asyncio.create_subprocess_exec(
+                python if os.access(python, os.X_OK) else sys.executable,
+                "-P",
+                str(START),
+                "proxima.runtime.placement.rank_process",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=os.environ | dict(environment),
+                cwd=folder if os.path.isdir(folder) else None,
+                start_new_session=True,  # Ctrl-C is for the supervisor
+            )
+        self.channel = ours  # open for as long as this actor lives
+        ours.sendall(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
+        readers = [
+            asyncio.create_task(self._read(number, stream))
+            for number, stream in ((1, self.process.stdout), (2, self.process.stderr))
+        ]
+        self.tasks = [*readers, asyncio.create_task(self._wait(self.process, readers))]
+
+    async def _read(self, number: int, stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None
+        rest = b""
+        while chunk := await stream.read(CHUNK):
+            *whole, rest = (rest + chunk).split(b"\n")
+            self._add(number, whole)
+        if rest:
+            self._add(number, [rest])
+
+    def _add(self, number: int, lines: list[bytes]) -> None:
+        self.lines += [(number, line.decode(errors="replace").rstrip("\r")) for line in lines]
+        self.news.set()
+
+    async def _wait(self, process: asyncio.subprocess.Process, readers: list["asyncio.Task[None]"]) -> None:
+        code = await process.wait()
+        await asyncio.wait(readers, timeout=CLOSING_SECONDS)
+        self.exit_code = code
+        self.news.set()
+
+    async def report(self, seconds: float) -> RankReport:
+        """What is new, at the latest after so many seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.news.wait(), seconds)
+        self.news.clear()
+        lines, self.lines = self.lines[:MOST_LINES], self.lines[MOST_LINES:]
+        if self.lines:
+            self.news.set()
+        return RankReport(lines=tuple(lines), exit_code=None if self.lines else self.exit_code)
+
+    async def interrupt(self) -> None:
+        """What Ctrl-C does to a process."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGINT)
+
+    async def kill(self) -> None:
+        """End the process and what it started in its session."""
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()

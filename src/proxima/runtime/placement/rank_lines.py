@@ -1,0 +1,92 @@
+"""What the ranks print, as one text: rank 0's lines as they are, those of the others with their rank, equal ones folded
+into one; and all of them in a file."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+FOLD_SECONDS = 0.5  # in which other ranks may print the same line
+
+
+@dataclass
+class FoldedLine:
+    """A line that is not printed yet, with the ranks that printed it, each as often as it did."""
+
+    text: str
+    since: float
+    ranks: list[int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        ranks = sorted(set(self.ranks))
+        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_spans(ranks)}"
+        times = len(self.ranks) // len(ranks)
+        return f"[{label}] {self.text}" + (f" (× {times})" if times > 1 else "")
+
+
+def _spans(ranks: list[int]) -> str:
+    """`1-3, 6` of 1, 2, 3, 6."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ", ".join("-".join(map(str, span)) for span in spans)
+
+
+class RankLines:
+    """Prints the lines of a group of ranks.
+
+    Args:
+        out, err: where rank 0's streams go, and to `err` the lines of the others; None: those of this process.
+        log: file that gets the lines of all ranks, each with its rank, from the moment that its folder exists.
+    """
+
+    def __init__(
+        self,
+        log: Path | None = None,
+        *,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.out, self.err, self.log, self.clock = out or sys.stdout, err or sys.stderr, log, clock
+        self.last: dict[int, str] = {}  # rank → the last line of its standard error
+        self._waiting: dict[str, FoldedLine] = {}
+        self._unlogged: list[str] = []
+
+    def add(self, rank: int, stream: int, line: str) -> None:
+        """A line that a rank printed to its stream, 1 or 2."""
+        self._unlogged.append(f"[rank {rank}] {line}")
+        if stream == 2 and line.strip():
+            self.last[rank] = line.strip()
+        if rank == 0:
+            print(line, file=self.out if stream == 1 else self.err, flush=True)
+        elif line.strip():
+            self._waiting.setdefault(line, FoldedLine(line, self.clock())).ranks.append(rank)
+
+    def say(self, line: str) -> None:
+        """A line of the supervisor's own."""
+        self.flush(at_once=True)
+        print(line, file=self.err, flush=True)
+        self._unlogged.append(line)
+        self._write()
+
+    def flush(self, *, at_once: bool = False) -> None:
+        """Print what has waited for other ranks, and write the file."""
+        now = self.clock()
+        for text, folded in list(self._waiting.items()):
+            if at_once or now - folded.since >= FOLD_SECONDS:
+                print(folded, file=self.err, flush=True)
+                del self._waiting[text]
+        self._write()
+
+    def _write(self) -> None:
+        if self.log is None or not self._unlogged or not self.log.parent.is_dir():
+            return
+        with self.log.open("a", encoding="utf-8", errors="replace") as file:
+            file.writelines(f"{line}\n" for line in self._unlogged)
+        self._unlogged.clear()

@@ -1,0 +1,101 @@
+"""The Ray cluster of a run: connecting to it or starting one, and whether it has the devices. Every failure is one line
+that the user can act on."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from proxima.config.sections.ranks_section import RayPlacement
+from proxima.data import FieldError, UserError
+
+ADDRESS = "RAY_ADDRESS"
+
+
+@contextmanager
+def connected(spec: RayPlacement) -> Iterator[None]:
+    """Within it this process is a driver of the cluster. One that was started for it ends with it.
+
+    Raises:
+        FieldError: there is no cluster at the address, or it refuses this process.
+        UserError: this process is connected already, or none can be started here.
+    """
+    # a driver prints what Ray says about a dead node, in twenty lines, also without `log_to_driver`; read at the import
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
+    import ray
+
+    if ray.is_initialized():
+        raise UserError("this process uses a Ray cluster already", remedy="call ray.shutdown() before the run")
+    address = spec.address or os.environ.get(ADDRESS)
+    if address and address != "auto":
+        _require_listener(address)
+    local: dict[str, Any] = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
+    except Exception as error:  # Ray raises whatever its parts raise
+        reason = one_line(error)
+        if address is None:
+            raise UserError(f"no Ray cluster could be started on this machine: {reason}") from None
+        token = "; all its nodes need one token, ~/.ray/auth_token or RAY_AUTH_MODE=disabled"
+        hint = token if "auth" in reason.lower() or "token" in reason.lower() else ""
+        raise FieldError("placement.address", address, f"refuses this process: {reason}{hint}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try for a minute and end the process."""
+    host, _, port = address.rpartition(":")
+    form = "is HOST:PORT of the cluster's head, as `ray start --head` prints it"
+    if "://" in address or not port.isdigit() or not host:
+        raise FieldError("placement.address", address, form)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        remedy = f"start the cluster, or correct the address or {ADDRESS}; null starts one on this machine"
+        raise FieldError(
+            "placement.address", address, f"has no cluster: {error.strerror or error}", remedy=remedy
+        ) from (None)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of Ray says, without the process states below it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".:")
+
+
+def bundle_of(spec: RayPlacement) -> dict[str, float]:
+    """What one rank reserves."""
+    return {"CPU": spec.cpus_per_rank} | ({"GPU": spec.gpus_per_rank} if spec.gpus_per_rank else {})
+
+
+def check_devices(spec: RayPlacement) -> None:
+    """Before anything starts: the nodes have what the ranks ask for, whoever uses it now.
+
+    Raises:
+        FieldError: what is asked, what there is, and the remedy.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    bundle = bundle_of(spec)
+    fits = [min(int(node.get(name, 0) // amount) for name, amount in bundle.items()) for node in nodes]
+    ranks = {"STRICT_PACK": max(fits, default=0), "STRICT_SPREAD": sum(fit > 0 for fit in fits)}
+    possible = ranks.get(spec.strategy, sum(fits))
+    if possible >= spec.ranks:
+        return
+    asked = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    totals = {name: sum(node.get(name, 0) for node in nodes) for name in bundle}
+    there = " and ".join(f"{amount:g} {name}" for name, amount in totals.items())
+    plural = "s" if len(nodes) != 1 else ""
+    bound = (
+        f"asks for {asked} each, with {spec.strategy}, and the cluster has {there} on {len(nodes)} node{plural}, "
+        f"room for {possible}"
+    )
+    no_gpu = spec.gpus_per_rank and not totals["GPU"]
+    remedy = "set gpus_per_rank=0 to compute on CPUs, or add nodes" if no_gpu else "lower it, or add nodes"
+    raise FieldError("placement.ranks", spec.ranks, bound, remedy=remedy)

@@ -1,0 +1,73 @@
+import pytest
+
+from proxima.config.sections.ranks_section import RayPlacement
+from proxima.data import FieldError
+from proxima.runtime.placement.ray_cluster import check_devices, connected, one_line
+
+pytest.importorskip("ray")
+CPUS = {"ranks": 3, "gpus_per_rank": 0.0, "cpus_per_rank": 2.0}
+NODES = [{"CPU": 4.0}, {"CPU": 3.0, "GPU": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (CPUS, None),
+        (
+            CPUS | {"strategy": "STRICT_PACK"},
+            "ranks=3 asks for 2 CPU each, with STRICT_PACK, and the cluster has 7 CPU",
+        ),
+        (CPUS | {"strategy": "STRICT_SPREAD"}, "room for 2; lower it, or add nodes"),
+        (CPUS | {"strategy": "STRICT_SPREAD", "ranks": 2}, None),
+        (
+            CPUS | {"ranks": 4},
+            "ranks=4 asks for 2 CPU each, with PACK, and the cluster has 7 CPU on 2 nodes, room for 3",
+        ),
+        (
+            {"ranks": 2},
+            "ranks=2 asks for 1 CPU and 1 GPU each, with PACK, and the cluster has 7 CPU and 1 GPU on 2 nodes",
+        ),
+    ],
+)
+def test_devices(monkeypatch, fields, line):
+    nodes = [{"Alive": True, "Resources": node} for node in NODES] + [{"Alive": False, "Resources": {"CPU": 99.0}}]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    if line is None:
+        check_devices(RayPlacement(**fields))
+        return
+    with pytest.raises(FieldError) as caught:
+        check_devices(RayPlacement(**fields))
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_cluster_without_gpus(monkeypatch):
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}])
+    with pytest.raises(FieldError, match="0 GPU on 1 node, room for 0; set gpus_per_rank=0 to compute on CPUs"):
+        check_devices(RayPlacement())
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:x", ":1"])
+def test_an_address_that_is_none(address):
+    with (
+        pytest.raises(FieldError, match="is HOST:PORT of the cluster's head"),
+        connected(RayPlacement(address=address)),
+    ):
+        pass
+
+
+def test_nothing_listens_there(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    line = "placement.address='127.0.0.1:1' has no cluster: Connection refused; start the cluster, or correct"
+    with pytest.raises(FieldError, match=line), connected(RayPlacement()):
+        pass
+
+
+def test_a_second_connection(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    with pytest.raises(ValueError, match="uses a Ray cluster already"), connected(RayPlacement()):
+        pass
+
+
+def test_the_first_line_of_an_error_of_many():
+    assert one_line(RuntimeError("\n  The actor died:\n\tpid: 3\n")) == "The actor died"
+    assert one_line(KeyError()) == "KeyError"
