@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LONG = 90.0  # seconds in which something must happen
+LONG = 240.0  # seconds in which something must happen
 
 
 class ServerProgram:
@@ -78,9 +79,15 @@ class RankedRun:
     def steps(self) -> list[dict[str, Any]]:
         return [record for record in self.records() if record["kind"] == "train"]
 
-    def until_step(self, step: int) -> None:
-        until(lambda: self.process.poll() is not None or len(self.steps()) >= step, self.log)
-        assert self.process.poll() is None or len(self.steps()) >= step, self.log.read_text()[-6000:]
+    def until(self, condition: Callable[[list[dict[str, Any]]], Any]) -> None:
+        """Wait until the metrics of the steps, of which there is one, are so."""
+
+        def holds() -> bool:
+            assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
+            steps = self.steps()
+            return bool(steps and condition(steps))
+
+        until(holds, self.log)
 
     def end(self, seconds: float = LONG) -> list[dict[str, Any]]:
         """Wait for the end; the metrics of the steps."""

@@ -10,6 +10,7 @@ from proxima.data import within
 from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, LogProbName, Sampling, close_engine
 from proxima.model.load import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
+from proxima.runtime.placement.placed_engine import placed_engine
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
@@ -71,7 +72,7 @@ def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tupl
     algorithm = config.algorithm
     rollouts = rollout_needs(config, tokenizer, context)
     if rollouts.samplings:
-        yield "engine", config.engine, rollouts
+        yield "engine", placed_engine(config.engine), rollouts
     temperature = (config.sampling.temperature,)
     if algorithm.reference_engine is not None and algorithm.needs_reference:
         yield REFERENCE, algorithm.reference_engine, _scoring(rollouts, "reference", temperature)

@@ -20,6 +20,7 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
+from proxima.runtime.placement.placed_engine import placed_engine
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.task.prompts import PromptSource
 
@@ -53,7 +54,7 @@ def make_generator(
     log = services.store.folder.engine_log
     setup = EngineSetup.of(policy, max_length=data.max_length, compute=services.compute, log=log)
     setup = replace(setup, model_path=config.model.path, spread=_spread(config, services))
-    engine, notes = build_engine(config.engine, setup, data.needs)
+    engine, notes = build_engine(placed_engine(config.engine), setup, data.needs)
     for note in notes:
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
@@ -63,7 +64,8 @@ def make_generator(
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
     """What brings weights to the nodes of the other ranks, where servers may be."""
-    if services.ranks.size == 1 or not getattr(config.engine, "allow_remote", False):
+    elsewhere = getattr(config.engine, "allow_remote", False) or getattr(config.placement, "engines", 0)
+    if services.ranks.size == 1 or not elsewhere:
         return None
     from proxima.train.node_folders import NodeFolders
 

@@ -6,6 +6,12 @@
     rank_host.py        the actor: starts the process of a rank on its node, and passes on its lines and its end
     rank_process.py     the process itself: calls the function of the rank
     rank_lines.py       the lines of all ranks as one text, and in one file
+    engine_group.py     the servers of `placement.engines`: an actor each, started again while the run goes on
+    engine_host.py      the actor: starts a server on its node
+    door.py             a port of rank 0's node that leads to a server, wherever it was started last
+    placed_engine.py    how rank 0 finds these
+    process_group.py    the processes that a launcher has started: how they find one another
+    follower.py         what the ranks beside the first do
 
 Ray places and watches, nothing more: no tensor goes through it, and a rank finds the others by torch.distributed, from
 the variables that torchrun sets too. An actor computes nothing, so it sees how the process beside it ended.

@@ -15,6 +15,7 @@ from typing import Any
 
 import proxima
 import proxima.engine
+from proxima.runtime.placement.door import Door
 
 START = Path(str(proxima.engine.__file__)).with_name("process_start.py")
 CHUNK = 1 << 16
@@ -58,6 +59,7 @@ class RankHost:
         self.lines: list[tuple[int, str]] = []
         self.exit_code: int | None = None
         self.news = asyncio.Event()
+        self.doors: list[Door] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     async def place(self) -> RankPlace:
@@ -141,6 +143,15 @@ class RankHost:
         if self.lines:
             self.news.set()
         return RankReport(lines=tuple(lines), exit_code=None if self.lines else self.exit_code)
+
+    async def open_doors(self, count: int) -> list[int]:
+        """The ports of so many doors on this node; see `lead`."""
+        self.doors = [Door() for _ in range(count)]
+        return [await door.listen() for door in self.doors]
+
+    async def lead(self, number: int, place: tuple[str, int] | None) -> None:
+        """From now on a door leads to this address and port; None: nowhere."""
+        self.doors[number].lead(place)
 
     async def interrupt(self) -> None:
         """What Ctrl-C does to a process."""
