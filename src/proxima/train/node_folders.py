@@ -111,7 +111,7 @@ def send_files(folder: Path, group: Any) -> None:
         with path.open("rb", buffering=0) as stream:
             for start in range(0, size, CHUNK):
                 chunk = buffer[: min(CHUNK, size - start)]
-                view, filled = memoryview(chunk.numpy()), 0
+                view, filled = chunk.numpy().data, 0
                 while filled < len(view):
                     count = stream.readinto(view[filled:])
                     if not count:
@@ -135,7 +135,7 @@ def receive_files(folder: Path | None, group: Any) -> str:
                 chunk = buffer[: min(CHUNK, size - start)]
                 dist.broadcast(chunk, src=0, group=group)
                 try:
-                    view = memoryview(chunk.numpy())
+                    view = chunk.numpy().data
                     while not problem and len(view):
                         view = view[stream.write(view) :]
                 except OSError as error:
