@@ -272,7 +272,9 @@ def collect(modules: list[Module]) -> tuple[list[Unit], set[str]]:
     """All units, and the names that are reached from outside: commands, module-level code, public `__all__`s and
     docs/bias.md."""
     units: list[Unit] = []
-    roots = {"main"} | names_in(ast.parse((REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8")))
+    roots = {"main", "supervise"} | names_in(
+        ast.parse((REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8"))
+    )
     own_classes = {node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
     for module in modules:
         for node in module.tree.body:

@@ -2,6 +2,7 @@
 starts the ranks; without, it computes in one process on the cluster's head. Ctrl-C leaves the job running."""
 
 import asyncio
+import logging
 import os
 import shlex
 import sys
@@ -24,6 +25,7 @@ RUNTIME_ENV = "YAML file with Ray's runtime environment of the job: env_vars, pi
 PYTHON = "interpreter on the cluster that has proxima; default: the path of this one"
 ELSEWHERE = ("model.device",)  # fields that only the cluster can check
 ANSWER_SECONDS = 0.5  # between looks at a job that is ending
+AGENT_SECONDS = 60.0  # for the job agent of a new cluster to start
 FOLLOW_TRIES = 5  # broken connections in a row, after which the job runs on unwatched
 INTERRUPTED = 130
 
@@ -49,7 +51,7 @@ def submit(
     if folder is None:
         entrypoint = f"cd {shlex.quote(str(Path.cwd()))} && {entrypoint}"
     client = connect(address)
-    job = client.submit_job(entrypoint=entrypoint, runtime_env=environment)
+    job = submit_job(client, entrypoint, environment)
     where = f" --address {shlex.quote(address)}" if address else ""
     how_to = f"`ray job logs {job} --follow{where}` follows it, `ray job stop {job}{where}` stops it"
     print(f"job {job}" + (f"; {how_to}" if no_wait else ""), flush=True)
@@ -118,6 +120,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
         from ray.job_submission import JobSubmissionClient
     except ImportError:
         raise UserError("proxima submit needs the package ray", remedy="pip install 'proxima-rl[ray]'") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it notes each connection that closes
     if address is not None:  # which the variables would overrule
         os.environ.pop("RAY_API_SERVER_ADDRESS", None)
         os.environ["RAY_ADDRESS"] = address
@@ -131,6 +134,19 @@ def connect(address: str | None) -> "JobSubmissionClient":
         raise UserError(f"no job server at {shown}: {reason}", remedy="is the dashboard of the cluster running?") from (
             None
         )
+
+
+def submit_job(client: "JobSubmissionClient", entrypoint: str, environment: dict[str, Any]) -> str:
+    """Submit a job; its name. Waits for a cluster that has just been started."""
+    until = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=environment))
+        except Exception as error:  # RuntimeError of the server, ValueError of a runtime environment, OSError
+            reason = " ".join(str(error).split())
+            if "No available agent" not in reason or time.monotonic() > until:
+                raise UserError(f"the cluster refuses the job: {reason}") from None
+        time.sleep(ANSWER_SECONDS)
 
 
 def follow(client: "JobSubmissionClient", job: str, how_to: str) -> int:
@@ -147,7 +163,7 @@ def follow(client: "JobSubmissionClient", job: str, how_to: str) -> int:
         async for text in client.tail_job_logs(job):
             fresh, skip = text[skip:], max(0, skip - len(text))
             printed += len(fresh)
-            failures = 0
+            failures = 0 if fresh else failures
             print(fresh, end="", flush=True)
 
     while True:

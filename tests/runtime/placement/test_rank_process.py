@@ -1,6 +1,6 @@
 import pytest
 
-from proxima.runtime.placement.rank_process import call_function
+from proxima.runtime.placement.rank_process import exit_code_of
 
 FUNCTIONS = "tests.runtime.placement.rank_functions"
 
@@ -17,6 +17,6 @@ FUNCTIONS = "tests.runtime.placement.rank_functions"
     ],
 )
 def test_exit_codes(capsys, function, arguments, code, said):
-    assert call_function(function, arguments) == code
+    assert exit_code_of(function, arguments) == code
     err = capsys.readouterr().err
     assert said in err and (code != 2 or err == said)

@@ -2,7 +2,7 @@ import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError
-from proxima.runtime.placement.ray_cluster import check_devices, connected, one_line
+from proxima.runtime.placement.ray_cluster import check_devices, connected, first_line_of
 
 pytest.importorskip("ray")
 CPUS = {"ranks": 3, "gpus_per_rank": 0.0, "cpus_per_rank": 2.0}
@@ -69,5 +69,5 @@ def test_a_second_connection(monkeypatch):
 
 
 def test_the_first_line_of_an_error_of_many():
-    assert one_line(RuntimeError("\n  The actor died:\n\tpid: 3\n")) == "The actor died"
-    assert one_line(KeyError()) == "KeyError"
+    assert first_line_of(RuntimeError("\n  The actor died:\n\tpid: 3\n")) == "The actor died"
+    assert first_line_of(KeyError()) == "KeyError"

@@ -1,8 +1,10 @@
 """Ranks on real Ray clusters of this machine: started, killed, lost, interrupted. Nothing is left behind."""
 
+import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,8 +66,22 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     return value
 
 
-def gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+def alive(pids: list[int]) -> list[str]:
+    """Those that still run, in words."""
+    running = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                running.append(f"{pid} below {process.ppid()}: {' '.join(process.cmdline())}")
+    return running
+
+
+def require_gone(pids: list[int], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while (left := alive(pids)) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert left == []
 
 
 @pytest.fixture
@@ -109,7 +125,7 @@ def test_a_cluster_of_its_own(driver, tmp_path):
     assert {rank["python"] for rank in (first, second)} == {sys.executable}
     log = (tmp_path / "run.log").read_text().splitlines()
     assert {"[rank 0] sum 3", "[rank 1] follows"} < set(log) and len(log) == 4
-    wait_for(lambda: gone([*below, first["pid"], second["pid"]]), 30)
+    require_gone([*below, first["pid"], second["pid"]])
 
 
 @pytest.mark.timeout(2 * SECONDS)
@@ -122,16 +138,17 @@ def test_ctrl_c_and_a_driver_that_is_killed(driver, tmp_path):
     assert process.returncode == 130 and out.splitlines() == ["waits 0", "writes a checkpoint"], err
     assert "stopping: rank 0 writes a checkpoint first; press Ctrl-C again to kill all ranks" in err
     assert "died" not in err and "[rank 1] writes" not in err
-    wait_for(lambda: gone([rank["pid"] for rank in records(tmp_path)]), 30)
+    require_gone([rank["pid"] for rank in records(tmp_path)])
 
     for file in tmp_path.glob("*.json"):
         file.unlink()
     process = driver("wait")
     pids = [rank["pid"] for rank in wait_for(lambda: records(tmp_path) if len(records(tmp_path)) == 2 else None)]
     below = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    assert not gone(pids)
+    assert len(alive(pids)) == 2
     process.kill()
-    wait_for(lambda: gone([*pids, *below]), 60)
+    require_gone(pids, 30)
+    require_gone(below, 180)  # Ray's agents look for its dead head for a minute
 
 
 @pytest.mark.timeout(2 * SECONDS)
@@ -176,14 +193,14 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch):
         threading.Thread(target=lose_a_node, daemon=True).start()
         code, out, err = _supervised(tmp_path / "lost", RayPlacement(**spread, restarts=1))
         assert code == 0 and out.splitlines() == ["waits 0", "resumed 0"], err
-        assert "died: its node was lost; all ranks are started again" in err, err
+        assert re.search("died: its node (was lost|does not answer); all ranks are started again", err), err
         assert "connection error" not in err and "raylet" not in err
 
         with pytest.raises(UserError, match="start_timeout=5.0 was not enough|asks for 1 CPU each"):
             _supervised(tmp_path / "late", RayPlacement(**spread | {"ranks": 3}, start_timeout=5))
         pids = [rank["pid"] for folder in tmp_path.iterdir() for rank in records(folder)]
         assert len(pids) == 10
-        wait_for(lambda: gone(pids), 30)
+        require_gone(pids)
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -14,7 +14,7 @@ import proxima
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement.rank_host import RankHost, RankPlace
-from proxima.runtime.placement.ray_cluster import bundle_of, one_line
+from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of
 
 LOOK_SECONDS = 1.0  # between looks at Ctrl-C while Ray works
 KILL_SECONDS = 10.0  # for the processes to be gone before their devices are given on
@@ -142,7 +142,7 @@ def _all(references: list[Any], deadline: float, look: Callable[[], None]) -> li
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), "")
         remedy = "install the same packages on all nodes" if missing else ""
-        raise UserError(f"a rank could not be started: {missing or one_line(error)}", remedy=remedy) from None
+        raise UserError(f"a rank could not be started: {missing or first_line_of(error)}", remedy=remedy) from None
 
 
 def rank_order(places: Sequence[RankPlace], driver: str) -> list[int]:

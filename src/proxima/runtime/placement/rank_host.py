@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from proxima.runtime.placement.door import Door
 START = Path(str(proxima.engine.__file__)).with_name("process_start.py")
 CHUNK = 1 << 16
 MOST_LINES = 1000  # in one report
+LEASE_SECONDS = 600.0  # of a supervisor that may have been suspended
 CLOSING_SECONDS = 5.0  # to read what a dead process has written, of which a child may hold the pipe open
 
 
@@ -60,6 +62,7 @@ class RankHost:
         self.exit_code: int | None = None
         self.news = asyncio.Event()
         self.doors: list[Door] = []
+        self.asked = time.monotonic()  # when the supervisor last wanted to know
         self.tasks: list[asyncio.Task[None]] = []
 
     async def place(self) -> RankPlace:
@@ -113,7 +116,8 @@ class RankHost:
             asyncio.create_task(self._read(number, stream))
             for number, stream in ((1, self.process.stdout), (2, self.process.stderr))
         ]
-        self.tasks = [*readers, asyncio.create_task(self._wait(self.process, readers))]
+        waiting = asyncio.create_task(self._wait(self.process, readers))
+        self.tasks = [*readers, waiting, asyncio.create_task(self._guard(os.getppid()))]
 
     async def _read(self, number: int, stream: asyncio.StreamReader | None) -> None:
         assert stream is not None
@@ -134,8 +138,17 @@ class RankHost:
         self.exit_code = code
         self.news.set()
 
+    async def _guard(self, raylet: int) -> None:
+        """End with the raylet, which Ray leaves to chance, and when no supervisor asks any more: a rank that was given
+        up as lost must not go on writing beside the one that replaced it."""
+        while os.getppid() == raylet and time.monotonic() - self.asked < LEASE_SECONDS:
+            await asyncio.sleep(1)
+        await self.kill()
+        os._exit(1)
+
     async def report(self, seconds: float) -> RankReport:
         """What is new, at the latest after so many seconds."""
+        self.asked = time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.news.wait(), seconds)
         self.news.clear()

@@ -19,7 +19,7 @@ from proxima.data.errors import UserError
 BUG, REFUSED, INTERRUPTED = 70, 2, 130  # exit codes, as of the command line
 
 
-def call_function(reference: str, arguments: Mapping[str, Any]) -> int:
+def exit_code_of(reference: str, arguments: Mapping[str, Any]) -> int:
     """Call `module:name`; the exit code."""
     module, _, name = reference.partition(":")
     try:
@@ -42,7 +42,7 @@ def main(descriptor: int) -> int:
         call = json.loads(channel.readline())
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
-        return call_function(call["function"], call["arguments"])
+        return exit_code_of(call["function"], call["arguments"])
 
 
 if __name__ == "__main__":

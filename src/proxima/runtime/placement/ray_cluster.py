@@ -24,6 +24,7 @@ def connected(spec: RayPlacement) -> Iterator[None]:
     """
     # a driver prints what Ray says about a dead node, in twenty lines, also without `log_to_driver`; read at the import
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster that is started here; else ranks yield to all
     import ray
 
     if ray.is_initialized():
@@ -35,7 +36,7 @@ def connected(spec: RayPlacement) -> Iterator[None]:
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **local)
     except Exception as error:  # Ray raises whatever its parts raise
-        reason = one_line(error)
+        reason = first_line_of(error)
         if address is None:
             raise UserError(f"no Ray cluster could be started on this machine: {reason}") from None
         token = "; all its nodes need one token, ~/.ray/auth_token or RAY_AUTH_MODE=disabled"
@@ -62,7 +63,7 @@ def _require_listener(address: str) -> None:
         ) from (None)
 
 
-def one_line(error: BaseException) -> str:
+def first_line_of(error: BaseException) -> str:
     """What an error of Ray says, without the process states below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".:")

@@ -1,0 +1,149 @@
+"""proxima submit, as a user types it: to a cluster of this machine, and what is refused before."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+
+import pytest
+
+from proxima.cli import submit as submit_command
+from proxima.data import UserError
+
+SECONDS = 300
+STANDS_IN = """\
+import os, sys, time
+
+print("words", *sys.argv[1:], flush=True)
+print("folder", os.getcwd(), "EXTRA", os.environ.get("EXTRA"), flush=True)
+if "seed=5" in sys.argv:
+    time.sleep(120)
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["tiny.yaml"], "error: which cluster?; --address http://HEAD:8265, or set RAY_ADDRESS"),
+        (["tiny.yaml", "train.steps=x"], "error: train.steps=x (command line): must be a whole number"),
+        (["tiny.yaml", "model.path=gone"], "error: model.path=gone (command line)"),
+        (["tiny.yaml", "--command", "sft"], "proxima train"),
+        (["tiny.yaml", "--command", "eval"], "invalid choice: 'eval'"),
+        (["tiny.yaml", "--working-dir", "gone"], "error: --working-dir gone: is not a folder"),
+        (["tiny.yaml", "--working-dir", "."], "which Ray deletes with the run in it; add folder=/"),
+        (["tiny.yaml", "--working-dir", "sub", "folder=/o"], "error: tiny.yaml: is not in --working-dir"),
+        (["tiny.yaml", "--runtime-env", "gone.yaml"], "error: --runtime-env gone.yaml: can't be read"),
+        (["tiny.yaml", "--runtime-env", "list.yaml"], "error: --runtime-env list.yaml: must be a mapping"),
+    ],
+)
+def test_refusals(proxima, recipe, here, monkeypatch, words, line):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    pytest.importorskip("ray")
+    recipe()
+    (here / "sub").mkdir()
+    (here / "list.yaml").write_text("[1]")
+    code, out, err = proxima("submit", *words)
+    assert code == 2 and line in err and out == "" and len(err.splitlines()) == 1
+
+
+def test_a_device_of_the_cluster_is_not_looked_for_here(recipe):
+    submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"], "train")
+
+
+class FakeClient:
+    """A job server whose connection breaks after the first line."""
+
+    def __init__(self, status: str, code: int | None, breaks: int = 1) -> None:
+        self.status, self.code, self.breaks = status, code, breaks
+
+    async def tail_job_logs(self, job):
+        yield "one\ntw"
+        if self.breaks:
+            self.breaks -= 1
+            raise RuntimeError("connection closed")
+        yield "o\n"
+
+    def get_job_info(self, job):
+        status = types.SimpleNamespace(value=self.status, is_terminal=lambda: True)
+        return types.SimpleNamespace(status=status, driver_exit_code=self.code, message="no\nroom")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code", "said"),
+    [
+        ("SUCCEEDED", 0, 0, ""),
+        ("FAILED", 2, 2, ""),
+        ("FAILED", None, 1, "error: the job failed: no room\n"),
+        ("STOPPED", None, 130, "the job was stopped\n"),
+    ],
+)
+def test_following(capsys, monkeypatch, status, code, exit_code, said):
+    monkeypatch.setattr(submit_command, "ANSWER_SECONDS", 0.0)
+    assert submit_command.follow(FakeClient(status, code), "job", "how") == exit_code
+    assert tuple(capsys.readouterr()) == ("one\ntwo\n", said)  # each line once, over two connections
+
+
+def test_a_connection_that_stays_broken(monkeypatch):
+    monkeypatch.setattr(submit_command, "ANSWER_SECONDS", 0.0)
+    with pytest.raises(UserError, match="the connection to the job server broke: connection closed; how to follow"):
+        submit_command.follow(FakeClient("RUNNING", None, breaks=9), "job", "how to follow")
+
+
+@pytest.mark.timeout(SECONDS)
+def test_jobs_of_a_cluster(recipe, here, monkeypatch):
+    """The jobs run a package that stands in for proxima: what is tested is the way there and back."""
+    pytest.importorskip("ray")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    recipe()
+    (here / "there" / "proxima").mkdir(parents=True)
+    (here / "there" / "proxima" / "__init__.py").touch()
+    (here / "there" / "proxima" / "__main__.py").write_text(STANDS_IN)
+    (here / "env.yaml").write_text(f"env_vars: {{PYTHONPATH: {here / 'there'}, EXTRA: 'yes', CODE: '2'}}")
+    (here / "good.yaml").write_text(f"env_vars: {{PYTHONPATH: {here / 'there'}}}")
+    with socket.socket() as free:  # Ray's own choice is one port for all clusters of a machine
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = {"num_cpus": 1, "include_dashboard": True, "dashboard_agent_listen_port": port}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        address = f"http://{cluster.webui_url}"
+
+        def start(*words: str) -> "subprocess.Popen[str]":
+            command = [sys.executable, "-m", "proxima", "submit", "tiny.yaml", *words, "--address", address]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            return subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+
+        process = start("seed=3", "--runtime-env", "env.yaml")
+        out, err = process.communicate(timeout=SECONDS)
+        assert process.returncode == 2, err
+        assert out, err
+        first, *lines = out.splitlines()
+        assert first.startswith("job raysubmit_")
+        assert f"words train {here / 'tiny.yaml'} seed=3" in lines and f"folder {here} EXTRA yes" in lines
+
+        process = start("seed=5", "--runtime-env", "good.yaml", "--resume")
+        read = iter(process.stdout.readline, "")
+        assert any(line == f"words train {here / 'tiny.yaml'} seed=5 --resume\n" for line in read)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130 and "the job runs on: `ray job logs raysubmit_" in err
+        from ray.job_submission import JobSubmissionClient
+
+        jobs = JobSubmissionClient(address).list_jobs()
+        assert sorted(job.status.value for job in jobs) == ["FAILED", "RUNNING"]
+
+        words = ("--working-dir", str(here), f"folder={here / 'run'}", "--runtime-env", "good.yaml")
+        process = start(*words)
+        out, err = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, err
+        assert f"words train tiny.yaml folder={here / 'run'}" in out.splitlines()
+        assert "working_dir_files" in out  # a copy
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
