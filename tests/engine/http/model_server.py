@@ -46,7 +46,7 @@ class ModelVllm(FakeVllm):
     def _settings(self) -> dict[str, Any]:
         settings = super()._settings()
         settings["model_config"]["dtype"] = "torch.float32"
-        return settings | {"device_config": {"device": "cpu"}}
+        return settings
 
     @torch.no_grad()
     def _load(self, file: str, names: list[str], last: bool) -> None:

@@ -15,7 +15,7 @@ from proxima.engine.serve import LAUNCHES, Serve
 from proxima.runtime.placement.engine_host import EngineHost, EnginePlace, EnginePlan
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.rank_group import python_path
-from proxima.runtime.placement.ray_cluster import one_line
+from proxima.runtime.placement.ray_cluster import first_line_of
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -140,7 +140,7 @@ class EngineGroup:
             try:
                 answer = ray.get(engine.pending)
             except Exception as error:  # the server's reason, or Ray's errors about an actor
-                self._lose(engine, one_line(getattr(error, "cause", None) or error))
+                self._lose(engine, first_line_of(getattr(error, "cause", None) or error))
                 continue
             if engine.place is not None:
                 self._lose(engine, answer)

@@ -1,13 +1,17 @@
-"""Two ranks train, three real vLLM servers generate, of which one joins late: what each version took to reach them."""
+"""Two ranks train, three real vLLM servers generate, of which one joins late: what each version took to reach them.
+
+    python -m scripts.several_servers --environment .venv-vllm --json-out FILE
+
+Ends when all three servers have computed with two versions; `benchmarks/results/several_servers` has what was seen.
+"""
 
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import HERE, finish, need_model, parser, table
+from benchmarks.harness import command, finish, need_model, parser, table
 
 FIGURES = ("replicas", "probe_mean", "probe_max", "slope", "seconds", "prepare_seconds")
 
@@ -18,7 +22,6 @@ def main() -> None:
     p.add_argument("--ranks", type=int, default=2, help="of the trainer (default: %(default)s)")
     p.add_argument("--dtype", default="float32", help="of the servers (default: %(default)s)")
     o = p.parse_args()
-    sys.path.insert(0, str(HERE.parent))
     with tempfile.TemporaryDirectory() as folder:
         steps, joined = measure(need_model(o.model), o, Path(folder))
     rows = [
@@ -34,7 +37,8 @@ def main() -> None:
         {
             "claim": "several_servers",
             "reached": reached,
-            "versions": found,
+            "published": found,
+            "third_answered_seconds": round(joined, 1),
             "bytes": steps[-1]["sync/bytes"],
             "ranks": o.ranks,
             "dtype": o.dtype,
@@ -69,3 +73,7 @@ def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], flo
         finally:
             run.kill()
     return [step | {"version": step["step"]} for step in steps], joined
+
+
+if __name__ == "__main__":
+    command(main)
