@@ -69,6 +69,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Engines' processes and the runs of a sweep are forked from one that has imported torch; the list gets them."""
+    from proxima.engine import supervisor
+    from proxima.lab import sweep_runner
+    from tests.warm import forked_subprocess
+
+    started: list[Any] = []
+    for module in (supervisor, sweep_runner):
+        monkeypatch.setattr(module, "subprocess", forked_subprocess(started))
+    return started
+
+
+@pytest.fixture
 def shared_math_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reward workers for `math` come from one fork server per test process: filling its parser's tables takes two
     seconds."""

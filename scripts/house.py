@@ -48,7 +48,7 @@ ALLOWED_FUNCTIONS = {
     "convert_offline": "the protocol of a peer's trainings without rewards",
     "rules_of": "the protocol of a peer's trainings without rewards",
     "main": "what a console script or a spawned process starts",
-    "run": "the command of `proxima.cli.train`, and what a spawned process does",
+    "run": "what a spawned process does",
     "train": "a run from its config, and `proxima.train`, a run from a recipe",
 }
 ALLOWED_CLASSES: dict[str, str] = {}
@@ -272,9 +272,7 @@ def collect(modules: list[Module]) -> tuple[list[Unit], set[str]]:
     """All units, and the names that are reached from outside: commands, module-level code, public `__all__`s and
     docs/bias.md."""
     units: list[Unit] = []
-    roots = {"main", "supervise"} | names_in(
-        ast.parse((REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8"))
-    )
+    roots = {"main"} | names_in(ast.parse((REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8")))
     own_classes = {node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
     for module in modules:
         for node in module.tree.body:

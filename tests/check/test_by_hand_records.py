@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxima.check.by_hand_records import check_record
+from proxima.data import UserError
 from tests.cli.conftest import here, proxima  # noqa: F401  fixtures
 
 
@@ -23,9 +24,6 @@ def by_hand(**changes: Any) -> dict[str, Any]:
         ({"surrogate": "ppo_clip", "aggregate": "token_sum"}, "loss: -4, expected -2"),
         ({"expected": {"loss": -2.1}}, "loss: -2, expected -2.1"),
         ({"expected": {"loss": -2.0, "lozz": 1}}, "nothing of ours computes 'lozz'; there are "),
-        ({"surrogate": None}, "golden record 'ratio_one' names no spec; add one of surrogate, "),
-        ({"surrogate": "ppo_clap"}, "did you mean 'ppo_clip'"),
-        ({"surrogate": "my_lab.losses:Mine"}, "add --import-code"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -33,6 +31,33 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], told: str) -> None:
     assert check_record(by_hand()).status == check_record(by_hand(source="hand")).status == "passed"
     result = check_record(by_hand(**changes))
     assert result.status == "FAILED" and told in result.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"surrogate": None}, "golden record 'ratio_one' names no spec; add one of surrogate, "),
+        ({"surrogate": "ppo_clap"}, "did you mean 'ppo_clip'"),
+        ({"surrogate": "my_lab.losses:Mine"}, "add --import-code"),
+        ({"expected": {}}, "golden record 'ratio_one': 'expected' is empty"),
+        ({"inputs": {}}, "golden record 'ratio_one': 'inputs' is empty"),
+        ({"name": 3}, "'name' must be a text"),
+        ({"expected": {"loss": "high"}}, "expected.loss must be numbers"),
+        ({"inputs": {"mask": [[1], [1, 1]]}}, "inputs.mask must be numbers, in rows of equal length"),
+        ({"inputs": {"mask": [[1]], "advantage": [1.0]}}, "golden record 'ratio_one': "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_faulty_record_is_refused(changes: dict[str, Any], told: str, proxima, here) -> None:  # noqa: F811
+    (here / "mine.json").write_text(json.dumps([by_hand(**changes)]))
+    code, out, err = proxima("check", "mine.json")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and told in err
+
+
+def test_a_file_without_records_is_refused(proxima, here) -> None:  # noqa: F811
+    (here / "mine.json").write_text("[]")
+    code, out, err = proxima("check", "mine.json")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "mine.json" in err and "holds no record; give a JSON" in err
 
 
 @pytest.mark.parametrize(
@@ -117,8 +142,9 @@ def test_every_slot_by_hand(specs: dict[str, Any], inputs: dict[str, Any], expec
     ],
 )
 def test_an_input_by_hand_that_is_wrong_is_named(specs: dict[str, Any], inputs: dict[str, Any], told: str) -> None:
-    result = check_record({"name": "x", "source": "by hand", **specs, "inputs": inputs, "expected": {"loss": 0}})
-    assert result.status == "FAILED" and told in result.detail
+    with pytest.raises(UserError) as refused:
+        check_record({"name": "x", "source": "by hand", **specs, "inputs": inputs, "expected": {"loss": 0}})
+    assert told in str(refused.value)
 
 
 def test_the_command(proxima, here):  # noqa: F811

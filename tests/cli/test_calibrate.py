@@ -80,7 +80,7 @@ CLIPPED = ("algorithm=grpo", "algorithm.skip_zero_advantage=false", "folder=runs
 
 @pytest.fixture
 def calibrated(proxima, recipe):
-    code, out, err = proxima("calibrate", recipe(), "train.completions_per_prompt=4", "--steps", 1)
+    code, out, err = proxima("calibrate", recipe(), "train.completions_per_prompt=4", "train.steps=1")
     assert (code, err) == (0, "")
     return out
 

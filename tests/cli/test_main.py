@@ -8,11 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from proxima import __version__
 from proxima.cli.main import COMMANDS, main
+from proxima.cli.train import description
+from proxima.config.families import FAMILIES, TRAIN
+from tests.warm import WarmPopen
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 
@@ -47,6 +51,17 @@ def test_help_of_a_command(proxima, command):
     assert out.startswith(f"usage: proxima {command} ")
 
 
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.command)
+def test_the_help_of_a_family_shows_a_field_of_its_own(family, proxima):
+    _, out, _ = proxima(family.command, "--help")
+    assert family.example in out and description(family) in " ".join(out.split())
+    assert f"proxima {family.command} runs/mine --resume" in " ".join(out.split())
+    assert ("--rollouts" in out) == (family is TRAIN)
+    section, name, *_ = family.example.partition("=")[0].split(".")
+    held = get_type_hints(family.root)[section]
+    assert family is TRAIN or (section == family.own and name in held.__dataclass_fields__)
+
+
 def test_version(proxima):
     assert proxima("--version") == (0, f"proxima {__version__}\n", "")
 
@@ -63,7 +78,9 @@ def test_no_command_shows_the_help(proxima):
         (["trian"], "error: unknown command 'trian'; did you mean 'train'?"),
         (["xyz"], f"error: unknown command 'xyz'; commands: {', '.join(COMMANDS)}"),
         (["train"], "error: the following arguments are required: recipe; see proxima train --help"),
-        (["train", "r.yaml", "--rseume"], "error: unknown argument '--rseume'; see proxima train --help"),
+        (["train", "r.yaml", "--rseume"], "error: unknown argument '--rseume'; did you mean '--resume'?"),
+        (["train", "r.yaml", "--zzz"], "error: unknown argument '--zzz'; see proxima train --help"),
+        (["engine", "check", "http://h", "--modle", "m"], "error: unknown argument '--modle'; did you mean '--model'?"),
         (["doctor", "now"], "error: unknown argument 'now'; see proxima doctor --help"),
         (
             ["train", "r.yaml", "--resume", "--overwrite"],
@@ -195,9 +212,7 @@ def test_a_signal_leaves_a_checkpoint_and_130(sent, again, here, recipe):
     path = recipe()
     command = [sys.executable, "-m", "proxima.cli.main", "train", path, "train.steps=100000", "folder=run"]
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = WarmPopen(command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = here / "run" / "metrics.jsonl"
     while process.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
         time.sleep(0.05)

@@ -103,7 +103,7 @@ def test_a_tracker_gets_steps_and_evaluations(file, tmp_path):
     assert any(name.endswith("loss/low") for name in names), names
 
 
-def test_a_sweep_runs(file, tmp_path, monkeypatch, capsys):
+def test_a_sweep_runs(file, tmp_path, monkeypatch, capsys, warm_processes):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.yaml").write_text("recipe: mine.yaml\nseeds: [1]\nset: {train.steps: 2}\n")
     assert main(["sweep", "sweep.yaml"]) == 0

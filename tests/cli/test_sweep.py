@@ -101,7 +101,7 @@ def test_the_runs_of_a_sweep_are_paired_compared_and_done_once(proxima, sweep, h
     assert "notes" not in out
 
 
-def test_processes_side_by_side_of_which_one_fails(proxima, sweep, here):
+def test_processes_side_by_side_of_which_one_fails(proxima, sweep, here, warm_processes):
     # a config that passes every check and dies in the run: its folder is a file
     (here / "mine.yaml").write_text(SWEEP.replace("[1, 2]", "[1]"))
     (sweep / "algorithm=reinforce" / "seed-1").mkdir(parents=True)

@@ -44,6 +44,7 @@ from importlib.machinery import SourceFileLoader
 class OneMore(SourceFileLoader):
     def get_data(self, path):
         line = b'''Family(command="copy", function="copy_rows", title="copy given answers", own="copying",
+            example="copying.times=2",
             config="copying_section:CopyingConfig", method="copying_method:CopyingMethod", learning_rate=3e-6),'''
         return super().get_data(path).replace(b"OFFLINE = (", b"OFFLINE = (" + line, 1)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxima.cli.command_module import command_module
+from proxima.cli.command_module import load_command
 from proxima.cli.main import _EPILOG, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,9 +91,7 @@ def of_comments(page: str) -> Iterator[Printed]:
 def of_help() -> Iterator[Printed]:
     """Those of `proxima --help` and of the help of each command."""
     texts = {"proxima --help": _EPILOG}
-    texts |= {
-        f"proxima {name} --help": command_module(name, place).__doc__ or "" for name, (place, _) in COMMANDS.items()
-    }
+    texts |= {f"proxima {name} --help": load_command(name, place)[1] for name, (place, _) in COMMANDS.items()}
     for page, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):
             if line.startswith("proxima "):

@@ -28,7 +28,7 @@ from proxima.data import recipe_files
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers")
+pytestmark = pytest.mark.usefixtures("shared_math_workers", "warm_processes")
 PAGES = pages()
 TRAINING = ("train", "sft", "reward", "dpo")
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
@@ -252,7 +252,6 @@ class Shell:
             return
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("proxima.cli.main.run_command", lambda command, arguments: 0)
-            patch.setattr("proxima.cli.train.run", lambda arguments: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if words[0] in (*TRAINING, "explain", "calibrate", "simulate") and words[1] in recipe_files.shipped_recipes():

@@ -28,7 +28,7 @@ LAW = next(law for law in ENGINE_LAWS if law.name == "in_flight")
         if spec.needs_weights
     ],
 )
-def test_every_engine_keeps_the_law(kind):
+def test_every_engine_keeps_the_law(kind, warm_processes):
     spec = ENGINES[kind](slots=8, dtype="float32")
     result = check_law(LAW, EngineUnderTest(spec, EngineSetup.of(tiny_model())))
     assert result.status == "passed", result

@@ -151,7 +151,7 @@ def test_pause_abort_and_a_caller_that_leaves(shared):
 
 
 @pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
-def test_weights_published_midway(interrupt):
+def test_weights_published_midway(interrupt, warm_processes):
     asked = requests(6, 6, max_tokens=150, top_k=200)
 
     async def go(found):
@@ -178,7 +178,7 @@ def test_weights_published_midway(interrupt):
 # ---- a process that dies ---------------------------------------------------------------------------------------------
 
 
-def test_killed_at_random_instants_nothing_is_lost_or_changed():
+def test_killed_at_random_instants_nothing_is_lost_or_changed(warm_processes):
     asked = requests(6, 6, max_tokens=200, temperature=1.2)
     plain = run(engine(slots=8, seed=4), asked)
     draws, stop = random.Random(5), threading.Event()
@@ -208,7 +208,7 @@ def test_killed_at_random_instants_nothing_is_lost_or_changed():
         assert {v for c in again for v in c.policy_version} == {7}
 
 
-def test_killed_in_a_pause_and_in_a_publish():
+def test_killed_in_a_pause_and_in_a_publish(warm_processes):
     asked = requests(3, 4, max_tokens=150)
 
     async def go(found):
@@ -233,7 +233,7 @@ def test_killed_in_a_pause_and_in_a_publish():
     assert {v for c in made for v in c.policy_version} == {5}
 
 
-def test_a_process_that_hangs_is_replaced(monkeypatch):
+def test_a_process_that_hangs_is_replaced(monkeypatch, warm_processes):
     monkeypatch.setattr("proxima.engine.local_process.HEALTH_SECONDS", 0.5)  # it is asked before it is replaced
     asked = requests(2, 4)
     with served(timeout=3.0) as found:
@@ -246,7 +246,7 @@ def test_a_process_that_hangs_is_replaced(monkeypatch):
         assert found._supervisor.exit_reason == "it gave no answer for 3 s (engine.timeout) and was killed"
 
 
-def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch):
+def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch, warm_processes):
     """Its writer, collected late, closes a transport whose descriptor is that of the next process."""
     connect, writers = asyncio.open_connection, []
 
@@ -268,7 +268,7 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
         assert found._supervisor.exits == 1 and not writers
 
 
-def test_when_the_restarts_are_spent_one_line_says_why(tmp_path):
+def test_when_the_restarts_are_spent_one_line_says_why(tmp_path, warm_processes):
     log = tmp_path / "engine.log"
     found = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32", restarts=0), log=log)
     try:
@@ -287,7 +287,7 @@ def test_when_the_restarts_are_spent_one_line_says_why(tmp_path):
         found.close()
 
 
-def test_what_is_wrong_from_the_start_is_raised_not_repeated():
+def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
     with pytest.raises(UserError, match="engine.decoder='fast': family gpt2 has no fast path"):
         ProcessEngine(loaded("gpt2"), LocalProcess(decoder="fast"))
     broken = loaded("llama")
@@ -335,7 +335,7 @@ def same_run(first, second):
         assert read_rows(RunFolder(first).rollout_file(step)) == read_rows(RunFolder(second).rollout_file(step))
 
 
-def test_a_run_is_the_same_to_the_bit_killed_engines_and_all(tiny_model, tmp_path):
+def test_a_run_is_the_same_to_the_bit_killed_engines_and_all(tiny_model, tmp_path, warm_processes):
     tree = recipe(tiny_model("llama"))
     go(tmp_path / "local", tree)
     own = {**tree, "engine": {"kind": "local_process", "dtype": "float32", "slots": 8, "restarts": 20}}
@@ -378,7 +378,7 @@ def test_the_spec_checks_itself():
             LocalProcess(**{field: value})
 
 
-def test_the_laws_of_engines(capsys):
+def test_the_laws_of_engines(capsys, warm_processes):
     try:
         assert main(["check", "tests.engine.one_process:OneProcess", "dtype=float32"]) == 0
     finally:

@@ -145,7 +145,7 @@ def test_an_aborted_completion_has_the_sets_of_its_tokens(loaded):
         assert c.finish_reason == "abort" and 0 < len(c.tokens) == len(c.sampling_mask)
 
 
-def test_a_process_gives_the_same(loaded):
+def test_a_process_gives_the_same(loaded, warm_processes):
     process = ProcessEngine(loaded, LocalProcess(dtype="float32", slots=8, sampling_mask=True, threads=1))
     try:
         assert made_by(process, requests()) == made_by(engine(loaded), requests())

@@ -154,6 +154,7 @@ def test_ctrl_c_cancels_a_coroutine_that_computes_nothing():
 
     async def run():
         try:
+            await asyncio.sleep(0.1)  # a signal on the very way into a wait is seen only when the wait ends
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(60)
         finally:

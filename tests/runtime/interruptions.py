@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.tiny_run import Watcher
+from tests.warm import WarmPopen
 
 STEPS = 4
 
@@ -54,22 +55,28 @@ PLACES = {
 
 
 ROOT = Path(__file__).resolve().parents[2]
+TRAIN = """
+import sys
+from proxima.cli.main import main
+from proxima.engine import supervisor
+from tests.warm import forked_subprocess
+
+supervisor.subprocess = forked_subprocess()
+sys.exit(main())
+"""
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [
-        sys.executable,
-        "-m",
-        "proxima.cli.main",
-        "train",
-        str(folder.parent / "recipe.yaml"),
-        f"folder={folder}",
-        *more,
-    ]
-    return subprocess.Popen(
-        command, env=environment, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    command = ["-c", TRAIN, "train", str(folder.parent / "recipe.yaml"), f"folder={folder}", *more]
+    return WarmPopen(
+        [sys.executable, *command],
+        env=environment,
+        cwd=folder.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -7,10 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.warm import WarmPopen
+
 RUN = """
 import importlib, json, os, signal, sys, threading
 from pathlib import Path
 from tests.runtime.tiny_run import Watcher
+from proxima.engine import supervisor
+from tests.warm import forked_subprocess
+
+supervisor.subprocess = forked_subprocess()
 
 module, folder, tree, seconds, start = sys.argv[1:]
 
@@ -33,5 +39,6 @@ def kill_after(
     """`go` of the module, killed so long after `started`, or after its first `step`; it may have ended before."""
     words = [module, str(folder), json.dumps(tree), str(seconds), start]
     where = Path(__file__).parents[2]
-    killed = subprocess.run([sys.executable, "-c", RUN, *words], cwd=where, capture_output=True, timeout=300)
-    assert killed.returncode in (0, -signal.SIGKILL), killed.stderr
+    with WarmPopen([sys.executable, "-c", RUN, *words], cwd=where, stderr=subprocess.PIPE) as killed:
+        _, err = killed.communicate(timeout=300)
+    assert killed.returncode in (0, -signal.SIGKILL), err

@@ -75,7 +75,7 @@ def compared(folder, model, atol):
 @pytest.mark.parametrize("source", ["engine", "trainer"])
 @pytest.mark.parametrize("engine", ["local", "local_process"])
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
-    source, engine, tiny_model, tmp_path, monkeypatch
+    source, engine, tiny_model, tmp_path, monkeypatch, warm_processes
 ):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)  # so that completions outlast several updates
     model, folder = tiny_model("llama"), tmp_path / "run"

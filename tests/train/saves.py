@@ -102,7 +102,7 @@ def first_saves(rank: int, folder: Path) -> None:
     for name, stack in all_stacks.items():
         train(stack, NEEDS[name])  # what is written is of the moment of the call
     complete = writer.finish()
-    assert isinstance(complete, Checkpoint) and complete.step == 2 and not writer.writing and writer.finish() is None
+    assert isinstance(complete, Checkpoint) and complete.step == 2 and not writer.unfinished and writer.finish() is None
     failures(rank, folder, all_stacks, writer)
     experts = source(folder / "experts", sharding=Sharding())
     stack = TrainStack(experts.policy(experts.load()))

@@ -1,8 +1,8 @@
 """`proxima.train`, and a function for each way to train on a fixed data set: a run from Python."""
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.run_config import config_notes, resolve_run
@@ -12,6 +12,7 @@ from proxima.config.resolution import Recipe
 
 if TYPE_CHECKING:
     from proxima.api.saved import SavedRun
+    from proxima.config.resolved import Resolved
 
 
 def train(
@@ -93,6 +94,7 @@ def _run(
 ) -> "SavedRun":
     from proxima.api.saved import load_run
     from proxima.runtime.launch.run import train as train_run
+    from proxima.runtime.placement.on_ray import places_ranks
     from proxima.view.run_views import RunViews
 
     with overrides_named():
@@ -104,6 +106,16 @@ def _run(
             overwrite=overwrite,
             accept_changes=accept_changes,
         )
+        if places_ranks(resolved.config):
+            return _on_ray(
+                resolved,
+                plain(expand_user(recipe)),
+                override_texts(overrides),
+                resume,
+                overwrite,
+                accept_changes,
+                quiet,
+            )
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
             summary = train_run(
@@ -115,7 +127,45 @@ def _run(
                 observer=views,
             )
     if summary.status == "stopped":
-        function = (family_of_config(resolved.config) or TRAIN).function
-        how_to = f"proxima.{function}({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
-        raise KeyboardInterrupt(f"stopped after step {summary.steps} with a checkpoint; {how_to}")
+        raise _stopped(resolved.config, summary.folder, f"after step {summary.steps} with a checkpoint")
     return load_run(summary.folder)
+
+
+def _stopped(config: Any, folder: str, where: str) -> KeyboardInterrupt:
+    function = (family_of_config(config) or TRAIN).function
+    how_to = f"proxima.{function}({folder!r}, resume=True) continues it, proxima.load_run reads it"
+    return KeyboardInterrupt(f"stopped {where}; {how_to}")
+
+
+def _on_ray(
+    resolved: "Resolved[Any]",
+    recipe: Recipe,
+    overrides: Sequence[str],
+    resume: bool,
+    overwrite: bool,
+    accept_changes: bool,
+    quiet: bool,
+) -> "SavedRun":
+    """The run on the ranks of its placement."""
+    from proxima.api.saved import load_run
+    from proxima.runtime.loop.training_loop import RunEnded
+    from proxima.runtime.placement.on_ray import LINES, train_on_ray
+    from proxima.runtime.state.folder import new_run_folder
+
+    folder = new_run_folder(resolved.config.folder, resolved.recipe).absolute()
+    code = train_on_ray(
+        resolved.config,
+        folder,
+        recipe,
+        overrides,
+        command=(family_of_config(resolved.config) or TRAIN).command,
+        resume=resume,
+        overwrite=overwrite,
+        accept_changes=accept_changes,
+        quiet=quiet,
+    )
+    if code == 130:
+        raise _stopped(resolved.config, str(folder), "by Ctrl-C")
+    if code != 0:
+        raise RunEnded(f"the ranks ended with exit code {code}; {folder / LINES} has what they printed")
+    return load_run(folder)

@@ -12,7 +12,7 @@ from proxima.check.laws import Violation, require_close, require_that
 from proxima.core import TokenMean, TokenSum, distillation_loss, health, merge_metrics, mismatch_metrics, policy_loss
 from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics
-from proxima.data import PolicyBatch
+from proxima.data import NoFieldError, PolicyBatch
 from proxima.data.field_checks import check_names
 
 LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
@@ -65,7 +65,7 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Numb
 
 def _of_loss(specs: Mapping[str, Any], tensors: Numbers) -> Numbers:
     leaf_name = "loss" if set(specs) == {"aggregate"} else "log_prob"
-    leaf = tensors.pop(leaf_name).requires_grad_()
+    leaf = _taken(tensors, leaf_name).requires_grad_()
     entropy = tensors.get("entropy")
     if entropy is not None and "penalty" in specs:
         entropy.requires_grad_()
@@ -77,6 +77,12 @@ def _of_loss(specs: Mapping[str, Any], tensors: Numbers) -> Numbers:
         leaves = {leaf_name: leaf} | ({"entropy": entropy} if entropy is not None and entropy.requires_grad else {})
         numbers |= gradients(loss.value, leaves)
     return numbers | {name: _laid_out(b, value, leaf, tensors) for name, value in tokens.items()}
+
+
+def _taken(tensors: Numbers, name: str) -> Tensor:
+    if name not in tensors:
+        raise NoFieldError(f"inputs: {name} is missing")
+    return tensors.pop(name)
 
 
 def _laid_out(b: PolicyBatch, values: Tensor, leaf: Tensor, tensors: Numbers) -> Tensor:
@@ -113,7 +119,7 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, Number
 
 
 def _mismatch(guard: Any, tensors: Numbers) -> Numbers:
-    b = _batch(tensors.pop("log_prob"), tensors)
+    b = _batch(_taken(tensors, "log_prob"), tensors)
     merged = merge_metrics([mismatch_metrics(b.take(range(first, b.sequences, 2))) for first in (0, 1)])
     values = {name: metric.value for name, metric in merged.items()}
     judged = {f"health.{v.metric}": as_tensor(HEALTH.index(v.level)) for v in health(values, guard)}
@@ -123,7 +129,7 @@ def _mismatch(guard: Any, tensors: Numbers) -> Numbers:
 
 def _distillation(spec: Any, tensors: Numbers) -> Numbers:
     names = [name for name in ("log_prob", "bucket_log_prob") if name in tensors]
-    leaves: Numbers = {name: tensors.pop(name).requires_grad_() for name in names}
+    leaves: Numbers = {name: _taken(tensors, name).requires_grad_() for name in names}
     b = _batch(leaves["log_prob"], tensors | {name: leaves[name] for name in names[1:]})
     value = spec(b)
     numbers = {"divergence": _laid_out(b, value, leaves["log_prob"], tensors)} | gradients(value.sum(), leaves)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from proxima.check.by_hand import SLOTS, numbers_by_hand, require_numbers
-from proxima.check.laws import Law, LawResult, Violation, check_law
+from proxima.check.by_hand import SLOTS, as_tensor, leaves, numbers_by_hand, require_numbers
+from proxima.check.laws import Law, LawResult, check_law, described
 from proxima.config import resolve
 from proxima.config.problems import one_problem
 from proxima.config.slots import Slot
@@ -99,35 +99,62 @@ def read_records(file: Path, form: str, require_record: Callable[[dict[str, Any]
 
 
 def require_record_by_hand(record: Mapping[str, Any]) -> None:
-    """Raise a UserError unless it has the keys of a record by hand, and no others."""
+    """Raise a UserError unless it has the keys of a record by hand and no others, names a spec, and expects numbers."""
     title = f"golden record {record.get('name', '?')!r}"
     for key in ("name", "source", "inputs", "expected"):
         if key not in record:
             raise UserError(f"{title} has no {key!r}")
         if key in ("inputs", "expected") and not isinstance(record[key], dict):
             raise UserError(f"{title}: {key!r} is a {type(record[key]).__name__}, expected a mapping")
+        if key in ("inputs", "expected") and not record[key]:
+            raise UserError(f"{title}: {key!r} is empty")
     if record["source"] not in SOURCES:
         raise UserError(f"{title} is of {record['source']!r}, not by hand", remedy="check it with proxima verify")
+    if not isinstance(record["name"], str):
+        raise UserError(f"{title}: 'name' must be a text")
+    if all(record.get(slot) is None for slot in SLOTS):
+        raise UserError(f"{title} names no spec", remedy=f"add one of {', '.join(SLOTS)}")
     if unknown := sorted(record.keys() - {*KEYS, *SLOTS}):
         raise UserError(f"{title} has the unknown keys {', '.join(unknown)}")
 
 
 def check_record(record: Mapping[str, Any], import_code: bool = False) -> LawResult:
-    """Check a record by hand, as a law of its name."""
+    """Check a record by hand, as a law of its name.
+
+    Raises:
+        UserError: the record itself is wrong: what it names does not exist, or its numbers are none.
+    """
+    title = f"golden record {record['name']!r}"
+    for part in ("inputs", "expected"):
+        for name, value in leaves(record[part]).items():
+            try:
+                as_tensor(value)
+            except (ValueError, TypeError):
+                raise UserError(f"{title}: {part}.{name} must be numbers, in rows of equal length") from None
 
     def check(record: Mapping[str, Any], _: None) -> None:
-        specs = {slot: record[slot] for slot in SLOTS if slot in record}
-        try:
-            numbers = numbers_of_record(record["name"], specs, record["inputs"], import_code)
-        except (UserError, NoFieldError) as error:
-            raise Violation(str(error)) from None
         require_numbers(numbers, record["expected"])
 
-    return check_law(Law(record["name"], "the code is not the formula", check), record)
+    law = Law(record["name"], "the code is not the formula", check)
+    specs = {slot: record[slot] for slot in SLOTS if slot in record}
+    try:
+        numbers = numbers_of_record(record["name"], specs, record["inputs"], import_code)
+    except (UserError, NoFieldError) as error:
+        raise UserError(f"{title}: {'; '.join(str(error).splitlines())}") from None
+    except Exception as error:  # a stranger's code may raise anything
+        return LawResult(law, "FAILED", described(error))
+    return check_law(law, record)
 
 
 def check_records(file: str, import_code: bool = False) -> Iterator[LawResult]:
-    """Check the records by hand of a file."""
+    """Check the records by hand of a file.
+
+    Raises:
+        UserError: it holds none, or one that is wrong.
+    """
     form = "{name, source, inputs, expected} with a spec by slot"
-    for record in read_records(Path(file), form, require_record_by_hand):
+    records = read_records(Path(file), form, require_record_by_hand)
+    if not records:
+        raise one_problem(file, f"holds no record; give a JSON list of records {form}")
+    for record in records:
         yield check_record(record, import_code)

@@ -18,6 +18,7 @@ from proxima.data.recipe_files import find_recipe
 if TYPE_CHECKING:
     from proxima.lab.divergences import Calibration
 
+STEPS = 2
 IMPORT_CODE = "of a RUN: import its surrogate where it is a class outside proxima, which runs its code"
 
 
@@ -25,7 +26,7 @@ def calibrate(
     recipe: Recipe,
     override: Overrides = (),
     *,
-    steps: Annotated[int, Argument("steps to train for a recipe; 2", "N")] = 2,
+    steps: Annotated[int | None, Argument("steps to train for a recipe; those of train.steps=N, or 2", "N")] = None,
     share: Annotated[float, Argument("share of the tokens beyond delta; 0.001", "P")] = 0.001,
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
     as_json: AsJson = False,
@@ -33,7 +34,7 @@ def calibrate(
     """Print the thresholds of a recipe, or of a run folder."""
     if not 0 < share < 1:
         raise UserError(f"--share {share:g} must be between 0 and 1")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UserError(f"--steps {steps} must be at least 1")
     place = Path(recipe)
     is_run = (place / "run.sqlite").is_file()
@@ -46,9 +47,12 @@ def calibrate(
     if is_run:
         algorithm = read_algorithm(place, import_code=import_code)
     else:
-        algorithm = load_recipe(recipe, override).config.algorithm
+        config = load_recipe(recipe, override).config
+        algorithm = config.algorithm
+        of_override = any(word.partition("=")[0].strip() == "train.steps" for word in override)
+        steps = steps or (config.train.steps if of_override else STEPS)
     spec = measurable(algorithm.surrogate) or Cppo()
-    folder = place if is_run else warm_up(recipe, override, steps)
+    folder = place if is_run else warm_up(recipe, override, steps or STEPS)
 
     calibration = Calibration.of(read_trained(folder), spec, share)
     if as_json:
@@ -60,6 +64,7 @@ def calibrate(
 def warm_up(recipe: str, overrides: Sequence[str], steps: int) -> Path:
     """Train the recipe's first steps with an unbounded surrogate and every completion; the run's folder."""
     from proxima.cli.train import train_recipe
+    from proxima.config.recipe_reader import with_values
 
     named = [word.partition("=")[2] for word in overrides if word.startswith("folder=")]
     folder = Path(named[-1]) if named else Path("runs") / f"{Path(recipe).stem}-calibration"
@@ -73,8 +78,7 @@ def warm_up(recipe: str, overrides: Sequence[str], steps: int) -> Path:
         "eval.every": 0,
         "checkpoint.every": 0,
     }
-    given = [word for word in overrides if not word.startswith("folder=")]
-    words = [*given, *(f"{key}={value}" for key, value in settings.items())]
+    words = with_values(overrides, settings)
     if code := train_recipe(str(find_recipe(recipe)), words, overwrite=not named, quiet=True):
         raise SystemExit(code)
     return folder

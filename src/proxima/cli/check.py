@@ -42,6 +42,10 @@ KIND = (
     "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; a run folder; or a .json "
     "file of records by hand"
 )
+MODEL = (
+    "of an engine: the model that it runs. Without it, an engine that holds weights in this process gets a tiny one; "
+    "another is compared with none, so laws that need one are skipped"
+)
 IMPORT_CODE = "of a file of records by hand: import the classes outside proxima that it names"
 
 
@@ -50,7 +54,7 @@ def check_target(
     override: Annotated[Sequence[str], Argument("fields other than the defaults", "field=value", words="*")] = (),
     *,
     slot: Annotated[str | None, Argument("the slot, where its class does not say it")] = None,
-    model: Annotated[str | None, Argument("of an engine: the model to run; otherwise a tiny one is made")] = None,
+    model: Annotated[str | None, Argument(MODEL)] = None,
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
     as_json: Annotated[bool, Argument("print every result for programs", flag="--json")] = False,
 ) -> int:

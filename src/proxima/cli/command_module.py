@@ -1,24 +1,34 @@
 """Imports the module of a command: one of this room, or one that another distribution brings."""
 
 import importlib
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
+from proxima.cli.parameters import Command
 from proxima.data.errors import UserError
 
 GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `COMMAND`
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 
-def command_module(name: str, place: str) -> ModuleType:
-    """The module of a command.
+def load_command(name: str, place: str) -> tuple[Command, str]:
+    """A command, and its description for `--help`: `COMMAND` of its module and the docstring there, or where the module
+    has several, those of `COMMANDS`.
 
     Args:
-        place: a module of proxima, `proxima.cli.train`, or the distribution that brings the command, `proxima-peers`.
+        place: a module of proxima, `proxima.cli.explain`, or the distribution that brings the command, `proxima-peers`.
 
     Raises:
         UserError: the distribution is not installed.
     """
+    module = _module(name, place)
+    commands: dict[str, tuple[Command, str]] = getattr(module, "COMMANDS", {})
+    command, text = commands.get(name) or (module.COMMAND, module.__doc__ or "")
+    return command, text if "\n" in text else textwrap.fill(text, 120)
+
+
+def _module(name: str, place: str) -> ModuleType:
     if place.startswith("proxima."):
         return importlib.import_module(place)
     from importlib.metadata import entry_points

@@ -13,8 +13,8 @@ from typing import NoReturn, TextIO
 
 from proxima import __version__
 from proxima.cli.bug_report import RUN_FOLDER, report_bug
-from proxima.cli.command_module import command_module
-from proxima.cli.parameters import add_command, run_command
+from proxima.cli.command_module import load_command
+from proxima.cli.parameters import add_command, option_strings, run_command
 from proxima.config.families import FAMILIES
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("proxima.cli.chat_session", "chat with a model or a run's checkpoint"),
     "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
     "explain": ("proxima.cli.explain", "show every value, its origin, and the batch, memory and time that follow"),
+    "rehearse": ("proxima.cli.rehearse", "rehearse a training step for devices that you don't have: does it fit?"),
     "list": ("proxima.cli.list", "list every kind of every slot"),
     "data": ("proxima.cli.data.data_command", "prepare data sets for training and evaluation"),
     "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),
@@ -103,12 +104,9 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     for name, (place, line) in COMMANDS.items():
         below = commands.add_parser(name, help=line, formatter_class=_Formatter)
         if name == chosen:
-            command = command_module(name, place)
-            below.description = command.__doc__
-            if hasattr(command, "COMMAND"):
-                add_command(below, command.COMMAND)
-            else:
-                command.add_arguments(below)
+            command, below.description = load_command(name, place)
+            add_command(below, command)
+            known = option_strings(below)
     if completing:
         import argcomplete
 
@@ -119,11 +117,9 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
             raise UserError(f"unknown argument {rest[0]!r}; see proxima --help")
         parser.print_help()
         return 0
-    _place_rest(arguments, rest)
+    _place_rest(arguments, rest, known)
     announce(arguments, sys.stderr)
-    if hasattr(command, "COMMAND"):
-        return run_command(command.COMMAND, arguments)
-    return int(command.run(arguments))
+    return run_command(command, arguments)
 
 
 LOADING = (*FAMILIES, "eval", "generate", "chat")  # commands that load a model
@@ -137,13 +133,15 @@ def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
         print(f"loading model{f' of {given}' if given else ''} …", file=stream, flush=True)
 
 
-def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
+def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:
     """argparse takes positionals in one run only; `train R.yaml a=1 --quiet b=2` leaves `b=2` here. `--algorithm=grpo`,
     as other tools have it, is `algorithm=grpo`."""
     for word in rest:
         field, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("-") and not (hasattr(arguments, "override") and _is_recipe_field(field)):
-            raise UserError(f"unknown argument {word!r}; see proxima {arguments.command} --help")
+            near = difflib.get_close_matches(word.partition("=")[0], options, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"see proxima {arguments.command} --help"
+            raise UserError(f"unknown argument {word!r}; {hint}")
         if not equals or not hasattr(arguments, "override"):
             remedy = f"write {field}=VALUE" if word.startswith("-") else f"see proxima {arguments.command} --help"
             raise UserError(f"unknown argument {word!r}; {remedy}")

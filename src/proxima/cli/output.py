@@ -1,6 +1,5 @@
 """What several commands share."""
 
-import argparse
 import json
 import shutil
 import sys
@@ -9,12 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from proxima.cli.parameters import Argument
+from proxima.config.families import TRAIN
 from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe, shipped_recipes
 
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
-OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine"
 IMPORT_CODE = "import the classes and functions outside proxima that it names, which runs their code"
+
+
+def override_help(example: str) -> str:
+    """Of `key=value`; the example is a field of the recipes that the command reads."""
+    return f"a value over the recipe's: train.steps=20, {example}, folder=runs/mine"
 
 
 def completer(name: str) -> Callable[..., list[str]]:
@@ -32,23 +36,12 @@ def completer(name: str) -> Callable[..., list[str]]:
 complete_recipe, complete_override = completer("complete_recipe"), completer("complete_override")
 
 
-def add_recipe(parser: argparse.ArgumentParser, meaning: str = "", metavar: str | None = None) -> None:
-    """The positional `recipe`: a file, a run folder, or a name of `proxima list recipes`, which shells complete."""
-    add: Any = parser.add_argument("recipe", type=named_recipe, metavar=metavar, help=meaning or RECIPE)
-    add.completer = complete_recipe
-
-
 def named_recipe(word: str) -> str:
     """The word; says on standard error which of two recipes is meant where a file here hides one of proxima's."""
     file, shipped = find_recipe(word), shipped_recipes().get(word)
     if shipped is not None and file != shipped and not file.samefile(shipped):
         print(f"note: {word} is {file} of this folder, not the recipe that comes with proxima", file=sys.stderr)
     return word
-
-
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    add: Any = parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=OVERRIDE)
-    add.completer = complete_override
 
 
 def check_page(option: str, page: Path) -> None:
@@ -59,7 +52,9 @@ def check_page(option: str, page: Path) -> None:
 
 # Parameters of commands, for `cli.parameters`.
 Recipe = Annotated[str, Argument(RECIPE, read=named_recipe, complete=complete_recipe)]
-Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*", complete=complete_override)]
+Overrides = Annotated[
+    Sequence[str], Argument(override_help(TRAIN.example), "key=value", words="*", complete=complete_override)
+]
 ImportCode = Annotated[bool, Argument(IMPORT_CODE)]
 AsJson = Annotated[bool, Argument("print everything for programs", flag="--json")]
 

@@ -48,6 +48,7 @@ def simulate(
 ) -> None:
     """Print a table of the runs, and write the page."""
     from proxima.config import resolve
+    from proxima.config.recipe_reader import with_values
     from proxima.lab.simulate.fit import fit_times
     from proxima.lab.simulate.grid import MOST_STEPS, simulate_grid
     from proxima.lab.simulate.times import PREFIX, read_times
@@ -67,14 +68,12 @@ def simulate(
     resolved = resolve(recipe, of_recipe, import_code=import_code)
     fit = fit_times(fitted, {entry.path: entry.value for entry in resolved.entries}) if fitted else None
     drawn, entries = read_times(times, of_times, fit.values if fit else None, fitted or "")
-    for field, option in (("runtime.max_lag", "--lag"), ("runtime.max_concurrent_rollouts", "--concurrent")):
-        if given := next((word for word in of_recipe if word.startswith(f"{field}=")), None):
-            raise UserError(f"{given}: the runs differ in it", remedy=f"use {option} {given.partition('=')[2]}")
+    refuse_what_differs(of_recipe)
     steps = steps or min(resolved.config.train.steps, MOST_STEPS)
     progress = StageProgress(sys.stderr)
     cells = simulate_grid(
         recipe,
-        [*(word for word in of_recipe if not word.startswith("train.steps=")), f"train.steps={steps}"],
+        with_values(of_recipe, {"train.steps": steps}),
         drawn,
         lag,
         concurrent,
@@ -94,6 +93,13 @@ def simulate(
     print("\n".join([f"\n{steps} simulated steps each", *(f"note: {note}" for note in notes)]))
     if html is not None:
         print(f"\n{html}")
+
+
+def refuse_what_differs(overrides: Sequence[str]) -> None:
+    """UserError for an override of what an option gives several values."""
+    for field, option in (("runtime.max_lag", "--lag"), ("runtime.max_concurrent_rollouts", "--concurrent")):
+        if given := next((word for word in overrides if word.startswith(f"{field}=")), None):
+            raise UserError(f"{given}: the runs differ in it", remedy=f"use {option} {given.partition('=')[2]}")
 
 
 def defaults_note(entries: "tuple[ResolvedValue, ...]") -> list[str]:

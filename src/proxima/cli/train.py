@@ -1,37 +1,59 @@
 """The commands that train: `proxima train`, and one for each way to train on a fixed data set."""
 
-import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from proxima.cli import bug_report
-from proxima.cli.output import add_overrides, add_recipe
+from proxima.cli.output import Overrides, Recipe, complete_override, override_help
+from proxima.cli.parameters import Argument, Command
 from proxima.config.families import FAMILIES, TRAIN, Family
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
 
 WRITES = "Everything that the run writes is in its folder, which is printed first"
+RESUME = "resume the run in the folder: %(prog)s runs/mine --resume"
+ACCEPT = "with --resume: also with another algorithm, other rewards and the like; the run says so from then on"
+REPLAY = "train on the stored rollouts of this run, without generating: rollouts=RUN"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    family = FAMILIES[parser.prog.rpartition(" ")[2]]
-    parser.description = textwrap.fill(description(family), 120)
-    add_recipe(parser)
-    add_overrides(parser)
-    resume = f"resume the run in the folder: {parser.prog} runs/mine --resume"
-    parser.add_argument("--resume", action="store_true", help=resume)
-    accept = "with --resume: also with another algorithm, other rewards and the like; the run says so from then on"
-    parser.add_argument("--accept-changes", action="store_true", help=accept)
-    parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
-    parser.add_argument("--quiet", action="store_true", help="print only the outcome")
-    if family is TRAIN:
-        replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
-        parser.add_argument("--rollouts", metavar="RUN", help=replay)
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run begins, and what it prints."""
+
+    resume: Annotated[bool, Argument(RESUME)] = False
+    accept_changes: Annotated[bool, Argument(ACCEPT)] = False
+    overwrite: Annotated[bool, Argument("delete the run in the folder and start again")] = False
+    quiet: Annotated[bool, Argument("print only the outcome")] = False
+
+
+FROM_THE_START = RunOptions()
+
+
+def train(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    options: RunOptions = FROM_THE_START,
+    rollouts: Annotated[str | None, Argument(REPLAY, "RUN")] = None,
+) -> int:
+    return train_recipe(recipe, override, rollouts=rollouts, **vars(options))
+
+
+def command_on_data(family: Family) -> Command:
+    """The command of a family that trains on a fixed data set."""
+    words = Argument(override_help(family.example), "key=value", words="*", complete=complete_override)
+
+    def train_offline(
+        recipe: Recipe, override: Annotated[Sequence[str], words] = (), *, options: RunOptions = FROM_THE_START
+    ) -> int:
+        return train_recipe(recipe, override, command=family.command, **vars(options))
+
+    return train_offline
 
 
 def description(family: Family) -> str:
@@ -39,19 +61,6 @@ def description(family: Family) -> str:
     section = f" Its recipes have a section `{family.own}`." if family.own else ""
     table = "; the table at the end is of the last evaluation" if family.prints_pairs else ""
     return f"{family.title[0].upper()}{family.title[1:]}.{section} {WRITES}{table}."
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return train_recipe(
-        arguments.recipe,
-        arguments.override,
-        command=arguments.command,
-        rollouts=getattr(arguments, "rollouts", None),
-        resume=arguments.resume,
-        overwrite=arguments.overwrite,
-        accept_changes=arguments.accept_changes,
-        quiet=arguments.quiet,
-    )
 
 
 def train_recipe(
@@ -75,6 +84,8 @@ def train_recipe(
         UserError: the recipe is wrong, or one of another command.
     """
     from proxima.api.run_config import config_notes, resolve_run
+    from proxima.runtime.placement.on_ray import places_ranks, train_on_ray
+    from proxima.runtime.state.folder import new_run_folder
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
@@ -88,6 +99,19 @@ def train_recipe(
     )
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
+    if places_ranks(resolved.config):
+        folder = new_run_folder(resolved.config.folder, resolved.recipe).absolute()
+        return train_on_ray(
+            resolved.config,
+            folder,
+            recipe,
+            overrides,
+            command=command,
+            resume=resume,
+            overwrite=overwrite,
+            accept_changes=accept_changes,
+            quiet=quiet,
+        )
 
     from proxima.view.run_views import RunViews
 
@@ -149,3 +173,9 @@ def outcome(summary: "Summary") -> str:
 def exit_code(status: str) -> int:
     """0 for a finished run, 130 after Ctrl-C, 1 for a failed run."""
     return {"done": 0, "stopped": 130}.get(status, 1)
+
+
+COMMANDS = {
+    family.command: (train if family is TRAIN else command_on_data(family), description(family))
+    for family in FAMILIES.values()
+}

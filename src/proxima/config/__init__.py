@@ -14,7 +14,7 @@
     json_schema       for editors                                yaml_dump         config.yaml of a run
 
 Imports: pyyaml, torch, every room below, all at the first use, because `proxima --help` reads `families`. Imported by
-`runtime`, `view`, `cli`.
+`runtime`, `check` and the rooms above.
 To add a field or a check: see `sections`. To add a command that trains on a fixed data set: see `families`. To add a
 preset: a key in `presets.py` with its source. A field has no aliases; a name that it had goes into `other_names.py`.
 """

@@ -28,6 +28,7 @@ class Family:
         function: its name in Python, a function of `proxima`.
         title: what it does, for `proxima --help`.
         config: the dataclass of its recipes, "package.module:Class".
+        example: an override of one of its fields, for `--help`.
         own: the section that only its recipes have, which says that a recipe is of this family; empty for `train`,
             which takes all others.
         method: its `OfflineMethod`, "package.module:Class"; empty where groups are generated.
@@ -40,6 +41,7 @@ class Family:
     function: str
     title: str
     config: str
+    example: str
     own: str = ""
     method: str = ""
     learning_rate: float | None = None
@@ -55,7 +57,11 @@ class Family:
 
 
 TRAIN = Family(
-    command="train", function="train", title="train a model from a recipe", config="proxima.config.schema:RunConfig"
+    command="train",
+    function="train",
+    title="train a model from a recipe",
+    config="proxima.config.schema:RunConfig",
+    example="reward.0.weight=2",
 )
 OFFLINE = (
     Family(
@@ -63,6 +69,7 @@ OFFLINE = (
         function="sft",
         title="fine-tune a model on given answers",
         config="proxima.config.sections.sft_section:SftConfig",
+        example="sft.completion=answer",
         own="sft",
         method="proxima.train.offline.sft_method:SftMethod",
         learning_rate=2e-5,  # as TRL
@@ -72,6 +79,7 @@ OFFLINE = (
         function="reward_model",
         title="train a reward model on pairs of completions",
         config="proxima.config.sections.reward_model_section:RewardModelConfig",
+        example="reward_model.margin=1",
         own="reward_model",
         method="proxima.train.offline.reward_method:RewardMethod",
         learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
@@ -83,6 +91,7 @@ OFFLINE = (
         function="dpo",
         title="train a model on preferences: DPO and its relatives",
         config="proxima.config.sections.preference_section:PreferenceConfig",
+        example="preference.loss=ipo",
         own="preference",
         method="proxima.train.offline.preference_method:PreferenceMethod",
         learning_rate=1e-6,  # as TRL

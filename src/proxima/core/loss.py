@@ -1,6 +1,6 @@
 """The policy loss of a batch: surrogate, correction, penalty, aggregation, in that order; and the specs' protocols."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
@@ -133,9 +133,11 @@ class Loss:
 
 @dataclass(frozen=True)
 class PolicyLoss(Loss):
-    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept."""
+    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept, and, where the check is left to
+    the caller, its `invalid_tokens`."""
 
     keep: Tensor
+    invalid: Tensor | None = None
 
 
 def policy_loss(
@@ -145,7 +147,7 @@ def policy_loss(
     aggregate: Aggregate,
     correction: Correction | Sequence[Correction] | None = None,
     penalty: Penalty | Sequence[Penalty] | None = None,
-    check: bool = True,
+    check: bool | Literal["later"] = True,
 ) -> PolicyLoss:
     """The loss of a batch, not yet divided, with its metrics.
 
@@ -156,7 +158,8 @@ def policy_loss(
         surrogate, aggregate, correction, penalty: specs, as in SURROGATES, AGGREGATES, CORRECTIONS and PENALTIES; of
             the last two also several. Corrections see this batch alone; a batch that holds `weight`, by
             `core.precompute` or your own, has them applied instead, with or without `correction`.
-        check: refuse impossible log-probs; costs one device sync per call.
+        check: refuse impossible log-probs; costs one device sync per call. `later` leaves it to the caller, who calls
+            `require_valid` when he syncs anyway.
     Returns: `PolicyLoss`. In your own training loop:
         `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
     Raises: ValueError if a spec needs a tensor that the batch lacks, with what would supply it. Or, with `check`, if a
@@ -172,8 +175,9 @@ def policy_loss(
     corrections, penalties = as_list(correction), as_list(penalty)
     for spec in (surrogate, *corrections, *penalties):
         check_needs(spec, batch)
-    if check:
+    if check is True:
         check_values(batch)
+    invalid = invalid_tokens(batch) if check == "later" else None
     corrected = apply_corrections(batch, corrections)
     if corrected.loss_mask is not batch.loss_mask:
         batch = batch.with_loss_mask(corrected.loss_mask)
@@ -186,7 +190,7 @@ def policy_loss(
     for spec in penalties:
         loss = loss + spec(batch)
     numerator = aggregate(loss, batch)
-    return PolicyLoss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep)
+    return PolicyLoss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep, invalid)
 
 
 def as_list(specs: Any) -> list[Any]:
@@ -249,6 +253,7 @@ def check_needs(spec: Spec, batch: PolicyBatch) -> None:
             raise NoFieldError(f"{type(spec).__name__} needs `{name}`, which the batch lacks: {source}.")
 
 
+CHECKED = ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "advantage")
 LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit âˆ’ logsumexp)
 
 
@@ -256,15 +261,7 @@ LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit âˆ
 def check_values(b: PolicyBatch) -> None:
     """Raise ValueError for an impossible log-prob of a sampled token, or a loss token's advantage that isn't finite;
     NotFiniteError, which is one, where the policy's own log-prob is NaN."""
-    assert b.sampled is not None
-    bad: dict[str, Tensor] = {}
-    for name in ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob"):
-        value = getattr(b, name)
-        if value is not None:
-            checked = b.loss_mask if name == "reference_log_prob" else b.sampled
-            bad[name] = checked & ~((value <= LOG_PROB_SLACK) & (value > -torch.inf))
-    if b.advantage is not None:
-        bad["advantage"] = b.loss_mask & ~b.advantage.isfinite()
+    bad = _bad_values(b)
     if len(b) == 0 or not bool(torch.stack([flags.any() for flags in bad.values()]).any()):
         return
     name, flags = next((name, flags) for name, flags in bad.items() if bool(flags.any()))
@@ -272,12 +269,48 @@ def check_values(b: PolicyBatch) -> None:
     sequence = int(b.sequence_index[at])
     wrong = float(getattr(b, name)[at])
     where = f"token {at} (sequence {sequence}, position {at - int(b.cu_seqlens[sequence])})"
+    raise _invalid(name, wrong, where, int(flags.sum()))
+
+
+def _bad_values(b: PolicyBatch) -> dict[str, Tensor]:
+    """By field, [N] bool, where its value is impossible."""
+    assert b.sampled is not None
+    bad: dict[str, Tensor] = {}
+    for name in CHECKED[:-1]:
+        value = getattr(b, name)
+        if value is not None:
+            checked = b.loss_mask if name == "reference_log_prob" else b.sampled
+            bad[name] = checked & ~((value <= LOG_PROB_SLACK) & (value > -torch.inf))
+    if b.advantage is not None:
+        bad["advantage"] = b.loss_mask & ~b.advantage.isfinite()
+    return bad
+
+
+def _invalid(name: str, wrong: float, where: str, count: int) -> ValueError:
     remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
     if name == "advantage":
         remedy = "mask the token out of the loss"
     # The current policy's log-probs come from its weights; all others are the caller's.
     kind = NotFiniteError if name == "log_prob" and wrong != wrong else ValueError
-    raise kind(f"PolicyBatch.{name}: {wrong} at {where}, {int(flags.sum())} such tokens in all: {remedy}")
+    return kind(f"PolicyBatch.{name}: {wrong} at {where}, {count} such tokens in all: {remedy}")
+
+
+@torch.no_grad()
+def invalid_tokens(b: PolicyBatch) -> Tensor:
+    """[N] int8, on the device of the batch: 0, or 1 + the index in `CHECKED` of the field that is impossible there."""
+    codes = torch.zeros(len(b), dtype=torch.int8, device=b.log_prob.device)
+    for name, flags in reversed(_bad_values(b).items()):
+        codes.masked_fill_(flags, 1 + CHECKED.index(name))
+    return codes
+
+
+def require_valid(codes: Any, value_of: Callable[[str, int], float], label: str) -> None:
+    """Raise as `check_values` if one of `codes` [T], numpy, of `invalid_tokens` is not 0; `value_of` gives the value of
+    a field at a token, and `label` names the sequence."""
+    if codes.any():
+        at = int((codes != 0).argmax())
+        name = CHECKED[int(codes[at]) - 1]
+        raise _invalid(name, value_of(name, at), f"token {at} of {label}", int((codes == codes[at]).sum()))
 
 
 @torch.no_grad()

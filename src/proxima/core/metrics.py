@@ -1,7 +1,7 @@
 """Mergeable statistics: `+` merges them over micro-batches, ranks and steps; `value` gives the number."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -204,6 +204,20 @@ def merge_metrics(parts: list[Metrics]) -> Metrics:
         for key, value in part.items():
             out[key] = out[key] + value if key in out else value  # type: ignore[operator]  # same key, same kind
     return out
+
+
+def on_host(metrics: Metrics) -> Metrics:
+    """The metrics with their tensors on the host, by one copy: every `value` then costs no device sync."""
+    tensors = [getattr(value, f.name) for value in metrics.values() for f in fields(value)]
+    there = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.device.type != "cpu"]
+    if not there:
+        return metrics
+    parts = iter(torch.cat([tensor.detach().flatten() for tensor in there]).cpu().split([x.numel() for x in there]))
+    copies = {id(tensor): part.view(tensor.shape) for tensor, part in zip(there, parts, strict=True)}
+    return {
+        name: replace(value, **{f.name: copies.get(id(x), x) for f in fields(value) for x in [getattr(value, f.name)]})
+        for name, value in metrics.items()
+    }
 
 
 def k2(log_ratio: Tensor) -> Tensor:

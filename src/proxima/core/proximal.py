@@ -16,6 +16,8 @@ def interpolated_proximal(
     policy_version: Tensor,
     current_version: int,
     kind: Literal["loglinear", "linear"] = "loglinear",
+    *,
+    check: bool = True,
 ) -> Tensor:
     """[N] log-probs, detached, of a proximal policy between the one that sampled a token and the current one.
 
@@ -26,6 +28,7 @@ def interpolated_proximal(
         behavior_log_prob, log_prob: [N] float, nats.
         policy_version: [N] int, the version that sampled the token; negative: unknown. current_version: of `log_prob`.
         kind: interpolate log-probs (`loglinear`) or probabilities (`linear`).
+        check: refuse a later version; costs one device sync.
     Returns: [N] in the dtype of `log_prob`.
     Raises: ValueError for an unknown kind, or a version later than the current one.
     Edge cases: a token of the current, the previous or an unknown version has a = 0: its proximal policy is its
@@ -34,7 +37,7 @@ def interpolated_proximal(
     """
     require(kind in ("loglinear", "linear"), "kind", kind, "must be loglinear or linear")
     age = current_version - policy_version
-    if bool((age < 0).any()):
+    if check and bool((age < 0).any()):
         latest = f"policy_version {int(policy_version.max())}"
         raise ValueError(f"interpolated_proximal: {latest} is later than current_version {current_version}.")
     precise = torch.promote_types(log_prob.dtype, torch.float32)  # a quotient of integers is float32
@@ -52,6 +55,8 @@ def segment_wise_log_prob(
     cached_log_prob: Tensor,
     policy_version: Tensor,
     current_version: int,
+    *,
+    check: bool = True,
 ) -> Tensor:
     """[N] log-probs, detached, under the version right after the one that sampled each token: `next_log_prob`.
 
@@ -65,13 +70,14 @@ def segment_wise_log_prob(
         behavior_log_prob, proximal_log_prob: [N] float, nats. cached_log_prob: [N] float, nats, under version v + 1,
             evaluated when that was the newest; NaN where nobody did.
         policy_version: [N] int, v; negative: unknown. current_version: V.
+        check: refuse a later version; costs one device sync.
     Returns: [N] in the dtype of `proximal_log_prob`; NaN where the cached one is needed and missing.
     Raises: ValueError for a version later than the current one.
     Edge cases: what is cached for a token of the last two versions is not read. A token of unknown version is missing.
     Source: segment-wise decoupled PPO (AReaL `enable_segment_wise_ppo`); decoupled PPO, arXiv 2505.24298.
     """
     age = current_version - policy_version
-    if bool((age < 0).any()):
+    if check and bool((age < 0).any()):
         latest = f"policy_version {int(policy_version.max())}"
         raise ValueError(f"segment_wise_log_prob: {latest} is later than current_version {current_version}.")
     proximal = proximal_log_prob.detach()

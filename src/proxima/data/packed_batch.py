@@ -25,6 +25,7 @@ from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
 from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
+from proxima.data.transfer import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class PackedBatch:
             `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the vocabulary.
         tokens_of, sampled_of, in_loss_of: of each sequence, how many response tokens it has, how many of them are
             sampled, and how many are in the loss; on the host.
+        edges, parents: `segment_cu` and `parent`, on the host; `sampling_mask_edges`: `sampling_mask_cu` likewise.
+        newest_version: the largest of `policy_version`, on the host; -1 without one.
         the rest: see `PolicyBatch`.
     """
 
@@ -62,6 +65,10 @@ class PackedBatch:
     tokens_of: tuple[int, ...]
     sampled_of: tuple[int, ...]
     in_loss_of: tuple[int, ...]
+    edges: tuple[int, ...]
+    parents: tuple[int, ...]
+    sampling_mask_edges: tuple[int, ...] = ()
+    newest_version: int = -1
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None
@@ -92,7 +99,7 @@ class PackedBatch:
         if self.tokens.device == torch.device(device):
             return self
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        moved: dict[str, Any] = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: to_device(value, device) for name, value in values if isinstance(value, Tensor)}
         return replace(self, **moved)
 
     def policy_batch(
@@ -165,7 +172,17 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
     sampled_of, in_loss_of = (tuple(np.diff(_prefix_sum(mask)[cu_seqlens]).tolist()) for mask in masks)
     tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
     tokens_of = tuple(lengths.tolist())
-    return PackedBatch(**tensors, tokens_of=tokens_of, sampled_of=sampled_of, in_loss_of=in_loss_of)
+    versions, masks_cu = columns.get("policy_version"), columns.get("sampling_mask_cu")
+    return PackedBatch(
+        **tensors,
+        tokens_of=tokens_of,
+        sampled_of=sampled_of,
+        in_loss_of=in_loss_of,
+        edges=tuple(segment_cu.tolist()),
+        parents=tuple(parent.tolist()),
+        sampling_mask_edges=() if masks_cu is None else tuple(masks_cu.tolist()),
+        newest_version=-1 if versions is None else int(versions.max(initial=-1)),
+    )
 
 
 def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proxima.data.field_checks import check_fields, check_names, check_shape, tensor_hints
+from proxima.data.transfer import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +166,7 @@ class PolicyBatch:
         counts = self.counts
         kept, sampled = (tuple(column[row] for row in rows) for column in (counts.tokens, counts.sampled))
         in_loss = None if counts.in_loss is None else tuple(counts.in_loss[row] for row in rows)
-        order = torch.as_tensor(order, dtype=torch.long, device=self.cu_seqlens.device)
+        order = to_device(torch.as_tensor(order, dtype=torch.long), self.cu_seqlens.device)
         lengths = self.lengths[order]
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         starts = torch.repeat_interleave(self.cu_seqlens[:-1][order] - cut[:-1], lengths, output_size=sum(kept))

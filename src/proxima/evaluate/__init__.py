@@ -15,7 +15,7 @@
     suites.py          GSM8K, MATH-500, AIME, AMC: data, prompt, rewards
 No model runs here: `runtime` generates, scores and writes. A failed scorer never counts as a wrong answer, and every
 random draw is counter-based, so the same answers give the same metrics to the last bit.
-Imports: numpy, pyarrow, stdlib, `data`, `task` and `reward`. Imported by `runtime`, `lab`, `view`, `cli`.
+Imports: numpy, pyarrow, stdlib, `data`, `task`, `reward` and `rollout`. Imported by `train` and the rooms above.
 To add a suite: an entry in `SUITES` with its source, and its name in `docs/evaluation.md`. To add a metric: a function
 of one question in `estimators.py` with formula and source, an entry in `eval_metrics.py`, and an exhaustive
 enumeration in `tests/evaluate`.

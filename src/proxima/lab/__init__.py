@@ -14,7 +14,8 @@ In a notebook:
     from proxima.lab import compare_runs, find_runs, read_run
     comparison = compare_runs([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
 
-Imports: `data`, `config`, `runtime` (folder, environment; `simulate` all of it). Imported by `view` and `cli`.
+Imports: `runtime` (folder, environment; `simulate` all of it) and every room below it. Imported by
+`view`, `api`, `cli`.
 To add a field of a sweep file: its name in `FIELDS` of `sweep_file.py`, and a method that validates it. To add an axis:
 an entry in `AXES` of `run_reader.py`. To add a number to the final table: an entry in `MEASURES` of
 `cell_statistics.py`, and a field of `CellSummary`.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.data import PackedBatch, UserError
+from proxima.data.transfer import to_device
 
 NAME = "proxima_packed"
 SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary products
@@ -57,8 +58,8 @@ class Segments:
     """Where each packed token goes inside attention, computed once a micro-batch and shared by all layers."""
 
     def __init__(self, batch: PackedBatch) -> None:
-        cut, parent = batch.segment_cu.tolist(), batch.parent.tolist()
-        spans = list(pairwise(cut))
+        parent = batch.parents
+        spans = list(pairwise(batch.edges))
         device = batch.tokens.device
         buckets: dict[tuple[bool | int, ...], list[int]] = {}
         for g, (start, end) in enumerate(spans):
@@ -77,10 +78,10 @@ class Segments:
             for row, (start, end) in enumerate(own):
                 inverse[start:end] = torch.arange(end - start) + offset + row * query.shape[1]
             offset += query.numel()
-            context = _rectangle(seen_spans).to(device)
-            lengths = [torch.tensor([e - s for s, e in rows], device=device) for rows in (own, seen_spans)]
-            self.blocks.append(SegmentBlock(query=query.to(device), context=context, own=lengths[0], seen=lengths[1]))
-        self.inverse = inverse.to(device)
+            lengths = [torch.tensor([e - s for s, e in rows]) for rows in (own, seen_spans)]
+            parts = (to_device(x, device) for x in (query, _rectangle(seen_spans), *lengths))
+            self.blocks.append(SegmentBlock(**dict(zip(("query", "context", "own", "seen"), parts, strict=True))))
+        self.inverse = to_device(inverse, device)
 
     def mask(self, index: int, window: int | None) -> Tensor | None:
         """The mask of a block, computed once; None where causal attention suffices (it ignores right padding)."""
@@ -188,8 +189,8 @@ def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
-    responses = int((batch.parent >= 0).sum())
-    if responses * 2 != len(batch.parent):
+    responses = sum(parent >= 0 for parent in batch.parents)
+    if responses * 2 != len(batch.parents):
         raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
     return _hidden(backbone, batch)
 
@@ -208,20 +209,25 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     # an architecture with several kinds of layers needs one mask for each: windows are not supported here
     config: Any = backbone.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and int(batch.position.max()) >= window:
+    if window is not None and _longest(batch) > window:
         raise UserError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
     return _hidden(backbone, batch, attention_mask=mask)
 
 
+def _longest(batch: PackedBatch) -> int:
+    """Tokens of the longest sequence that is fed."""
+    lengths = [end - start for start, end in pairwise(batch.edges)]
+    return max((n + (lengths[p] if p >= 0 else 0) for n, p in zip(lengths, batch.parents, strict=True)), default=0)
+
+
 def _hidden_padded(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     """One right-padded row per sequence: for every causal model, state-space models too; the slowest."""
-    cut = batch.segment_cu.tolist()
-    parent = batch.parent.tolist()
+    cut, parent = batch.edges, batch.parents
     spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
     width = max((b - a + d - c) for a, b, c, d in spans)
     tokens = batch.tokens.new_zeros(len(spans), width)
     mask = torch.zeros_like(tokens)
-    lengths = batch.cu_seqlens.diff().tolist()
+    lengths = batch.tokens_of
     predict = []
     for row, (a, b, c, d) in enumerate(spans):
         size = b - a + d - c

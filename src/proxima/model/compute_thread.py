@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
+LOOK_SECONDS = 1.0  # between two looks for a signal
 GRACE_SECONDS = 5.0  # an interrupted event loop has this long to end
 Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
@@ -109,14 +110,16 @@ class ComputeThread:
             try:
                 if not thread.ident:
                     thread.start()
-                if (job := jobs.get(timeout=GRACE_SECONDS if interrupted else None)) is None:
+                # A signal that comes just before a wait is only noticed after it: without a job it ends now and then.
+                if (job := jobs.get(timeout=GRACE_SECONDS if interrupted else LOOK_SECONDS)) is None:
                     break
                 if interrupted is None:
                     _perform(job)
                 else:
                     job[0].cancel()
             except Empty:
-                break
+                if interrupted is not None:
+                    break
             except KeyboardInterrupt as interrupt:
                 if interrupted is not None:
                     break

@@ -1,5 +1,6 @@
 """Sums over the tokens that could be sampled, from blocks of logits that hold the whole vocabulary."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,14 +15,18 @@ class KeptTokens:
     Args:
         ids: [M] int64, those of each position after those of the one before, without duplicates.
         cu: [N+1] int64, 0 … M; position n kept `ids[cu[n]:cu[n+1]]`. An empty set stands for the whole vocabulary.
+        host_cu: `cu` on the host; None: it is copied when it is needed.
     """
 
     ids: Tensor
     cu: Tensor
+    host_cu: Sequence[int] | None = None
 
     @cached_property
-    def edges(self) -> list[int]:
+    def edges(self) -> Sequence[int]:
         """`cu` on the host."""
+        if self.host_cu is not None:
+            return self.host_cu
         edges: list[int] = self.cu.tolist()
         return edges
 

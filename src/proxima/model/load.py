@@ -233,8 +233,8 @@ def load(
             or an adapter's folder: its base, with the adapter merged.
         lora: adapters for the model, which are then the only parameters that are trained.
         seed: of the draws of new adapters.
-        sharding: spread over the ranks of torch.distributed. Each then reads its own slices; GGUF, adapters and files
-            that transformers converts are first loaded whole on every rank, in host memory.
+        sharding: spread over the ranks of torch.distributed. Each then reads its own slices; GGUF, merged
+            adapters, DoRA and files that transformers converts are first loaded whole on every rank, in host memory.
 
     Raises:
         FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
@@ -249,12 +249,20 @@ def load(
         whole: dict[str, Any] = {"dtype": dtype, "device": device if sharding is None else "cpu"}
         merged = load_merged(path, lambda base, version: _load_plain(base, revision=version, **whole))
         return on_ranks(merged, sharding, device)
-    sliced = sharding if lora is None else None
-    where = device if sharding is sliced else "cpu"
-    loaded = _load_plain(path, revision=revision, dtype=dtype, device=where, sharding=sliced)
-    if lora is not None:
-        loaded = with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed)
-    return on_ranks(loaded, sharding, device)
+    place: dict[str, Any] = {"revision": revision, "dtype": dtype}
+    if lora is None or sharding is None:
+        loaded = _load_plain(path, device=device, sharding=sharding, **place)
+    elif lora.dora:  # whose norms are of the whole weights
+        loaded = _load_plain(path, device="cpu", **place)
+    else:
+        from proxima.model.adapter_files import start_adapter
+
+        base = base_in_memory(path, revision, dtype)
+        prepare = partial(start_adapter, lora=lora, base=base, seed=seed)
+        loaded = _load_plain(path, device=device, sharding=sharding, prepare=prepare, **place)
+        if loaded.sharding is not None:
+            return replace(loaded, base=base)
+    return on_ranks(loaded if lora is None else with_adapter(loaded, lora, seed=seed, **place), sharding, device)
 
 
 def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:
@@ -309,9 +317,7 @@ def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], 
     return replace(loaded, path=path, tokenizer=load_tokenizer(path))
 
 
-def _load_plain(
-    path: str, *, revision: str | None, dtype: torch.dtype, device: str, sharding: Sharding | None = None
-) -> LoadedModel:
+def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: str, **ranks: Any) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
     if scorer := next((x for x in load_config(path, revision).architectures or () if "Classification" in x), None):
@@ -320,8 +326,8 @@ def _load_plain(
     _, extra = _place(path)
     if extra:
         extra |= _gguf_quantization(extra["gguf_file"])
-    place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device, "sharding": sharding}
-    return load_weights(AutoModelForCausalLM, path, **place, **extra)[0]
+    place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
+    return load_weights(AutoModelForCausalLM, path, **place, **ranks, **extra)[0]
 
 
 def load_weights(
@@ -333,16 +339,19 @@ def load_weights(
     device: str,
     may_lack: Collection[str] = (),
     sharding: Sharding | None = None,
+    prepare: Callable[[Any], None] | None = None,
     **extra: Any,
 ) -> tuple[LoadedModel, list[str]]:
     """What a class of transformers (`AutoModelFor…`) reads from `path`, and which of the weights `may_lack` the files
-    lack. With `sharding` it is sharded if it can be read by slices, and else whole, on the CPU.
+    lack. With `sharding` it is sharded, and `prepare` called before, if it can be read by slices; else it is whole, on
+    the CPU, and not prepared.
 
     Raises:
         FieldError: as `load`.
     """
     if sharding is not None:
-        sliced = _load_sliced(reader, path, revision, dtype, device, may_lack, sharding, extra.get("config"))
+        place: dict[str, Any] = {"dtype": dtype, "device": device, "sharding": sharding, "config": extra.get("config")}
+        sliced = _load_sliced(reader, path, revision, may_lack=may_lack, prepare=prepare, **place)
         if sliced is not None:
             return sliced
         device = "cpu"
@@ -371,11 +380,13 @@ def _load_sliced(
     reader: Any,
     path: str,
     revision: str | None,
+    *,
     dtype: torch.dtype,
     device: str,
     may_lack: Collection[str],
     sharding: Sharding,
     config: Any,
+    prepare: Callable[[Any], None] | None,
 ) -> tuple[LoadedModel, list[str]] | None:
     """`load_weights` where each rank reads its own slices; None: the files must be read whole."""
     from proxima.model.parallel.mesh import rank_device
@@ -386,7 +397,7 @@ def _load_sliced(
     if files is None or getattr(config, "quantization_config", None) is not None:
         return None
     build = partial(reader.from_config, config, dtype=dtype, trust_remote_code=False)
-    if (sliced := read_sliced(build, files, sharding, place, may_lack)) is None:
+    if (sliced := read_sliced(build, files, sharding, place, may_lack, prepare)) is None:
         return None
     model, missing, bad = sliced
     _refuse_not_finite(path, bad)

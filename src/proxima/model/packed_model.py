@@ -32,6 +32,11 @@ class TokenOutputs:
     bucket_log_prob: Tensor | None = None
     log_sum_square: Tensor | None = None
 
+    def no_gradient(self) -> Tensor:
+        """[] 0, whose backward pass gives every weight a gradient of 0."""
+        given = [tensor.sum() for tensor in vars(self).values() if tensor is not None and tensor.requires_grad]
+        return 0 * torch.stack(given).sum()
+
     def need(self, name: str) -> Tensor:
         """The output of this name.
 
@@ -146,8 +151,7 @@ class PackedModel:
             with torch.set_grad_enabled(backward):
                 given = self._dummy(outputs)
                 if backward:
-                    with_gradient = [t.sum() for t in vars(given).values() if t is not None and t.requires_grad]
-                    (0 * torch.stack(with_gradient).sum()).backward()
+                    given.no_gradient().backward()
 
     def roots(self) -> list[Any]:
         """The modules that own all trained weights."""

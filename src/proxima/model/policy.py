@@ -170,7 +170,7 @@ class Policy(PackedModel):
 def _kept(batch: PackedBatch) -> KeptTokens | None:
     if batch.sampling_mask is None or batch.sampling_mask_cu is None:
         return None
-    return KeptTokens(batch.sampling_mask, batch.sampling_mask_cu)
+    return KeptTokens(batch.sampling_mask, batch.sampling_mask_cu, batch.sampling_mask_edges)
 
 
 def _joined(*ids: Tensor | None) -> Tensor | None:

@@ -99,7 +99,7 @@ def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:
     """
     start, end = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     counted = torch.ones_like(batch.target, dtype=torch.bool) if pad is None else batch.target != pad
-    counted[end - 1] = False  # the sentinel
+    counted.index_fill_(0, end - 1, False)  # the sentinel; an assignment would wait for the device
     after = torch.where(counted, torch.arange(1, len(counted) + 1, device=counted.device), 0)
     index = torch.arange(len(start), device=start.device)
     sequence = torch.repeat_interleave(index, batch.cu_seqlens.diff(), output_size=len(counted))

@@ -4,7 +4,7 @@
 writes a card with counts and hashes. One file a step: `locate` (where the files are), `read_files` and `row_formats`
 (what they hold), `deduplicate`, `answer_kinds`, `decontaminate`, `pipeline` (the split, and all steps in order),
 `write_files`, `dataset_card`, `atomic_folder` (what is written); `prepare_options` holds the choices.
-Imports: stdlib, `proxima.data`, `proxima.task`, `proxima.reward`; pyarrow, huggingface_hub and datasets on first use.
+Imports: stdlib, `data`, `model`, `task`, `reward` of proxima; pyarrow, huggingface_hub and datasets on first use.
 Imported by `cli`.
 To add a source: (1) a line in `SOURCES`, and its folder in `proxima.task.prepared.PREPARED`; (2) a reader in `READERS`
 if its columns have a new form, a kind in `ANSWERS` if its answers have; (3) real rows, right and broken, in

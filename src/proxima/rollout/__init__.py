@@ -4,6 +4,6 @@
 (dynamic sampling, groups carried over to the next step), `async_collector.py` during training, where `admission.py`
 says how many prompts may be on their way; `dynamic_sampling.py` holds the settings of the refill.
 What happens is reported to a `RolloutListener`; the room knows no config, journal or view.
-Imports: `data`, `engine`, `reward`, `task`. Imported by `config` (the settings), `runtime`.
+Imports: `data`, `engine`, `task`. Imported by `evaluate`, `train`, `config` (the settings) and the rooms above.
 To add a way of filling a batch: a `Collector`, and a test in `tests/rollout`.
 """

@@ -220,10 +220,10 @@ def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[
         raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=remedy) from error
 
 
-def prune(folder: Path, keep_last: int, keep: Iterable[int] = ()) -> None:
+def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: bool = True) -> None:
     """Delete all but the last `keep_last` checkpoints (0: delete none) and the steps in `keep`; delete the temporary
-    folders of interrupted writes."""
-    for leftover in folder.glob(".*.part"):
+    folders of interrupted writes, the `leftovers`."""
+    for leftover in folder.glob(".*.part") if leftovers else ():
         shutil.rmtree(leftover, ignore_errors=True)
     kept = set(keep)
     for checkpoint in checkpoints(folder)[:-keep_last] if keep_last else []:

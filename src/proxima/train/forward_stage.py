@@ -11,6 +11,7 @@ from torch import Tensor
 
 from proxima.data import PackedBatch, Trajectory
 from proxima.data.columns import Floats
+from proxima.data.transfer import HostCopies
 from proxima.model import PackedModel
 from proxima.model.lora import adapter_off
 from proxima.model.micro_batch import micro_batches
@@ -70,15 +71,20 @@ def stage_columns(
     """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens.
     Collective on several `ranks`, each with its own trajectories; see `ColumnShare` for `filler`."""
     out: dict[str, list[Floats]] = {stage.column: []}
+    copies, parts = HostCopies(), list[tuple[str, Tensor, Sequence[int]]]()
     cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)
+    idle = ranks.most(len(cuts)) - len(cuts)
     for indices in cuts:
         batch = stage.pack([trajectories[i] for i in indices])
         outputs = stage(batch)
         for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
-            out.setdefault(name, []).extend(np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
-    for _ in range(ranks.most(len(cuts)) - len(cuts)):
+            parts.append((name, copies.begin(values), batch.tokens_of))
+    for _ in range(idle):
         assert filler is not None
         stage(stage.pack([filler]))
+    copies.wait()
+    for name, values, lengths in parts:
+        out.setdefault(name, []).extend(np.split(values.numpy(), np.cumsum(lengths)[:-1]))
     return out
 
 

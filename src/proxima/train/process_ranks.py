@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
-from proxima.train.ranks import RUN, Ranks, moved
+from proxima.train.ranks import RUN, RankError, Ranks, Refused, moved
+from proxima.train.sharded_checkpoint import ShardedWriter
 
 T = TypeVar("T")
 
@@ -27,11 +28,12 @@ class Call:
 
 class ProcessRanks(Ranks):
     """The ranks of the default process group; `objects` is a group of the same ranks over gloo, which carries what is
-    not a tensor of the model."""
+    not a tensor of the model; `writer` writes their checkpoints."""
 
     def __init__(self, objects: Any = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.objects = objects
+        self.writer = ShardedWriter()
 
     @contextmanager
     def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
@@ -59,8 +61,22 @@ class ProcessRanks(Ranks):
         dist.scatter_object_list(own, parts, src=0, group=self.objects)
         return own[0]
 
+    def agree(self, problem: Exception | None) -> None:
+        own = None if problem is None else (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
+        problems = self.gather_everywhere(own)
+        rank = next((rank for rank, given in enumerate(problems) if given is not None), None)
+        if rank is None:
+            return
+        self.in_call = False
+        if self.rank > 0:
+            raise Refused from problem
+        if problem is not None:
+            raise problem
+        text, not_finite = problems[rank] or ("", False)
+        raise (NotFiniteError if not_finite else RankError)(f"rank {rank}: {text}")
+
     def broadcast(self, value: T) -> T:
-        box = [moved(value, "cpu") if self.rank == 0 else None]
+        box: list[Any] = [moved(value, "cpu") if self.rank == 0 else None]
         dist.broadcast_object_list(box, src=0, group=self.objects)
         return value if self.rank == 0 else box[0]
 

@@ -24,13 +24,23 @@ class Refused(Exception):
     """Raised on the other ranks where rank 0 has ended a call by an error, which it reports itself."""
 
 
+class RankError(Exception):
+    """What went wrong on another rank."""
+
+
 class Ranks:
     """One process. A method that is marked collective is called by every rank, in the same order."""
 
     rank: int = 0
     size: int = 1
 
+    writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
     in_call: bool = False  # the other ranks are in the middle of a call, and hear nothing before its end
+
+    @property
+    def writing(self) -> bool:
+        """A checkpoint is not complete yet."""
+        return self.writer is not None and self.writer.unfinished
 
     @contextmanager
     def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
@@ -40,6 +50,17 @@ class Ranks:
 
     def end(self, outcome: Any) -> None:
         """On rank 0: let the other ranks end, with the outcome of the run."""
+
+    def agree(self, problem: Exception | None) -> None:
+        """Raise the problem that a rank has, on every rank at the same point, so that none waits for another: its own
+        where it is rank 0's, `Refused` on the other ranks. Collective.
+
+        Raises:
+            NotFiniteError: a rank has one.
+            RankError: another rank has another problem.
+        """
+        if problem is not None:
+            raise problem
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value; collective."""

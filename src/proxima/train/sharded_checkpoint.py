@@ -141,9 +141,9 @@ class ShardedWriter:
         return read_checkpoint(job.final)
 
     @property
-    def writing(self) -> bool:
-        """A thread of this rank is still at it; not collective."""
-        return self._job is not None and self._job.thread is not None and self._job.thread.is_alive()
+    def unfinished(self) -> bool:
+        """A checkpoint waits for `finish`, the same on every rank; not collective."""
+        return self._job is not None
 
     def _collect(self, job: _Unwritten, name: str, prefix: str, loaded: LoadedModel, stack: TrainStack) -> None:
         """The tensors of a model and its stack; its settings are written at once."""

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from proxima.core.metrics import Metrics, merge_metrics
+from proxima.core.metrics import Metrics, merge_metrics, on_host
 from proxima.data import NotFiniteError, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ColumnShare, ForwardStage, LogProbStage, stage_columns
-from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Objective, TokenStatistics
+from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
-from proxima.train.ranks import ALONE, Ranks, Refused, moved, split
-from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, in_order
+from proxima.train.ranks import ALONE, Ranks, moved, split
+from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, by_occurrence, in_order
 
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
 
@@ -237,7 +237,7 @@ class TrainStack:
             if share.judged and not self.ranks.broadcast(_goes_on(whole, number, state.metrics[already:])):
                 break
         result.tokens = int(self.ranks.sum(torch.tensor(result.tokens)))
-        result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
+        result.metrics = {key: value.value for key, value in on_host(merge_metrics(state.metrics)).items()} | {
             "loss": float(self.ranks.sum(state.loss)) / max(1, result.updates),
             "grad_norm": float(torch.stack(norms).mean()) if norms else 0.0,
             "lr": float(self.optimizer.param_groups[0]["lr"]),
@@ -257,9 +257,7 @@ class TrainStack:
                     whole.before_first(first)
                 except Exception as error:  # the other ranks have to know before they step
                     problem = error
-        if self.ranks.broadcast(problem is not None):
-            self.ranks.in_call = False  # they know
-            raise problem or Refused
+        self.ranks.agree(problem)
 
     def _accumulate(
         self, share: UpdateShare, number: int, run: Sequence[Occurrence], state: _Accumulator, whole: WholeUpdate | None
@@ -276,12 +274,13 @@ class TrainStack:
             torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
             for d in self.ranks.broadcast(whole and objective.denominators(whole.updates[number], statistics)) or ()
         ]
-        measured: list[TokenStatistics] = []
+        measured = Measured()
+        problem: Exception | None = None  # of a loss; the passes of the other ranks go on until all know of it
         cuts = self._micro_batches(run)
         passes = self.ranks.most(len(cuts))
         for index in range(passes):
             self.model.sync_gradients(index == passes - 1)
-            if index >= len(cuts):
+            if index >= len(cuts) or problem is not None:
                 self.model.idle_pass(objective.outputs, backward=True)
                 continue
             cut = cuts[index]
@@ -289,18 +288,30 @@ class TrainStack:
             batch = self.model.pack(trajectories)
             outputs = self.model(batch, objective.outputs)
             part = None if statistics is None else statistics.take([row[occurrence] for occurrence in cut])
-            losses = objective.losses(batch, outputs, part)
+            try:
+                losses = objective.losses(batch, outputs, part)
+            except Exception as error:
+                if self.ranks.size == 1:
+                    raise
+                problem = error
+                outputs.no_gradient().backward()
+                continue
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
             value.backward()
             state.loss += value.detach()
             state.metrics.extend(loss.metrics for loss in losses)
-            measured += objective.token_statistics(batch, outputs, losses)
+            measured.add(trajectories, batch, objective.token_statistics(batch, outputs, losses))
             state.result.tokens += len(batch.tokens)
             if state.report:
                 state.report(state.result.tokens, state.total_tokens)
+        try:
+            statistics_of = by_occurrence(run, cuts, measured.on_host())
+        except ValueError as error:  # the values of a token
+            problem = problem or error
+        self.ranks.agree(problem)
         if self.ranks.size > 1:
             state.metrics[already:] = self.ranks.gather(merge_metrics(state.metrics[already:]))
-        everywhere = self.ranks.gather(measured)
+        everywhere = self.ranks.gather(statistics_of)
         first = [] if whole is None else in_order(whole.run[number], whole.parts[number], everywhere)
         for trajectory, values in first:
             state.result.token_statistics.setdefault(trajectory.key, values)
@@ -315,10 +326,11 @@ class TrainStack:
         objective = share.objective
         sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
         cuts, parts = self._cuts(sequences), []
+        idle = self.ranks.most(len(cuts)) - len(cuts)
         for cut in cuts:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
-        for _ in range(self.ranks.most(len(cuts)) - len(cuts)):
+        for _ in range(idle):
             self.model.idle_pass(objective.statistics_outputs, backward=False)
         everywhere = self.ranks.gather_everywhere((len(run), parts))
         if self.ranks.size > 1:

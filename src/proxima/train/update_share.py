@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from proxima.core.metrics import Metrics
@@ -42,13 +43,24 @@ class WholeUpdate:
     before_first: Callable[[FirstForward], None] | None
 
 
+def by_occurrence(
+    run: Sequence[Occurrence], cuts: Sequence[Sequence[Occurrence]], statistics: Sequence[TokenStatistics]
+) -> list[list[TokenStatistics]]:
+    """Those of each occurrence of `run`, from those of all sequences in the order of the `cuts`; empty lists where the
+    objective gives none."""
+    rest = iter(statistics)
+    own = {each: list(islice(rest, len(each.sequences))) for cut in cuts for each in cut}
+    return [own.get(each, []) for each in run]
+
+
 def in_order(
-    run: Sequence[Occurrence], parts: Sequence[Sequence[int]], everywhere: Sequence[Sequence[TokenStatistics]]
+    run: Sequence[Occurrence], parts: Sequence[Sequence[int]], everywhere: Sequence[Sequence[list[TokenStatistics]]]
 ) -> list[tuple[Trajectory, TokenStatistics]]:
     """The statistics of all ranks with their trajectories, in the order of the items."""
-    by_place: dict[int, list[tuple[Trajectory, TokenStatistics]]] = {}
-    for places, statistics in zip(parts, everywhere, strict=True):
-        rest = iter(statistics)
-        for place in places:
-            by_place[place] = list(zip(run[place].sequences, rest, strict=False))
-    return [pair for place in sorted(by_place) for pair in by_place[place]]
+    by_place = {
+        place: own
+        for places, rank in zip(parts, everywhere, strict=True)
+        for place, own in zip(places, rank, strict=True)
+    }
+    pairs = ((run[place].sequences, by_place[place]) for place in sorted(by_place))
+    return [pair for sequences, own in pairs for pair in zip(sequences, own, strict=False)]

@@ -10,7 +10,8 @@
 A view reads and never decides anything. Live views are observers (`runtime.watch.observer`); report and curve need
 only the run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is
 escaped, for a terminal (`printable`) or for a browser.
-Imports: rich, jinja2, matplotlib, `core`, `config`, `evaluate`, `runtime`, `lab`. Imported by `api` and `cli`.
+Imports: rich, jinja2, matplotlib, `core`, `rollout`, `config`, `evaluate`, `runtime`, `lab`. Imported by `api` and
+`cli`.
 To add a live view: a subclass of `Observer`, chosen in `screen` or `RunViews` of `run_views.py`. To add a curve to the
 report: an entry in `CURVES` of `report_specs`. To add a figure: a subclass of `chart.Drawing`. To add a warning: a
 function in `RULES` of `diagnostics`.

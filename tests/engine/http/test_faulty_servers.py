@@ -223,6 +223,7 @@ def test_the_only_server_dies_and_comes_back(tmp_path):
         ({"letters": "gfedcba"}, "it has another tokenizer"),
         ({"log_probs": "raw"}, "its log-prob mode is raw"),
         ({"max_length": 64}, "its longest sequence has 64 tokens"),
+        ({"weight_updates": ["other"]}, "it takes no weights by value, and the others do"),
     ],
 )
 def test_servers_that_differ_are_refused_at_the_start(facts, reason, tmp_path):
@@ -235,13 +236,20 @@ def test_servers_that_differ_are_refused_at_the_start(facts, reason, tmp_path):
         pass
 
 
-def test_a_server_with_another_model_does_not_return(tmp_path):
+@pytest.mark.parametrize(
+    ("fact", "value", "reason"),
+    [
+        ("model", "another", "its model is another"),
+        ("weight_updates", ["other"], "it takes no weights by value, and the others do"),
+    ],
+)
+def test_a_server_that_has_become_another_does_not_return(fact, value, reason, tmp_path):
     async def go(engine, servers):
         await engine.publish(update(1, WEIGHTS[1]))
         servers[0].die()
-        servers[0].facts["model"] = "another"
+        servers[0].facts[fact] = value
         servers[0].come_back()
-        await until(lambda: "its model is another" in engine._pool.replicas[0].reason)
+        await until(lambda: reason in engine._pool.replicas[0].reason)
         return await collect(engine, requests(4, 2))
 
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:

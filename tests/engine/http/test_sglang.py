@@ -1,6 +1,7 @@
 """The dialect of SGLang, over a fake of its protocol."""
 
 import asyncio
+import math
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
@@ -177,6 +178,15 @@ def test_scores_are_those_of_the_given_tokens(tiny):
         none = talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), tokens[:0]))
     np.testing.assert_allclose(found, forward(tiny, tokens), atol=1e-4)
     assert found.dtype == np.float32 and none.shape == (0,)
+
+
+@pytest.mark.parametrize("value", [None, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_an_error(tiny, value):
+    with fake(tiny) as server:
+        pairs = server.input_pairs
+        server.input_pairs = lambda body: [*pairs(body)[:-1], [value, body["input_ids"][-1], None]]
+        with pytest.raises(ServerError, match="log-prob"):
+            talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), np.array([5, 1], np.int32)))
 
 
 def test_an_abort_ends_its_request_alone(tiny):

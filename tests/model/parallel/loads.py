@@ -1,5 +1,6 @@
 """What every rank does in `test_slices`: weights read by slices, and gathered again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch.distributed as dist
 
 from proxima.data import FieldError
 from proxima.model import LoadedModel
-from proxima.model.lora import adapter_names
+from proxima.model.lora import Lora, adapter_names, base_layer
 from proxima.model.parallel import slices
 from proxima.model.parallel.gather import gather_into, plain_copy, whole_weights
 from proxima.model.parallel.sharding import Sharding
@@ -26,8 +27,8 @@ def same_weights(many: LoadedModel, one: LoadedModel) -> None:
     for (name, ours), theirs in zip(many.model.named_buffers(), one.model.buffers(), strict=True):
         assert torch.equal(ours, theirs), name
     tied = one.model.get_output_embeddings()
-    if tied is not None and tied.weight is one.model.get_input_embeddings().weight:
-        assert many.model.get_output_embeddings().weight is many.model.get_input_embeddings().weight
+    if tied is not None and base_layer(tied).weight is one.model.get_input_embeddings().weight:
+        assert base_layer(many.model.get_output_embeddings()).weight is many.model.get_input_embeddings().weight
     assert many.stop_tokens == one.stop_tokens and not many.model.training
 
 
@@ -62,6 +63,12 @@ def all_loads(rank: int, folder: Path) -> None:
     one = {kind: source(folder / kind).load() for kind in KINDS}
     scalar = source(folder / "qwen2").load_scalar(head_std=0.3)
     half = source(folder / "qwen2", dtype="bfloat16").load()
+    whole_lora = Lora(rank=3, init="gaussian")
+    plain_adapters = {
+        (kind, lora): source(folder / kind, lora=lora, seed=3, dtype="bfloat16").load()
+        for kind in ("llama", "qwen2")
+        for lora in (whole_lora, replace(LORA, dora=False))
+    }
     for layout in (Sharding(), Sharding(offload=True), Sharding(kind="replicate")):
         with pytest.MonkeyPatch.context() as monkeypatch:
             never_whole(monkeypatch)
@@ -74,6 +81,12 @@ def all_loads(rank: int, folder: Path) -> None:
             head = source(folder / "qwen2", sharding=layout).load_scalar(head_std=0.3)
             same_weights(head, scalar)
             same_copy(head, scalar)
+            for kind, lora in (("qwen2", whole_lora), ("llama", whole_lora), ("llama", replace(LORA, dora=False))):
+                place = {"lora": lora, "seed": 3, "dtype": "bfloat16"}
+                adapter = source(folder / kind, sharding=layout, **place).load()
+                assert len(adapter_names(adapter.model)) > 4
+                same_weights(adapter, plain_adapters[kind, lora])
+                same_copy(adapter, plain_adapters[kind, lora])
     adapted = [source(folder / "qwen2", lora=LORA, sharding=s).load() for s in (None, Sharding())]
     same_weights(adapted[1], adapted[0])
     same_copy(adapted[1], adapted[0])

@@ -1,5 +1,6 @@
 """What every rank does in `test_shard`: forward and backward passes against the same model in one process."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -135,8 +136,8 @@ def all_passes(rank: int, folder: Path) -> None:
         both = policies(folder / "qwen2", sharding, head=True)
         compare(*both, value, parts=2, busy=max(1, size - 1))
         forward_only(*both)
-    for sharding in (full, Sharding(kind="replicate")):
-        both = policies(folder / "qwen2", sharding, lora=LORA, gradient_checkpointing=True)
+    for sharding, dora in ((full, True), (full, False), (Sharding(kind="replicate"), False)):
+        both = policies(folder / "qwen2", sharding, lora=replace(LORA, dora=dora), gradient_checkpointing=True)
         compare(*both, parts=2)
         with torch.no_grad(), adapter_off(both[0].model), adapter_off(both[1].model):
             one, other = (policy(policy.pack(rows(*MIXED))).log_prob for policy in both)

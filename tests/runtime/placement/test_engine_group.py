@@ -15,6 +15,7 @@ from proxima.engine.http import Vllm
 from proxima.runtime.placement.engine_group import engine_plan
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
 from tests.engine.http.ranked_run import until
+from tests.engine.http.test_ranked_run import recipe
 
 psutil = pytest.importorskip("psutil")
 
@@ -22,17 +23,20 @@ psutil = pytest.importorskip("psutil")
 def test_what_the_servers_are_started_with(tmp_path):
     def config(*words):
         placement = "placement={kind: ray, ranks: 2, engines: 2}"
-        return resolve("quickstart", [placement, f"folder={tmp_path}", *words]).config
+        return resolve("quickstart", [placement, *words]).config
 
-    plan = engine_plan(config("engine=vllm"))
+    def plan_of(config):
+        return engine_plan(config, tmp_path)
+
+    plan = plan_of(config("engine=vllm"))
     assert plan is not None and plan.kind == "vllm" and plan.log == tmp_path / "engine.log"
-    assert engine_plan(resolve("quickstart", ["placement=ray", "engine=vllm"]).config) is None
+    assert plan_of(resolve("quickstart", ["placement=ray", "engine=vllm"]).config) is None
     with pytest.raises(FieldError, match=r"placement\.engines=2.*engine\.kind"):
-        engine_plan(config("engine=local"))
+        plan_of(config("engine=local"))
     with pytest.raises(FieldError, match=r"engine\.url.*leave it out"):
-        engine_plan(config("engine={kind: vllm, url: http://127.0.0.1:1}"))
+        plan_of(config("engine={kind: vllm, url: http://127.0.0.1:1}"))
     with pytest.raises(FieldError, match=r"engine\.serve\.replicas=2.*must be 1"):
-        engine_plan(config("engine={kind: vllm, serve: {replicas: 2}}"))
+        plan_of(config("engine={kind: vllm, serve: {replicas: 2}}"))
 
 
 def test_how_rank_0_finds_them(monkeypatch):
@@ -55,10 +59,16 @@ def test_a_server_whose_actor_is_killed_costs_no_step(tiny_model, tmp_path):
     program.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} -m tests.engine.http.model_server "$@"\n')
     program.chmod(0o755)
     log = tmp_path / "supervisor.log"
-    command = [sys.executable, "-m", "tests.runtime.placement.engine_run", str(tmp_path)]
+    fractions = "gpus_per_rank: 0, cpus_per_rank: 0.25, gpus_per_engine: 0, cpus_per_engine: 0.25"
+    engine = f"{{kind: vllm, health_seconds: 0.3, interrupt: finish, serve: {{executable: {program}}}}}"
+    words = [*recipe(tiny_model("llama"), engine), f"folder={tmp_path}/run"]
+    words += [f"placement={{kind: ray, ranks: 2, engines: 2, restarts: 0, {fractions}}}"]
     with log.open("wb") as stream:
         supervisor = subprocess.Popen(
-            [*command, str(tiny_model("llama")), str(program)], stdout=stream, stderr=stream, start_new_session=True
+            [sys.executable, "-m", "proxima.cli.main", "train", *words],
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
         )
 
     def replicas() -> list[int]:

@@ -214,6 +214,11 @@ def test_resume_of_another_run_is_refused(changes, field, one_step, tiny_model):
     ) as caught:
         go(one_step, other, resume=True)
     assert str(caught.value).startswith(field)
+    lines = str(caught.value).splitlines()
+    assert (
+        len({line.partition(": the run")[0] for line in lines}) == len(lines)
+        and str(caught.value).count("; resume") == 1
+    )
     assert RunFolder(one_step).metrics.read_bytes() == before
 
 

@@ -13,7 +13,7 @@ A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Co
 detached. Several compose: their weights multiply, their rejections add up. Every surrogate composes with every
 correction: one whose loss is its sequence's takes the geometric mean of the weights. What a rejection does to the
 denominator is the field `rejected`: `count` (stays in it) or `drop`.
-Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`.
+Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train` and the rooms above.
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """
 

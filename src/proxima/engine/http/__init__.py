@@ -6,7 +6,8 @@ what runs on it), `replica_states.py` (its states and what moves it from one to 
 `version_proof.py` (which weights it has), `replica_pool.py` (which replica gets a request), `replica_keeper.py` (health
 checks, return to service, new weights), `engine.py` (the `Engine` over them), `folder_sync.py` (how new weights get
 there) and `weight_probe.py` (that a server computes with them).
-Imports: torch, httpx, `proxima.data`, `proxima.model`, `proxima.engine.protocol`. Imported by `engine/__init__`, `cli`.
+Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
+`engine/__init__`, `runtime`, `check`, `cli`.
 To add a server: a file with a class that has the methods of `Dialect`, and a spec that derives from `ServerSpec` beside
 it; the tests of `tests/engine/http` run over a fake of its protocol.
 """

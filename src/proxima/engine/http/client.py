@@ -5,10 +5,12 @@ import ipaddress
 import os
 import re
 import ssl
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +21,10 @@ from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableErro
 from proxima.data.random import BUSY_SERVER, mix
 from proxima.data.secret_values import HIDDEN, is_secret_value
 from proxima.engine.http.answer_values import error_message, missing, one_line
+
+# httpcore imports it several times in a call; where it is not installed, each time looks through all of `sys.path`.
+if "sniffio" not in sys.modules and find_spec("sniffio") is None:
+    sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 # Servers close a connection that has been idle for five seconds, and a call may be lost that is sent in that moment.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)

@@ -81,11 +81,13 @@ def _empty_like(model: Any, device: torch.device) -> Any:
         from peft import inject_adapter_in_model
 
         inject_adapter_in_model(copy.deepcopy(adapters[NAME]), plain, NAME)
-    for name, parameter in model.named_parameters():
-        owner, _, own = name.rpartition(".")
-        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        setattr(plain.get_submodule(owner), own, nn.Parameter(empty, requires_grad=parameter.requires_grad))
-    plain.tie_weights()
+    own = dict[int, nn.Parameter]()  # by the sharded one: tied ones stay so
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in own:
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            own[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        owner, _, last = name.rpartition(".")
+        setattr(plain.get_submodule(owner), last, own[id(parameter)])
     if (conversions := getattr(model, "_weight_conversions", None)) is not None:  # to the names of the files, in `save`
         plain._weight_conversions = conversions
     sources = dict(model.named_buffers())

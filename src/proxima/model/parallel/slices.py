@@ -31,14 +31,18 @@ def read_sliced(
     sharding: Sharding,
     device: torch.device,
     may_lack: Collection[str],
+    prepare: Callable[[Any], None] | None = None,
 ) -> tuple[Any, list[str], list[str]] | None:
     """The model that `make()` builds, sharded and with the weights of the files; which of `may_lack` these lack
-    (they are zeros), and which weights are not finite on any rank. Collective.
+    (they are zeros), and which weights are not finite on any rank. Collective. `prepare(model)` puts adapters on it
+    that do not depend on its weights; all ranks draw the same.
 
     None: the files have other names or shapes than the model, which transformers converts as it loads them, or the
     model keeps a part of itself in another precision than the rest.
     """
     model = unloaded_model(make)
+    if prepare is not None:
+        _prepared(model, prepare)
     sources = _sources(model, files)
     missing = sorted(name for name, source in sources.items() if source is None)
     mixed = model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
@@ -46,8 +50,7 @@ def read_sliced(
         return None
     shard_whole(model, sharding, device)
     resting = torch.device("cpu") if sharding.offload else device
-    model._apply(lambda t: torch.zeros_like(t, device=resting) if t.is_meta else t)
-    model.tie_weights()
+    _replaced(model, lambda p: torch.zeros_like(p, device=resting) if p.is_meta else None)
     _read(model, sources)
     return model.eval(), missing, _not_finite_anywhere(model)
 
@@ -84,6 +87,30 @@ def unloaded_model(make: Any) -> Any:
         return make()
 
 
+def _prepared(model: nn.Module, prepare: Callable[[Any], None]) -> None:
+    """`prepare(model)`, which meets zeros without memory in the place of the weights, so that what it adds is real."""
+    weights = _replaced(model, lambda p: torch.zeros((), dtype=p.dtype).expand(p.shape))
+    prepare(model)
+    _replaced(model, lambda p: p.to("meta") if id(p) in weights else None)
+
+
+def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> dict[int, nn.Parameter]:
+    """Put what `change` gives in the place of parameters, tied ones stay so; None leaves one as it is. Returns the new
+    parameters by id."""
+    new, parameters = dict[int, nn.Parameter](), dict[int, nn.Parameter]()
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                value = None if id(parameter) in new else change(parameter)
+            if value is not None:
+                new[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            if id(parameter) in new:
+                parameters[id(new[id(parameter)])] = module._parameters[name] = new[id(parameter)]
+    return parameters
+
+
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     """Each parameter that this thread registers goes to the meta device; what no file has, such as the frequencies of
@@ -106,9 +133,11 @@ def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, tuple[str
     """Where each weight and each saved buffer lies: by its first name in the model, under any of its names."""
     owner, sources = dict[int, str](), dict[str, tuple[str, Path] | None]()
     for name, tensor in _saved(model):
-        first = owner.setdefault(id(tensor), name)
+        if isinstance(tensor, nn.Parameter) and not tensor.is_meta:
+            continue  # an adapter's
+        first, there = owner.setdefault(id(tensor), name), name.replace(".base_layer.", ".")
         if sources.get(first) is None:
-            sources[first] = (name, files[name]) if name in files else None
+            sources[first] = (there, files[there]) if there in files else None
     return sources
 
 

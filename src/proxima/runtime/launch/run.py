@@ -15,7 +15,7 @@ from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
 from proxima.runtime.placement.process_group import ranks_of
-from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.resume import change_notes, check_resume, schedule_note
 from proxima.runtime.state.store import RunStore
@@ -113,7 +113,7 @@ def train(
             from proxima.runtime.placement.follower import follow
 
             return follow(lambda: _workload(config, stages, observer), ranks)
-        folder = RunFolder(_run_folder(config, resolved, clock))
+        folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
         workload = _workload(config, stages, observer)  # reads the data; its errors leave the folder untouched
         resuming = folder.begin(resume=resume, overwrite=overwrite)
@@ -169,7 +169,7 @@ async def _run(
         for note in filter(None, (*change_notes(journal), schedule, numerics)):
             observer.warning(note)
         activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
-        store = RunStore(journal, folder, disk, activity)
+        store = RunStore(journal, folder, disk, activity, ranks)
         if resolved is not None:
             await store.replace_file(folder.config, folder.write_config, dump(resolved))
         loop = work.make_loop(loaded, RunServices(store, compute, observer, clock, ranks))
@@ -247,11 +247,3 @@ def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -
 def _restore(checkpoint: Checkpoint, trained: TrainState, ranks: Ranks) -> None:
     with ranks.call(RUN, "restore", [checkpoint] * ranks.size):
         restore(checkpoint, trained.stack, trained.others)
-
-
-def _run_folder(config: Any, resolved: "Resolved[Any] | None", clock: Clock) -> Path:
-    if config.folder:
-        return Path(config.folder).expanduser()
-    name = Path(resolved.recipe).stem if resolved is not None and resolved.recipe else "run"
-    stamp = clock.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return Path("runs") / f"{name}-{stamp}"

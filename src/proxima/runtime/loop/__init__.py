@@ -5,7 +5,8 @@
     publisher       new weights for the engine, and what the run hears from it
     step_review     what a step tells the user, and what ends the run after it      step_metrics   its numbers
 
-Imports: `train`, `rollout`, `evaluate`, `state`, `watch`. Imported by `launch` and `lab`.
+Imports: `train`, `rollout`, `evaluate` and below, `state`, `watch`. Imported by `launch` and the
+rooms above `runtime`.
 To add a stage of a step: a method of `Controller` between its neighbours; a state in `state/journal.py` if it can be
 interrupted, and a test that kills it.
 """

@@ -136,6 +136,7 @@ class TrainingLoop:
                         await self.checkpoint(self.journal.step)
                 raise
             await self.checkpoint(self.journal.step)
+            await self.compute.run(self.store.finish_checkpoint)
             return done
         except StoppedWaiting as error:  # perhaps in the middle of a step
             saved = checkpoints(self.folder.checkpoints)
@@ -201,6 +202,7 @@ class TrainingLoop:
     async def checkpoint(self, step: int) -> None:
         """Everything a resume needs, written aside and renamed, and older ones deleted. An existing checkpoint of the
         step stays: a kill may have come before the deleting."""
+        await self.compute.run(self.store.finish_checkpoint)
         if step and read_checkpoint(self.folder.checkpoint(step)) is None:
             await self.write_checkpoint(step)
         self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)

@@ -3,11 +3,11 @@ wherever there is room, while the run goes on; what generates reaches it by the 
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError, require
@@ -17,16 +17,14 @@ from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.rank_group import python_path
 from proxima.runtime.placement.ray_cluster import first_line_of
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-
+ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
 
 
-def engine_plan(config: "RunConfig") -> EnginePlan | None:
-    """What the servers of a run are started with; None: the placement starts none.
+def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
+    """What the servers of a run in a folder are started with; None: the placement starts none.
 
     Raises:
         FieldError: a field asks for another engine, or another place.
@@ -34,7 +32,7 @@ def engine_plan(config: "RunConfig") -> EnginePlan | None:
     count = getattr(config.placement, "engines", 0)
     if not count:
         return None
-    engine: Any = config.engine
+    engine: Any = getattr(config, "engine", None)
     kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
     kinds = ", ".join(LAUNCHES)
     bound = "starts servers, and engine.kind has none that proxima can start"
@@ -52,7 +50,8 @@ def engine_plan(config: "RunConfig") -> EnginePlan | None:
         max_length=config.model.max_length,
         quantization=engine.quantization,
         sampling_mask=engine.sampling_mask,
-        log=None if config.folder is None else Path(config.folder).expanduser().absolute() / "engine.log",
+        shared=engine.weight_folder is not None,
+        log=folder.absolute() / ENGINE_LOG,
     )
 
 
@@ -178,10 +177,23 @@ class EngineGroup:
         self.say(f"engine {engine.number} died: {reason}; it is started again in {seconds:.0f} s")
         self._lead(engine)
 
-    def attach(self, host: Any) -> dict[str, str]:
-        """The variables of the ranks, with an address of each server at rank 0's node, whose actor is `host`."""
+    def attach(self, host: Any, nodes: Set[str]) -> dict[str, str]:
+        """The variables of the ranks, with an address of each server at rank 0's node.
+
+        Args:
+            host: the actor of rank 0.
+            nodes: of all ranks, each of which writes new weights for the servers on its node.
+
+        Raises:
+            UserError: a server is on another node, and no folder is set that all nodes share.
+        """
         import ray
 
+        for engine in self.engines:
+            if engine.place is not None and engine.place.node not in nodes and not self.plan.shared:
+                message = f"engine {engine.number} is on {engine.place.host}, where no rank writes weights for it"
+                remedy = "set engine.weight_folder to a folder that all nodes share, or place ranks on each node"
+                raise UserError(message, remedy=remedy)
         self.doors = host
         ports = ray.get(host.open_doors.remote(len(self.engines)))
         for engine in self.engines:

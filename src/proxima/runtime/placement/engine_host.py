@@ -13,6 +13,7 @@ class EnginePlan:
     """What every server of a run is started with; see `start_servers`.
 
     Args:
+        shared: new weights are written to a folder that all nodes see.
         log: of the first one's output, on its node; the others have their number in the name.
     """
 
@@ -22,6 +23,7 @@ class EnginePlan:
     max_length: int | None = None
     quantization: str | None = None
     sampling_mask: bool = False
+    shared: bool = False
     log: Path | None = None
 
 

@@ -96,8 +96,10 @@ def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
 
         restore(part, parts.stacks["policy"], {key: value for key, value in parts.stacks.items() if key != "policy"})
     elif name == "checkpoint":
-        from proxima.train.sharded_checkpoint import follow_checkpoint
-
-        follow_checkpoint(part, parts.stacks)
+        folder, step = part
+        (policy, *_), others = parts.stacks.values(), dict(list(parts.stacks.items())[1:])
+        policy.ranks.writer.write(folder, step, policy.model.loaded, policy, {}, {}, others, wait=False)
+    elif name == "finish":
+        next(iter(parts.stacks.values())).ranks.writer.finish()
     else:
         raise ValueError(f"rank 0 asked for {name!r} of {target!r}, which this rank does not know")

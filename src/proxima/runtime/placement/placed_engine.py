@@ -7,6 +7,11 @@ from typing import Any
 URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the ranks
 
 
+def starts_later(placement: Any) -> bool:
+    """Whether the supervisor of the ranks will start the servers: nobody can ask them yet."""
+    return bool(getattr(placement, "engines", 0)) and URLS not in os.environ
+
+
 def placed_engine(engine: Any) -> Any:
     """The spec of the engine of the rollouts over the servers that a supervisor has started; without any, the same."""
     urls = os.environ.get(URLS)

@@ -19,11 +19,6 @@ def is_rank() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def is_first() -> bool:
-    """Whether this process speaks for the run."""
-    return not is_rank() or os.environ.get("RANK", "0") == "0"
-
-
 @contextmanager
 def ranks_of(placement: Any) -> Iterator[Ranks]:
     """The ranks of the run, of which this process is one; a process group as long as the block lasts.

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,8 @@ class RankCall:
 class Attached(Protocol):
     """What the ranks are told of."""
 
-    def attach(self, host: Any) -> Mapping[str, str]:
-        """Variables of the ranks; `host` is the actor of rank 0."""
+    def attach(self, host: Any, nodes: Set[str]) -> Mapping[str, str]:
+        """Variables of the ranks, which are on `nodes`; `host` is the actor of rank 0."""
         ...
 
 
@@ -110,7 +110,10 @@ def start_group(
         group.places = [places[index] for index in order]
         _check_versions(group)
         [port] = _all([group.hosts[0].free_port.remote()], deadline, look)
-        starts, told = [], {} if engines is None else engines.attach(group.hosts[0])
+        starts, told = (
+            [],
+            {} if engines is None else engines.attach(group.hosts[0], {place.node for place in group.places}),
+        )
         for host, variables in zip(group.hosts, rank_variables(group.places, port), strict=True):
             environment = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env, **variables, **told}
             starts.append(

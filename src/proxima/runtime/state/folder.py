@@ -17,9 +17,18 @@ from proxima.data import UserError
 from proxima.data.atomic_files import flush_to_disk, write_atomic
 from proxima.data.jsonl import complete_length, dumps, json_text, read_lines
 from proxima.runtime.state.folder_lock import FolderLock
+from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.timeline import rewind_timeline
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
+
+
+def new_run_folder(folder: str | None, recipe: str | None, clock: Clock | None = None) -> Path:
+    """The run folder of a config, or without one a new one in `runs` with the recipe's name and the time."""
+    if folder:
+        return Path(folder).expanduser()
+    stamp = (clock or SystemClock()).wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    return Path("runs") / f"{Path(recipe).stem if recipe else 'run'}-{stamp}"
 
 
 class RunFolder:

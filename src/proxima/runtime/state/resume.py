@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
@@ -51,7 +52,11 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
     differing = list(differences(before, now, Purpose.RESUME))
     refused = [field for field in differing if not (accept and may_differ(field[0], Purpose.CHANGE))]
     if refused:
-        raise FieldErrors(*(_refusal(journal, *field) for field in refused))
+        errors = [_refusal(journal, *field) for field in refused]
+        for error, following in pairwise(errors):
+            if error.remedy == following.remedy:  # said once, by the last of them
+                error.remedy = ""
+        raise FieldErrors(*errors)
     changed = [(path, [None if value is ABSENT else value for value in values]) for path, *values in differing]
     return [Change(field=path, before=was, now=new) for path, (was, new) in changed]
 

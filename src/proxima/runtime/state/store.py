@@ -22,6 +22,7 @@ from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.train.completion_record import CompletionRecord
+from proxima.train.ranks import ALONE, RUN, Ranks
 
 if TYPE_CHECKING:
     from proxima.runtime.state.replay import StoredRollouts
@@ -60,6 +61,9 @@ class Store(Protocol):
     ) -> None:
         """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
 
+    def finish_checkpoint(self) -> None:
+        """Wait for a checkpoint that is still being written; in the compute thread."""
+
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
         """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
 
@@ -67,8 +71,10 @@ class Store(Protocol):
 class RunStore:
     """The `Store` of a run: its journal and its folder, open, and locked by this process."""
 
-    def __init__(self, journal: Journal, folder: RunFolder, disk: Disk, activity: Activity) -> None:
-        self.journal, self.folder, self.disk, self.activity = journal, folder, disk, activity
+    def __init__(
+        self, journal: Journal, folder: RunFolder, disk: Disk, activity: Activity, ranks: Ranks = ALONE
+    ) -> None:
+        self.journal, self.folder, self.disk, self.activity, self.ranks = journal, folder, disk, activity, ranks
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         self.folder.append_metrics(record)
@@ -95,7 +101,17 @@ class RunStore:
         files: Mapping[str, Callable[[Path], None]],
         others: Mapping[str, TrainStack],
     ) -> None:
-        write_checkpoint(self.folder.checkpoints, step, loaded, stack, facts, files, others)
+        place = self.folder.checkpoints
+        if self.ranks.size == 1:
+            write_checkpoint(place, step, loaded, stack, facts, files, others)
+            return
+        with self.ranks.call(RUN, "checkpoint", [(place, step)] * self.ranks.size):
+            self.ranks.writer.write(place, step, loaded, stack, facts, files, others, wait=False)
+
+    def finish_checkpoint(self) -> None:
+        if self.ranks.writing:
+            with self.ranks.call(RUN, "finish", [None] * self.ranks.size):
+                self.ranks.writer.finish()
 
     async def replace_file(self, file: Path, write: Callable[[Any], object], content: Any) -> None:
         """Replace a file of the folder as a whole, a text or JSON, and record its checksum."""
@@ -107,7 +123,8 @@ class RunStore:
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
         best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if keep_best else None
-        prune(self.folder.checkpoints, keep_last, keep=[] if best is None else [best.step])
+        keep = [] if best is None else [best.step]
+        prune(self.folder.checkpoints, keep_last, keep=keep, leftovers=not self.ranks.writing)
 
 
 class RolloutRecorder(RolloutListener):

@@ -3,8 +3,7 @@
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -18,8 +17,10 @@ from proxima.core.proximal import NextMissing, interpolated_proximal, segment_wi
 from proxima.core.segment import segment_count, segment_index
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
+from proxima.data.policy_batch import HostCounts
+from proxima.data.transfer import to_device
 from proxima.model import TokenOutputs
-from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_masks
+from proxima.train.objectives.protocol import INVALID, FirstForward, Objective, loss_masks
 
 if TYPE_CHECKING:
     from proxima.core.distillation import Distillation
@@ -128,6 +129,7 @@ class PolicyObjective(Objective[Trajectory]):
                 aggregate=self.aggregate,
                 correction=self.corrections or None,
                 penalty=self.penalties or None,
+                check=True if batch.target.device.type == "cpu" else "later",  # without a wait for the device
             )
         ]
         if (term := self.distillation) is not None:
@@ -147,15 +149,11 @@ class PolicyObjective(Objective[Trajectory]):
         log_probs = [statistics.log_prob for _, statistics in first]
         return sizes | mismatch_metrics(first_forward(trajectories, log_probs, device))
 
-    def token_statistics(
-        self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
-    ) -> list[TokenStatistics]:
-        policy, ends = losses[0], batch.cu_seqlens[1:-1].tolist()
+    def token_statistics(self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]) -> dict[str, Tensor]:
+        policy = losses[0]
         assert isinstance(policy, PolicyLoss)
-        log_prob, keep = _split(outputs.need("log_prob"), ends), _split(policy.keep, ends)
-        entropy = repeat(None) if outputs.entropy is None else _split(outputs.entropy, ends)
-        parts = zip(log_prob, keep, entropy, strict=False)
-        return [TokenStatistics(log_prob=x, keep=k, entropy=h) for x, k, h in parts]
+        columns = {"log_prob": outputs.need("log_prob"), "keep": policy.keep, "entropy": outputs.entropy}
+        return {name: values for name, values in (columns | {INVALID: policy.invalid}).items() if values is not None}
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
         """The loss's view of a forward pass, with the proximal policy filled in."""
@@ -165,13 +163,19 @@ class PolicyObjective(Objective[Trajectory]):
         elif self.proximal == "loglinear":
             if batch.behavior_log_prob is None or batch.policy_version is None:
                 raise ValueError("proximal=loglinear needs behavior_log_prob and policy_version in every trajectory.")
-            between = interpolated_proximal(
-                batch.behavior_log_prob, log_prob, batch.policy_version, self.current_version
-            )
+            self._require_past(batch)
+            versions = batch.policy_version, self.current_version
+            between = interpolated_proximal(batch.behavior_log_prob, log_prob, *versions, check=False)
             batch = replace(batch, proximal_log_prob=between)
         if self.next_missing is not None:
             batch = replace(batch, next_log_prob=self._next_log_prob(batch, self.next_missing))
         return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
+
+    def _require_past(self, batch: PackedBatch) -> None:
+        """What `core.proximal` checks, without a wait for the device."""
+        if batch.newest_version > self.current_version:
+            latest = f"policy_version {batch.newest_version}"
+            raise ValueError(f"proximal: {latest} is later than current_version {self.current_version}.")
 
     def _next_log_prob(self, batch: PackedBatch, missing: NextMissing) -> Tensor:
         """[N] nats, NaN where a token is to be dropped."""
@@ -179,7 +183,8 @@ class PolicyObjective(Objective[Trajectory]):
             _required(batch, name)
             for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
         )
-        next_log_prob = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version)
+        self._require_past(batch)
+        next_log_prob = segment_wise_log_prob(behavior, proximal, cached, version, self.current_version, check=False)
         lacking = batch.loss_mask & next_log_prob.isnan()
         if missing == "decoupled":
             return torch.where(lacking, proximal, next_log_prob)
@@ -204,11 +209,6 @@ def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
     }
 
 
-def _split(values: Tensor, ends: list[int]) -> list[Any]:
-    """The values [N] of each sequence, on the host."""
-    return np.split(values.detach().cpu().numpy(), ends)
-
-
 def _required(batch: PackedBatch, name: str) -> Tensor:
     if (value := getattr(batch, name)) is None:
         raise ValueError(f"proximal=next needs {name} in every trajectory.")
@@ -230,5 +230,8 @@ def first_forward(
         raise ValueError("the mismatch needs the engine's log-probs in every trajectory")
     masks = [np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask for item in trajectories]
     columns = {"log_prob": log_probs, "behavior_log_prob": behavior, "loss_mask": masks}
-    joined = {name: torch.from_numpy(np.concatenate(values)).to(device) for name, values in columns.items()}
-    return PolicyBatch(**joined, cu_seqlens=torch.from_numpy(np.cumsum([0, *map(len, masks)])).to(device))
+    joined = {name: to_device(torch.from_numpy(np.concatenate(values)), device) for name, values in columns.items()}
+    edges, sampled = np.cumsum([0, *map(len, masks)]), torch.ones_like(joined["loss_mask"])
+    cu, lengths = to_device(torch.from_numpy(edges), device), tuple(map(len, masks))
+    counts = HostCounts(lengths, lengths, tuple(int(m.sum()) for m in masks), cu, sampled, joined["loss_mask"])
+    return PolicyBatch(**joined, cu_seqlens=cu, sampled=sampled, host_counts=counts)

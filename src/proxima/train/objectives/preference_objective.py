@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +14,10 @@ from proxima.core.preference import Pairwise, PreferencePairs, Sft, completion_l
 from proxima.core.segment import segment_count
 from proxima.data import PackedBatch, PreferencePair, Trajectory, require
 from proxima.data.flow import Key
+from proxima.data.transfer import to_device
 from proxima.model import TokenOutputs
 from proxima.train.objectives.policy_objective import first_forward
-from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics, loss_tokens
+from proxima.train.objectives.protocol import FirstForward, Objective, loss_tokens
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PairGradients:
 
     def take(self, rows: Sequence[int]) -> "PairGradients":
         index = torch.tensor(rows, dtype=torch.long)
-        parts = {i: tuple(x[index.to(x.device)] for x in term) for i, term in self.terms.items()}
+        parts = {i: tuple(x[to_device(index, x.device)] for x in term) for i, term in self.terms.items()}
         return PairGradients(parts, {})
 
 
@@ -143,12 +143,9 @@ class PreferenceObjective(Objective[PreferencePair]):
             metrics = {}
         return losses
 
-    def token_statistics(
-        self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
-    ) -> list[TokenStatistics]:
-        ends = batch.cu_seqlens[1:-1].tolist()
-        sides = np.split(outputs.need("log_prob").detach().cpu().numpy(), ends)
-        return [TokenStatistics(log_prob=x, keep=np.ones(len(x), np.bool_)) for x in sides]
+    def token_statistics(self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]) -> dict[str, Tensor]:
+        log_prob = outputs.need("log_prob")
+        return {"log_prob": log_prob, "keep": torch.ones_like(log_prob, dtype=torch.bool)}
 
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
         if not self.measure_mismatch:

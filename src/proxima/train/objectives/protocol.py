@@ -1,6 +1,7 @@
 """What the training stack asks of an objective."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
@@ -8,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core.loss import Loss
+from proxima.core.loss import Loss, require_valid
 from proxima.core.metrics import Metrics
 from proxima.data import PackedBatch, Trajectory
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import Key
+from proxima.data.transfer import HostCopies
 from proxima.model import TokenOutputs
 
 Item = TypeVar("Item", contravariant=True)
@@ -33,6 +35,47 @@ class TokenStatistics:
     entropy: Floats | None = None
 
 
+class Measured:
+    """The token statistics of an update: copied to the host micro-batch by micro-batch, and waited for once."""
+
+    def __init__(self) -> None:
+        self._copies = HostCopies()
+        self._parts: list[tuple[Sequence[Trajectory], Sequence[int], dict[str, Tensor]]] = []
+
+    def add(self, trajectories: Sequence[Trajectory], batch: PackedBatch, columns: Mapping[str, Tensor]) -> None:
+        """The columns [N] of a micro-batch of these; none: nothing is kept of them."""
+        if columns:
+            on_host = {name: self._copies.begin(values) for name, values in columns.items()}
+            self._parts.append((trajectories, batch.tokens_of, on_host))
+
+    def on_host(self) -> list[TokenStatistics]:
+        """Of each trajectory, in order.
+
+        Raises:
+            ValueError: a token of one is invalid, see `core.loss.require_valid`.
+        """
+        self._copies.wait()
+        out: list[TokenStatistics] = []
+        for trajectories, lengths, columns in self._parts:
+            ends = np.cumsum(lengths)[:-1]
+            split = {name: np.split(values.numpy(), ends) for name, values in columns.items()}
+            for i, trajectory in enumerate(trajectories):
+                own = {name: values[i] for name, values in split.items()}
+                if (codes := own.pop(INVALID, None)) is not None:
+                    _require_valid(trajectory, codes, own)
+                out.append(TokenStatistics(**own))
+        return out
+
+
+def _require_valid(trajectory: Trajectory, codes: Any, own: Mapping[str, Any]) -> None:
+    def value_of(name: str, at: int) -> float:
+        column = own[name] if name in own else getattr(trajectory, name)
+        return math.nan if column is None else float(column[at])
+
+    require_valid(codes, value_of, f"completion {trajectory.key}")
+
+
+INVALID = "invalid"  # the column of `core.loss.invalid_tokens`
 FirstForward = Sequence[tuple[Trajectory, TokenStatistics]]  # of an update's trajectories, under the weights before it
 
 
@@ -126,9 +169,10 @@ class Objective(Protocol[Item]):
 
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
-    ) -> Sequence[TokenStatistics]:
-        """One per sequence of the micro-batch, or none."""
-        return ()
+    ) -> Mapping[str, Tensor]:
+        """The fields of `TokenStatistics` for all tokens of the micro-batch, [N] each, on its device, and `INVALID`
+        where tokens are yet to be checked; empty for none. They are copied to the host without a wait."""
+        return {}
 
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
         """Metrics of the first update's trajectories that were not skipped, all forward passes being under the weights

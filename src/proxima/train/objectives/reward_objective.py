@@ -49,5 +49,5 @@ class RewardObjective(Objective[PreferencePair]):
         chosen, rejected = last_values(batch, outputs.need("value"), self.pad).view(-1, 2).unbind(1)
         margin = batch.reward.index_select(0, batch.cu_seqlens[:-1]).view(-1, 2)[:, 0]
         loss, metrics = self.loss(chosen, rejected, margin)
-        count = torch.tensor(float(len(chosen)), dtype=torch.float64, device=loss.device)
+        count = torch.full((), len(chosen), dtype=torch.float64, device=loss.device)
         return [Loss(loss.sum(dtype=torch.float64), count, metrics)]

@@ -30,5 +30,6 @@ class SftObjective(Objective[Trajectory]):
         return [torch.tensor(sum(loss_tokens(item) for item in items), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
-        nll = -outputs.need("log_prob").double()[batch.loss_mask]
+        learnt = torch.nonzero_static(batch.loss_mask, size=sum(batch.in_loss_of)).flatten()  # waits for no device
+        nll = -outputs.need("log_prob").double()[learnt]
         return [Loss(nll.sum(), batch.loss_mask.sum().double(), {})]

@@ -4,7 +4,7 @@
     trackio.py, wandb.py, tensorboard.py, mlflow.py  one tool each; its package is imported when a run names it
 A tracker that raises, hangs or is slow costs the run a warning and nothing else. Its identity of the run and the last
 step it got are in the run folder (trackers/NAME.json), so that a resume continues there and logs no step twice.
-Imports: the tools; `runtime.watch.observer`, `config`, `lab`. Imported by `view`, and by the config through `TRACKERS`.
+Imports: the tools; `data`, `config`, `lab`, `runtime`. Imported by `view`, and by the config through `TRACKERS`.
 To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.toml, docs/trackers.md, and a test in
 `tests/view/trackers` that reads back what the tool has stored. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
 """

@@ -1,0 +1,70 @@
+"""Rehearse a recipe's training step for devices that you don't have yet: does it fit, and what does it wait for?
+
+Whole steps run on a fake device, with the real architecture and no weights: memory is counted, not estimated. What the
+engine takes beside it is that of `proxima explain`. Exit code 1: it does not fit, or a step would fail."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json
+from proxima.cli.parameters import Argument
+
+if TYPE_CHECKING:
+    from proxima.lab.rehearsal.device_fit import DeviceFit
+
+DEVICES = "what to rehearse for, as 8xH100-80G; the weights are spread over all of them"
+
+
+def rehearse(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    devices: Annotated[str, Argument(DEVICES, "NxDEVICE")] = "H100-80G",
+    import_code: ImportCode = False,
+    as_json: AsJson = False,
+) -> int:
+    """Print faults, memory and waits; 1 if it does not fit."""
+    from proxima.config import check, resolve
+    from proxima.config.problems import ConfigError
+    from proxima.config.validate import all_problems, to_do
+    from proxima.lab.rehearsal.device_fit import rehearse_recipe
+    from proxima.lab.rehearsal.devices import read_devices
+
+    asked = read_devices(devices)
+    with all_problems():
+        resolved = resolve(recipe, override, root=None, import_code=import_code)
+    left = to_do(resolved)
+    if problems := [problem for problem in check(resolved) if problem not in left]:
+        raise ConfigError(problems)
+    fit = rehearse_recipe(str(recipe), override, asked, import_code=import_code)
+    if as_json:
+        print_json(fit.as_json())
+    else:
+        print(text_of_fit(fit))
+    return 0 if fit.passed else 1
+
+
+def text_of_fit(fit: "DeviceFit") -> str:
+    """Faults, the memory of a device by kind, the waits, and what to change."""
+    rehearsal, lines = fit.rehearsal, [f"fault    {fault}" for fault in fit.rehearsal.faults]
+    need, have = (f"{size / 2**30:.1f} GiB" for size in (fit.needed, fit.devices.memory))
+    verdict = "fits" if fit.fits else "does not fit"
+    lines.append(f"memory   {verdict}: {need} of {have} on each of {fit.devices}")
+    parts = rehearsal.peak_bytes | ({"engine (estimated)": fit.engine} if fit.engine else {})
+    lines.append("         " + "  ".join(f"{kind} {size / 2**30:.2f}" for kind, size in parts.items()))
+    if fit.estimate is not None and rehearsal.peak:
+        ratio = fit.estimate / rehearsal.peak - 1
+        lines.append(
+            f"         `proxima explain` reckons {fit.estimate / 2**30:.1f} GiB for what was run, {ratio:+.0%}"
+        )
+    lines += [f"change   {change}" for change in fit.advice]
+    updates, micro = rehearsal.updates, rehearsal.micro_batches
+    inside, total = rehearsal.inside, sum(rehearsal.waits.values())
+    lines.append(f"waits    {inside} inside {micro} micro-batches, {total - inside} beside them in {updates} updates")
+    for wait, count in sorted(rehearsal.waits.items(), key=lambda item: (not item[0].inside, item[0])):
+        where = "in a micro-batch" if wait.inside else "in an update"
+        lines.append(f"         {count:>3}  {wait.place}  {wait.what}, {where}")
+    lines.append(f"time     {rehearsal.seconds:.0f} s to rehearse")
+    return "\n".join(lines)
+
+
+COMMAND = rehearse

@@ -1,0 +1,161 @@
+"""A recipe on given devices: what a rehearsed step needs of each, whether it fits, and what to change if not."""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from proxima.config import resolve
+from proxima.config.estimate import Estimates
+from proxima.config.memory_size import ENGINE_COPY, AnyConfig
+from proxima.config.resolved import Resolved
+from proxima.config.schema import RunConfig
+from proxima.config.step_size import ExampleStep, StepSize
+from proxima.data import UserError
+from proxima.lab.rehearsal.device_watch import ACTIVATIONS
+from proxima.lab.rehearsal.devices import Devices
+from proxima.lab.rehearsal.fake_training import StepShape
+from proxima.lab.rehearsal.rehearsed_step import GRADIENTS, MOMENTS, WEIGHTS, Rehearsal, rehearse_step
+
+CONTEXT = 2**30  # CUDA's context and its kernels
+FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
+MICRO_BATCHES = 2  # of a rehearsed update: the second finds gradients, and there is no third kind
+ENGINE = (ENGINE_COPY, "KV cache", "weights shared with the engine's process", "reward models")  # not rehearsed
+STEADY = (WEIGHTS, GRADIENTS, MOMENTS)  # what more ranks share
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """What one device needs.
+
+    Args:
+        rehearsal: what was measured. devices: what it is measured against.
+        engine: bytes of what was not rehearsed, as `explain` reckons them.
+        estimate: what `explain` reckons for what was rehearsed; None where it can't, or for many ranks.
+        advice: what to change, the best first; empty where it fits.
+    """
+
+    rehearsal: Rehearsal
+    devices: Devices
+    engine: int
+    estimate: int | None
+    advice: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> int:
+        """Bytes of one device, with what CUDA itself takes."""
+        return CONTEXT + math.ceil((self.rehearsal.peak + self.engine) * (1 + FRAGMENTED))
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.devices.memory
+
+    @property
+    def passed(self) -> bool:
+        return self.fits and not self.rehearsal.faults
+
+    def as_json(self) -> dict[str, Any]:
+        rehearsal = self.rehearsal
+        return {
+            "devices": str(self.devices),
+            "memory": self.devices.memory,
+            "needed": self.needed,
+            "fits": self.fits,
+            "peak": rehearsal.peak_bytes,
+            "engine": self.engine,
+            "estimate": self.estimate,
+            "faults": rehearsal.faults,
+            "updates": rehearsal.updates,
+            "micro_batches": rehearsal.micro_batches,
+            "waits": [asdict(wait) | {"count": count} for wait, count in rehearsal.waits.items()],
+            "advice": self.advice,
+            "seconds": rehearsal.seconds,
+        }
+
+
+def rehearse_fit(resolved: Resolved[Any], devices: Devices) -> DeviceFit:
+    """Rehearse a recipe for one of these devices, the weights spread over all of them.
+
+    Raises:
+        UserError: its model's config can't be read.
+    """
+    config: AnyConfig = resolved.config
+    estimates = Estimates(resolved, gemm=1e12)  # no time is asked for
+    rehearsal = rehearse_step(config, shape_of(config, estimates.batch), ranks=devices.count)
+    memory = estimates.memory or {}
+    beside = {name: size for name, size in memory.items() if name in ENGINE}
+    estimate = sum(memory.values()) - sum(beside.values()) if memory and devices.count == 1 else None
+    fit = DeviceFit(rehearsal, devices, sum(beside.values()), estimate)
+    return fit if fit.fits else DeviceFit(rehearsal, devices, fit.engine, estimate, tuple(advice_of(config, fit)))
+
+
+def rehearse_recipe(recipe: str, overrides: Sequence[str], devices: Devices, *, import_code: bool = False) -> DeviceFit:
+    """`rehearse_fit` in a process of its own: a fake device stays in its process for good.
+
+    Raises:
+        UserError: its model's config can't be read.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        outcome = pool.submit(_outcome, recipe, list(overrides), devices, import_code).result()
+    if isinstance(outcome, str):
+        raise UserError(outcome)
+    return outcome
+
+
+def _outcome(recipe: str, overrides: Sequence[str], devices: Devices, import_code: bool) -> DeviceFit | str:
+    """What is known of the recipe, or why it can't be."""
+    try:
+        return rehearse_fit(resolve(recipe, overrides, root=None, import_code=import_code), devices)
+    except UserError as error:  # its parts do not travel between processes
+        return str(error)
+
+
+def shape_of(config: AnyConfig, batch: StepSize | ExampleStep) -> StepShape:
+    """A step with micro-batches as full as they get, and only as many as show everything."""
+    budget = config.train.tokens_per_micro_batch
+    if isinstance(batch, StepSize) and isinstance(config, RunConfig):
+        length = config.sampling.max_tokens
+        prompt, wanted = max(1, batch.longest - length), batch.kept or batch.completions
+        updates = min(2, batch.updates)
+    else:
+        prompt = max(1, batch.longest // 2)
+        length, updates = max(1, batch.longest - prompt), 1
+        wanted = 1 if config_is_single(config) else 2
+    tokens = MICRO_BATCHES * max(budget, prompt + length)
+    size = min(wanted, max(2, math.ceil(tokens / length)))
+    groups = max(1, math.ceil(tokens / (prompt + size * length)))
+    most = batch.prompts if isinstance(batch, StepSize) else batch.examples
+    return StepShape(groups=max(1, min(groups, most)), size=size, prompt=prompt, length=length, updates=updates)
+
+
+def config_is_single(config: Any) -> bool:
+    """Whether an example is one sequence, not a pair."""
+    from proxima.config.families import command_of
+
+    return command_of(config) == "sft" or (command_of(config) == "dpo" and config.preference.kto is not None)
+
+
+def advice_of(config: AnyConfig, fit: DeviceFit) -> list[str]:
+    """What would make it fit, the change that costs least first."""
+    peak, count, out = fit.rehearsal.peak_bytes, fit.devices.count, list[str]()
+    over = fit.needed - fit.devices.memory
+    steady = sum(peak.get(kind, 0) for kind in STEADY)
+    activations = peak.get(ACTIVATIONS, 0)
+    if activations > over / 4:
+        if not config.model.gradient_checkpointing:
+            out.append("model.gradient_checkpointing=true: activations are computed again in the backward pass")
+        if (budget := config.train.tokens_per_micro_batch) > 256:
+            out.append(f"train.tokens_per_micro_batch={budget // 2}: about half the activations")
+    if fit.engine > over / 4:
+        out.append("engine={kind: vllm, urls: …} on other devices, or fewer engine.slots: the engine's memory")
+    left = fit.devices.memory * (1 - FRAGMENTED) - CONTEXT - activations - fit.engine
+    if steady > over / 4:
+        if left > 0 and (more := math.ceil(steady * count / left)) > count:
+            out.append(f"--devices {more}x{fit.devices.name}: weights, gradients and optimizer are spread over more")
+        if config.model.lora is None:
+            out.append("model.lora={rank: 16}: no gradients and moments but those of an adapter")
+        if config.model.dtype == "float32":
+            out.append("placement with offload: weights and optimizer wait in host memory")
+    return out or ["a larger device"]

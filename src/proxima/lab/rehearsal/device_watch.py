@@ -1,0 +1,320 @@
+"""Counts what makes the host wait for the device, and the bytes that are alive on it.
+
+A dispatch mode over `FakeTensorMode`. Host tensors hold their data and are computed with as ever; whatever the host
+asks of the device (a number, a copy, a shape that depends on data) is noted with its line and answered with something
+plausible, so that a step runs to its end and all of it is listed.
+"""
+
+import ast
+import inspect
+import sys
+import sysconfig
+import textwrap
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path, PurePath
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from proxima.lab.rehearsal.fake_device import COPIES, NAME, ON_SYNCHRONIZE
+
+aten = torch.ops.aten
+OURS = Path(__file__).resolve().parents[2]  # the package
+HERE = Path(__file__).resolve().parent
+FOREIGN = (sysconfig.get_paths()["stdlib"], str(Path(torch.__file__).parents[1]), sys.prefix)
+BLOCK = 512  # bytes: what CUDA's allocator rounds to
+PACKS = "pack"  # the method that begins a micro-batch
+TRANSFERS = (aten._to_copy.default, aten.copy_.default)
+ACTIVATIONS = "activations"
+PINNED = "_pinned_in_rehearsal"
+
+
+@dataclass(frozen=True, order=True)
+class Wait:
+    """A place where the host waits for the device.
+
+    Args:
+        place: `train/stack.py:214`, the innermost line of ours.
+        function: in which it is.
+        what: the operation, `item`, `copy to the host`, `copy to the device` …
+        inside: in a loop over micro-batches.
+    """
+
+    place: str
+    function: str
+    what: str
+    inside: bool
+
+
+@dataclass
+class LiveBytes:
+    """The bytes on the device by kind, now and when they were most."""
+
+    now: Counter[str] = field(default_factory=Counter)
+    peak: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+    most: int = 0
+
+    def add(self, kind: str, size: int) -> None:
+        self.now[kind] += size
+        self.total += size
+        if self.total > self.most:
+            self.most, self.peak = self.total, dict(self.now)
+
+
+class DeviceWatch(TorchDispatchMode):
+    """See the module. `waits` counts, `bytes` is alive, and `kind` is what new memory is counted as."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.waits: Counter[Wait] = Counter()
+        self.bytes = LiveBytes()
+        self.kind = ACTIVATIONS
+        self._storages: dict[int, tuple[str, int, Any]] = {}
+        self._thread = threading.get_ident()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it comes again, as the operations on this rank's part
+        kwargs = dict(kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        there = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+        if func in (aten.is_pinned.default, aten._pin_memory.default):
+            return self._pin(func, args[0])
+        if func in TRANSFERS:
+            return self._copy(func, args, kwargs)
+        if not there and _target(kwargs) != NAME:
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if func is aten._local_scalar_dense.default:
+            self.wait("item")
+            return 1.0 if args[0].is_floating_point() else args[0].dtype == torch.bool or 1
+        if func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
+            args = self._indices(func, args)
+        elif torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+            return self._kept(self._of_unknown_shape(func, args, kwargs))
+        return self._kept(func(*args, **kwargs))
+
+    def __enter__(self) -> "DeviceWatch":
+        patched: Any = FakeTensor
+        self._before = patched.tolist, torch.clear_autocast_cache, torch._C._only_lift_cpu_tensors()
+        patched.tolist = _tolist
+        storage: Any = torch.UntypedStorage
+        self._resize = storage.resize_
+        storage.resize_ = lambda own, size: self._resized(own, size)  # how FSDP frees what it has gathered
+        torch.clear_autocast_cache = COPIES.clear  # called where the outermost autocast ends
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(1, device=…)` is a copy to the device
+        ON_SYNCHRONIZE.append(self._synchronized)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        ON_SYNCHRONIZE.remove(self._synchronized)
+        patched: Any = FakeTensor
+        patched.tolist, torch.clear_autocast_cache, lifting = self._before
+        storage: Any = torch.UntypedStorage
+        storage.resize_ = self._resize
+        torch._C._set_only_lift_cpu_tensors(lifting)
+
+    def _synchronized(self) -> None:
+        self.wait("synchronize")
+
+    def wait(self, what: str) -> None:
+        """Note that the host waits here."""
+        frames = list(self._frames())
+        place, function = "torch", ""
+        for frame in frames[:1]:
+            place, function = shown_place(frame.f_code.co_filename, frame.f_lineno), frame.f_code.co_qualname
+        inside = any(frame.f_lineno in _packing_lines(frame.f_code) for frame in frames)
+        self.waits[Wait(place, function, what, inside)] += 1
+
+    def relabel(self, tensors: Any, kind: str) -> None:
+        """Count what these hold as `kind`."""
+        for whole in tensors:
+            tensor = getattr(whole, "_local_tensor", whole)
+            if isinstance(tensor, FakeTensor) and (key := tensor.untyped_storage()._cdata) in self._storages:
+                before, size, reference = self._storages[key]
+                self._storages[key] = kind, size, reference
+                self.bytes.now[before] -= size
+                self.bytes.now[kind] += size
+
+    def restart_peak(self) -> None:
+        """The peak is that from now on."""
+        self.bytes.most, self.bytes.peak = self.bytes.total, dict(self.bytes.now)
+
+    def _frames(self) -> Iterator[FrameType]:
+        """The frames of ours, the innermost first; those of a backward pass, which has threads of its own, lie within
+        those of the thread that waits for it."""
+        own: FrameType | None = sys._getframe(2)
+        waiting = None if threading.get_ident() == self._thread else sys._current_frames().get(self._thread)
+        for frame in (own, waiting):
+            while frame is not None:
+                path = frame.f_code.co_filename
+                if is_own_code(path):
+                    yield frame
+                frame = frame.f_back
+
+    def _pin(self, func: Any, tensor: Tensor) -> Any:
+        if func is aten.is_pinned.default:
+            return hasattr(tensor, PINNED)
+        with unset_fake_temporarily():
+            pinned = tensor.clone()
+        setattr(pinned, PINNED, True)
+        return pinned
+
+    def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A copy within the device, or between it and the host; host tensors hold data, so a copy to it has some."""
+        if func is aten.copy_.default:
+            destination, source = args[:2]
+            before, after = (_is_there(x) for x in (source, destination))
+            silent = bool(len(args) > 2 and args[2]) or bool(kwargs.get("non_blocking"))
+        else:
+            source = args[0]
+            before = _is_there(source)
+            target = _target(kwargs)
+            after = before if target is None else target == NAME
+            silent = bool(kwargs.get("non_blocking"))
+        if not before and not after:
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if before and not after:
+            if func is aten.copy_.default:
+                if not (silent and hasattr(destination, PINNED)):
+                    self.wait("copy to the host")
+                with unset_fake_temporarily():
+                    return destination.copy_(_plausible(source.shape, source.dtype))
+            self.wait("copy to the host")
+            with unset_fake_temporarily():
+                return _plausible(source.shape, kwargs.get("dtype") or source.dtype)
+        if after and not before:
+            if not (silent and hasattr(source, PINNED)):
+                self.wait("copy to the device")
+            if func is aten.copy_.default:
+                return destination
+            return self._kept(torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=NAME))
+        return self._kept(func(*args, **kwargs))
+
+    def _indices(self, func: Any, args: Any) -> Any:
+        """Arguments with an index of positions in place of a mask, and of a host tensor."""
+        indices = []
+        one_value = func is not aten.index.Tensor and args[2].numel() == 1 and not (len(args) > 3 and args[3])
+        for index in args[1]:
+            if not isinstance(index, Tensor) or index.dtype not in (torch.bool, torch.uint8):
+                if index is not None and not _is_there(index) and _is_there(args[0]) and index.dim():
+                    self.wait("index on the host")
+                    index = torch.empty(index.shape, dtype=torch.long, device=args[0].device)
+                indices.append(index)
+                continue
+            if not one_value:
+                self.wait("index by a mask")
+            size, device = index.numel(), args[0].device
+            indices += [torch.empty(size, dtype=torch.long, device=device) for _ in range(index.dim())]
+        return (args[0], indices, *args[2:])
+
+    def _of_unknown_shape(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """The largest result of an operation whose shape, or whose number, depends on data."""
+        first = args[0]
+        if func is aten.repeat_interleave.Tensor and (size := kwargs.get("output_size")) is not None:
+            return torch.empty(size, dtype=torch.long, device=first.device)  # told, it waits for nothing
+        self.wait(str(func).removeprefix("aten.").removesuffix(".default"))
+        if func is aten.nonzero.default:
+            return torch.empty(first.numel(), first.dim(), dtype=torch.long, device=first.device)
+        if func is aten.masked_select.default:
+            return first.new_empty(first.numel())
+        if func is aten.equal.default:
+            return True
+        raise RuntimeError(f"{func} waits for the device to know its shape: a rehearsal can't answer it")
+
+    def _kept(self, outputs: Any) -> Any:
+        """The outputs, their memory counted for as long as it lives."""
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, FakeTensor) and tensor.device.type == NAME:
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._storages:
+                    size = _rounded(storage.nbytes())
+                    reference = weakref.ref(storage, partial(self._freed, key))
+                    self._storages[key] = self.kind, size, reference
+                    self.bytes.add(self.kind, size)
+        return outputs
+
+    def _resized(self, storage: Any, size: int) -> Any:
+        result, key = self._resize(storage, size), storage._cdata
+        if key in self._storages:
+            kind, before, reference = self._storages[key]
+            after = _rounded(storage.nbytes())
+            self._storages[key] = kind, after, reference
+            self.bytes.add(kind, after - before)
+        return result
+
+    def _freed(self, key: int, _: Any) -> None:
+        kind, size, _ = self._storages.pop(key)
+        self.bytes.add(kind, -size)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _tolist(tensor: Tensor) -> Any:
+    """By one copy, as of a real tensor; a fake one would be asked element by element."""
+    return tensor.cpu().tolist()
+
+
+def _is_there(tensor: Any) -> bool:
+    return isinstance(tensor, FakeTensor) and tensor.device.type == NAME
+
+
+def _target(kwargs: Mapping[str, Any]) -> str | None:
+    device = kwargs.get("device")
+    return None if device is None else torch.device(device).type
+
+
+def _plausible(shape: Any, dtype: torch.dtype) -> Tensor:
+    """What a copy to the host holds: log-probs and numbers of 0, masks that are True."""
+    return torch.full(shape, dtype == torch.bool, dtype=dtype)
+
+
+@cache
+def is_own_code(path: str) -> bool:
+    """Whether a file is ours, or a user's: not torch's, not another package's, and not the rehearsal's own."""
+    place = PurePath(path)
+    if place.is_relative_to(OURS):
+        return not place.is_relative_to(HERE)
+    return place.is_absolute() and not any(map(place.is_relative_to, FOREIGN))
+
+
+def shown_place(path: str, line: int) -> str:
+    """`train/stack.py:214` for a file of ours, the file's name for a user's."""
+    place = PurePath(path)
+    return f"{place.relative_to(OURS) if place.is_relative_to(OURS) else place.name}:{line}"
+
+
+@cache
+def _packing_lines(code: CodeType) -> frozenset[int]:
+    """The lines of a function that run once a micro-batch: the loops, and comprehensions, that pack one."""
+    try:
+        lines, start = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return frozenset()
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+    packing = (loop for loop in loops if any(map(_packs, ast.walk(loop))))
+    return frozenset(
+        start + line - 1 for loop in packing for line in range(loop.body[0].lineno, (loop.end_lineno or 0) + 1)
+    )
+
+
+def _packs(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == PACKS

@@ -1,0 +1,72 @@
+"""Rank 0 of a group whose other ranks are nowhere: collectives return at once, with tensors of the right shape."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from proxima.model.parallel.sharding import is_sharded
+from proxima.train.ranks import ALONE, Ranks
+
+T = TypeVar("T")
+
+
+@contextmanager
+def fake_ranks(count: int) -> Iterator[Ranks]:
+    """The ranks, and a process group of torch with them for as long as this lasts; one is a process alone.
+
+    Raises:
+        RuntimeError: this process has a process group already.
+    """
+    if count == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
+    try:
+        yield _FakeRanks(count)
+    finally:
+        dist.destroy_process_group()
+
+
+class _FakeRanks(Ranks):
+    """Every rank does what this one does."""
+
+    def __init__(self, count: int) -> None:
+        self.size = count
+
+    def gather(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def gather_everywhere(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        from proxima.model.parallel.norm import total_norm
+
+        return total_norm(tensors)
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
+        from proxima.model.parallel.norm import clip_gradients
+
+        clip_gradients(parameters, most, norm)
+
+
+def shard_unloaded(model: Any, sharding: Any, device: Any) -> None:
+    """Shard a model whose weights are on the meta device."""
+    from proxima.model.parallel.slices import shard_whole
+
+    shard_whole(model, sharding, device)
+
+
+def whole_gradients(model: nn.Module) -> Iterator[Tensor]:
+    """The gradients that a sharded model keeps whole until its ranks add them up; none of a plain one."""
+    for module in model.modules():
+        if is_sharded(module):
+            sharded: Any = module
+            for group in sharded._get_fsdp_state()._fsdp_param_groups:
+                gradients = (parameter.unsharded_accumulated_grad for parameter in group.fsdp_params)
+                yield from (gradient for gradient in gradients if gradient is not None)

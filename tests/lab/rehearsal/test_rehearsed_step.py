@@ -1,0 +1,97 @@
+"""Every training kind on a fake device: nothing is on the wrong device, and what waits is listed here."""
+
+from collections import Counter
+
+import pytest
+
+from proxima.lab.rehearsal.rehearsed_step import Rehearsal
+from tests.lab.rehearsal.worker import SHAPE, Impatient, OnTheHost, rehearsed, rehearsed_with
+
+RL = "quickstart.yaml"
+PADDED = "model.attention=padded"
+KL = "algorithm.reference_kl={kind: k3, coefficient: 0.1}"
+
+# Waits of a step with two updates, by function, whatever the number of micro-batches. A step that waits more often, or
+# elsewhere, must be entered here, with a reason.
+UPDATE = {
+    "TrainStack._accumulate": 2,  # the denominators, to the device
+    "TrainStack._step": 2,  # is the gradient norm finite
+    "TrainStack._weight_norm": 3,  # before, and after each update
+    "TrainStack._update": 2,  # the loss, and the gradient norm
+}
+STATISTICS = {"HostCopies.wait": 2}  # the token statistics of each update
+METRICS = {"on_host": 1}
+POLICY = UPDATE | STATISTICS | METRICS
+FILLED = POLICY | {"HostCopies.wait": 3}  # and a forward stage before the updates
+WHOLE = {name: count for name, count in POLICY.items() if name != "TrainStack._accumulate"}  # denominators are there
+CRITIC = {name: 2 * count for name, count in POLICY.items()} | {"HostCopies.wait": 3}  # two models; values, statistics
+LISTED = {"next policy": 3}  # inside a micro-batch: which tokens lack `next_log_prob`, only the device knows
+
+CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
+    "policy gradient": (RL, ["algorithm=grpo"], POLICY),
+    "cppo": (RL, [], POLICY),
+    "recompute": (RL, ["algorithm.proximal=recompute"], FILLED),
+    "loglinear": (RL, ["algorithm.proximal=loglinear"], POLICY),
+    "importance sampling": (RL, ["algorithm.correction=[importance]"], POLICY),
+    "reference": (RL, [KL], FILLED),
+    "lora": (RL, ["model.lora={rank: 4}", KL], FILLED),
+    "checkpointing, bf16": (RL, ["model.gradient_checkpointing=true", "model.compute_dtype=bfloat16"], POLICY),
+    "padded": (RL, [PADDED], POLICY),
+    "mask": (RL, ["model.attention=mask"], POLICY),
+    "entropy": (RL, ["algorithm.entropy_bonus=0.01"], POLICY),
+    "pruning": ("cpu/cppo_prune.yaml", [], FILLED),
+    "sampling masks": ("cpu/top_p_replay.yaml", [], POLICY),
+    "distillation": ("cpu/distill.yaml", ["algorithm.distillation.path=MODEL"], FILLED | {"TrainStack._accumulate": 4}),
+    "online dpo": ("cpu/online_dpo.yaml", [], FILLED),
+    "sft": ("cpu/sft.yaml", [], UPDATE),
+    "dpo": ("cpu/dpo.yaml", [], POLICY),
+    "dpo over the whole batch": ("cpu/dpo.yaml", ["preference.loss=[aot]"], POLICY),
+    "kto": ("cpu/dpo.yaml", ["preference.loss=[kto]"], UPDATE | METRICS),
+    "reward model": ("cpu/reward.yaml", [], UPDATE | METRICS),
+    "critic": (RL, ["algorithm=ppo", "critic=model"], CRITIC),
+    "value head": (RL, ["algorithm=ppo", "critic=head"], FILLED | {"TrainStack._accumulate": 4}),
+    "clip_cov": (RL, ["algorithm.surrogate=clip_cov"], WHOLE),
+    "m2po": (RL, ["algorithm.surrogate=m2po"], WHOLE),
+    "second_moment": (RL, ["algorithm.correction=[second_moment]"], WHOLE),
+    "dropping rejection": (RL, ["algorithm.correction=[{kind: rejection, rejected: drop, upper: 2}]"], WHOLE),
+    "next policy": ("cpu/sdp.yaml", [], FILLED | {"LossTokens.of": 12}),
+}
+
+
+def waits_of(rehearsal: Rehearsal) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for wait, count in rehearsal.waits.items():
+        counts[wait.function.partition(".<")[0]] += count
+    return dict(counts)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_kind(rehearse, name):
+    recipe, overrides, waits = CASES[name]
+    rehearsal = rehearse(rehearsed, recipe, overrides)
+    assert rehearsal.faults == ()
+    assert rehearsal.updates == (4 if name == "critic" else 2)
+    assert rehearsal.micro_batches >= 4
+    assert rehearsal.inside == LISTED.get(name, 0) * rehearsal.micro_batches
+    assert waits_of(rehearsal) == waits
+
+
+def test_a_tensor_on_the_host_is_a_fault_with_its_line(rehearse):
+    rehearsal = rehearse(rehearsed_with, OnTheHost(), "cpu/sft.yaml", [])
+    (fault,) = rehearsal.faults
+    assert "worker.py:" in fault and "same device" in fault and "cpu" in fault
+    assert rehearsal.updates == 0
+
+
+def test_waits_inside_micro_batches_are_counted(rehearse):
+    rehearsal = rehearse(rehearsed_with, Impatient(), "cpu/sft.yaml", [])
+    inside = {wait.what: count for wait, count in rehearsal.waits.items() if wait.inside}
+    each = rehearsal.micro_batches
+    assert inside == {"index by a mask": each, "item": each, "copy to the device": each}
+
+
+def test_a_rank_of_eight(rehearse):
+    alone, one = (rehearse(rehearsed, RL, [], *more) for more in ((), (SHAPE, 8)))
+    assert one.faults == () and one.inside == 0 and one.micro_batches == alone.micro_batches
+    assert waits_of(one) == POLICY
+    assert one.peak_bytes["weights"] < 0.2 * alone.peak_bytes["weights"]  # an eighth, in blocks of 512 bytes

@@ -1,0 +1,64 @@
+"""What runs in the process of rehearsals, which a fake device has changed for good."""
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.config import resolve
+from proxima.core.metrics import SumCount
+from proxima.lab.rehearsal import rehearsed_step
+from proxima.lab.rehearsal.fake_training import StepShape
+from proxima.lab.rehearsal.rehearsed_step import Rehearsal, rehearse_step
+from proxima.train.objectives import SftObjective
+
+SHAPE = StepShape(groups=4, size=2, prompt=8, length=16, updates=2)
+
+
+def pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def rehearsed(recipe: str, overrides: Sequence[str], shape: StepShape = SHAPE, ranks: int = 1) -> Rehearsal:
+    return rehearse_step(resolve(recipe, overrides, root=None).config, shape, ranks=ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTheHost(SftObjective):
+    """Adds a number for each token that it has forgotten on the host."""
+
+    def losses(self, batch: Any, outputs: Any, statistics: Any = None) -> Any:
+        log_prob = outputs.need("log_prob")
+        (loss,) = super().losses(batch, outputs)
+        wrong: Tensor = log_prob + torch.ones(len(log_prob))
+        return [type(loss)(wrong.double().sum(), loss.denominator, loss.metrics)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impatient(SftObjective):
+    """Reads its loss in every micro-batch, and its mask by an index."""
+
+    def losses(self, batch: Any, outputs: Any, statistics: Any = None) -> Any:
+        (loss,) = super().losses(batch, outputs)
+        learnt = outputs.need("log_prob")[batch.loss_mask]
+        share = float(learnt.sum())
+        count = torch.tensor(share, device=batch.target.device, dtype=torch.float64)
+        return [type(loss)(loss.numerator, loss.denominator, {"share": SumCount(count, count)})]
+
+
+def rehearsed_with(objective: Any, recipe: str, overrides: Sequence[str]) -> Rehearsal:
+    """With another objective in place of the recipe's."""
+    before = rehearsed_step.trainings
+    rehearsed_step.trainings = lambda *given: [_with(part, objective) for part in before(*given)]
+    try:
+        return rehearsed(recipe, overrides)
+    finally:
+        rehearsed_step.trainings = before
+
+
+def _with(part: Any, objective: Any) -> Any:
+    return type(part)(part.name, part.stack, objective, part.stages)

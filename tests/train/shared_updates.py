@@ -1,0 +1,221 @@
+"""What every rank does in `test_ranks`: updates on several ranks against the same on one process."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from proxima.core import AGGREGATES, CORRECTIONS, PENALTIES, SURROGATES, RewardLoss, TokenMean
+from proxima.core.preference import PREFERENCES, Kto
+from proxima.core.value import ValueLoss
+from proxima.data import NotFiniteError
+from proxima.model.model_source import ModelSource
+from proxima.model.parallel.gather import whole_weights
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.scalar_model import make_value_head
+from proxima.runtime.placement.follower import RankParts, obey
+from proxima.train import (
+    EarlyStop,
+    LogProbStage,
+    PolicyObjective,
+    PreferenceObjective,
+    Schedule,
+    TrainStack,
+    ValueStage,
+)
+from proxima.train.objectives import KtoObjective, RewardObjective, SftObjective, ValueObjective
+from proxima.train.process_ranks import ProcessRanks
+from proxima.train.ranks import RankError, Refused
+from tests.train.helpers import trajectories
+from tests.train.test_kto_objective import labeled
+from tests.train.test_preference_objective import pairs
+from tests.train.test_reward_objective import pairs as reward_pairs
+
+GIVEN = {
+    "log_prob",
+    "proximal_log_prob",
+    "behavior_log_prob",
+    "reference_log_prob",
+    "advantage",
+    "policy_version",
+    "entropy",
+    "group",
+}
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """AdamW would hide what is small beside its epsilon, and blow up what is rounding."""
+
+    lr: float = 0.05
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr)
+
+
+def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, head: bool = False) -> TrainStack:
+    source = ModelSource(
+        path=str(folder / "llama"),
+        device="cpu",
+        compute_dtype="float32",
+        sharding=None
+        if ranks is None
+        else Sharding(kind="hybrid" if ranks.size == 4 else "full", ranks_per_node=2 if ranks.size == 4 else None),
+    )
+    if scalar:
+        model = source.scalar(source.load_scalar(head_std=0.3))
+    else:
+        loaded = source.load()
+        model = source.policy(loaded, make_value_head(loaded.model, 0.3, 1) if head else None)
+    settings = {} if ranks is None else {"ranks": ranks}
+    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=40, **settings)
+
+
+def weights_of(stack: TrainStack) -> dict[str, torch.Tensor]:
+    if stack.ranks.size == 1:
+        return {name: p.detach() for name, p in stack.model.model.named_parameters()}
+    return {name: whole for bucket in whole_weights(stack.model.model) for name, whole in bucket}
+
+
+def policy(**settings) -> PolicyObjective:
+    return PolicyObjective(**({"surrogate": SURROGATES["ppo_clip"](), "aggregate": TokenMean()} | settings))
+
+
+def valued(items):
+    draw = np.random.default_rng(2)
+    return [
+        replace(item, value=draw.normal(size=len(item.tokens)), returns=draw.normal(size=len(item.tokens)))
+        for item in items
+    ]
+
+
+def cases():
+    """Name → objective, the items of each update, and how the stack is made."""
+    items = trajectories()
+    three = [items[:5], items[5:9], items[9:]]
+    for name, surrogate in SURROGATES.items():
+        if surrogate().needs <= GIVEN:
+            yield f"surrogate {name}", policy(surrogate=surrogate()), three, {}
+    for name, aggregate in AGGREGATES.items():
+        yield f"aggregate {name}", policy(aggregate=aggregate()), three, {}
+    for name, correction in CORRECTIONS.items():
+        spec = correction()
+        if spec.needs <= GIVEN:
+            yield f"correction {name}", policy(corrections=[spec]), three, {}
+    yield "reference KL", policy(penalties=[PENALTIES["k3"](coefficient=0.1)]), three, {}
+    yield "first forward", policy(proximal="first_forward"), three, {}
+    yield "one trajectory", policy(), [items[:1]], {}
+    yield "a rank without any in the second", policy(), [items, items[1:2], items[4:7]], {}
+    yield "nothing to train", policy(), [[replace(items[0], advantage=0.0)], items], {}
+    yield "SFT", SftObjective(), three, {}
+    yield "value head", policy(value=ValueObjective(coefficient=0.5)), [valued(part) for part in three], {"head": True}
+    yield "critic", ValueObjective(loss=ValueLoss()), [valued(part) for part in three], {"scalar": True}
+    yield (
+        "reward model",
+        RewardObjective(loss=RewardLoss(center=0.1), pad=1),
+        [reward_pairs(), reward_pairs()[:1]],
+        {"scalar": True},
+    )
+    yield "KTO", KtoObjective(spec=Kto(beta=0.3)), [labeled(), labeled()[:3]], {}
+    for name, preference in PREFERENCES.items():
+        yield f"preference {name}", PreferenceObjective(terms=[preference()]), [pairs(), pairs()[2:4]], {}
+
+
+def follow(stack: TrainStack, ranks: ProcessRanks, stages=()) -> None:
+    parts = RankParts(stacks={"policy": stack}, stages={"policy": {stage.column: stage for stage in stages}})
+    while (call := ranks.receive()).name != "end":
+        try:
+            obey(call.target, call.name, call.part, parts)
+        except (Refused, NotFiniteError):
+            continue
+
+
+def close(ours: float, theirs: float) -> bool:
+    return ours == pytest.approx(theirs, rel=1e-5, abs=2e-6, nan_ok=True)
+
+
+def same_updates(rank: int, folder: Path) -> None:
+    ranks = ProcessRanks()
+    for name, objective, updates, settings in cases():
+        stack = stack_of(folder, ranks, **settings)
+        if rank > 0:
+            follow(stack, ranks)
+            weights_of(stack)
+            continue
+        one = stack_of(folder, None, **settings)
+        expected, got = one.update(objective, updates), stack.update(objective, updates)
+        ranks.end(None)
+        assert got.metrics.keys() == expected.metrics.keys(), name
+        differing = {
+            key: (got.metrics[key], x) for key, x in expected.metrics.items() if not close(got.metrics[key], x)
+        }
+        assert not differing, (name, differing)
+        assert (got.updates, got.skipped) == (expected.updates, expected.skipped), (
+            name
+        )  # a prompt may be fed in more cuts
+        assert got.token_statistics.keys() == expected.token_statistics.keys(), name
+        for key, statistics in expected.token_statistics.items():
+            np.testing.assert_allclose(got.token_statistics[key].log_prob, statistics.log_prob, atol=2e-5, err_msg=name)
+            np.testing.assert_array_equal(got.token_statistics[key].keep, statistics.keep, err_msg=name)
+        before, after = weights_of(one), weights_of(stack)
+        for parameter, weight in before.items():
+            torch.testing.assert_close(after[parameter], weight, rtol=1e-5, atol=2e-6, msg=f"{name}: {parameter}")
+
+
+def same_columns(rank: int, folder: Path) -> None:
+    """Forward stages, weights for an engine, and calls that rank 0 ends."""
+    ranks = ProcessRanks()
+    for scalar in (False, True):
+        stack = stack_of(folder, ranks, scalar=scalar)
+        stage = ValueStage if scalar else partial(LogProbStage, "reference_log_prob")
+        if rank > 0:
+            follow(stack, ranks, [stage(stack.model)])
+            continue
+        one, items = stack_of(folder, None, scalar=scalar), trajectories()
+        for some in (items, items[2:3], []):
+            expected, got = one.columns(stage(one.model), some), stack.columns(stage(stack.model), some)
+            assert got.keys() == expected.keys()
+            for column, values in expected.items():
+                for ours, theirs in zip(got[column], values, strict=True):
+                    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+        plain = stack.gathered()
+        for (name, weight), parameter in zip(one.model.model.named_parameters(), plain.model.parameters(), strict=True):
+            assert torch.equal(weight, parameter), name
+        if not scalar:
+            ended_calls(stack, items)
+        ranks.end(None)
+
+
+def ended_calls(stack: TrainStack, items) -> None:
+    """Each leaves every rank ready for the next call, and the weights as they were."""
+
+    def refuse(first):
+        assert [item.key for item, _ in first] == [
+            item.key for item in items if item.tokens.size and item.advantage.any()
+        ]
+        raise RuntimeError("too far")
+
+    with pytest.raises(RuntimeError, match="too far"):
+        stack.update(policy(), [items], before_first=refuse)
+    assert stack.updates == 0 and not stack.ranks.in_call
+    broken = [replace(items[0], advantage=np.inf), *items[1:]]
+    with pytest.raises(RankError, match=r"rank [12]: ValueError: PolicyBatch.advantage: inf at token 0"):
+        stack.update(policy(), [broken])
+    assert stack.updates == 0 and not stack.ranks.in_call
+    large = [replace(items[1], advantage=1e30), *items]
+    with pytest.raises(NotFiniteError, match="gradient norm|weights"):
+        stack.update(policy(surrogate=SURROGATES["reinforce"](), aggregate=AGGREGATES["token_sum"]()), [large] * 2)
+    assert not stack.ranks.in_call
+    judged = []
+    stop = EarlyStop(limit=1e-9, items=len(items))
+    result = stack.update(
+        policy(),
+        [items[:5], items[5:], items[:5]],
+        should_continue=lambda *seen: judged.append(len(seen[0])) or stop(*seen),
+    )
+    assert judged == [5, len(items) - 5] and result.updates == 2

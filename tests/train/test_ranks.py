@@ -1,0 +1,31 @@
+"""Several ranks compute what one process computes: every loss, the forward stages, and the calls that end early."""
+
+import pytest
+
+from proxima.train.ranks import split
+from tests.model.parallel.ranks import run_ranks
+from tests.model.rows import rows
+from tests.tiny import make_tiny
+from tests.train.shared_updates import same_columns, same_updates
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_update_is_that_of_one_process(size, tmp_path):
+    make_tiny("llama", tmp_path / "llama")
+    run_ranks(same_updates, size, tmp_path)
+
+
+@pytest.mark.parametrize("size", [3])
+def test_columns_weights_and_ended_calls(size, tmp_path):
+    make_tiny("llama", tmp_path / "llama")
+    run_ranks(same_columns, size, tmp_path)
+
+
+def test_the_split_is_by_cost_and_keeps_groups_together():
+    items = [(row,) for row in rows((6, (5, 1, 9, 0)), (2, (3, 3, 7)), (11, (4, 12)), (3, (2, 2, 2, 8)))]
+    assert split(items, 1, share_prompt=True) == [[*range(13)]]
+    # tokens fed: 6+4+0+8+0 = 18, 2+2+2+6 = 12, 11+3+11 = 25, 3+1+1+1+7 = 13
+    assert split(items, 2, share_prompt=True) == [[4, 5, 6, 7, 8], [0, 1, 2, 3, 9, 10, 11, 12]]
+    assert split(items, 5, share_prompt=True) == [[7, 8], [0, 1, 2, 3], [9, 10, 11, 12], [4, 5, 6], []]
+    apart = split(items, 3, share_prompt=False)
+    assert sorted(i for part in apart for i in part) == [*range(13)] and min(map(len, apart)) >= 3
