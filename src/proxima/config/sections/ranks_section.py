@@ -93,6 +93,9 @@ class RayPlacement(RankPlacement):
     engines: Annotated[int, "servers of engine.kind that are started beside the ranks; 0: engine.url has them"] = 0
     gpus_per_engine: Annotated[float, "devices of each; 0: a cluster without GPUs"] = 1.0
     cpus_per_engine: Annotated[float, "cores reserved for each"] = 1.0
+    reward_workers: Annotated[
+        int, "actors of a core each that run what runtime.reward_workers processes would; 0: these, beside rank 0"
+    ] = 0
     env: Annotated[Mapping[str, str], "environment variables of the ranks, beside those of their node"] = field(
         default_factory=dict
     )
@@ -104,6 +107,7 @@ class RayPlacement(RankPlacement):
         gpus = self.gpus_per_rank
         require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")
         require_at_least(self, 0, "engines")
+        require_at_least(self, 0, "reward_workers")
         devices = self.gpus_per_engine
         require(0 <= devices < math.inf, "gpus_per_engine", devices, "must be finite and >= 0")
         for name in ("cpus_per_rank", "cpus_per_engine"):

@@ -32,12 +32,18 @@ if TYPE_CHECKING:
 def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
     """The rewards, whose workers start in the background and whose models are loaded; the caller closes them."""
     runtime = config.runtime
+    placement, workers, pool = getattr(config, "placement", None), runtime.reward_workers, None
+    if count := getattr(placement, "reward_workers", 0):
+        from proxima.runtime.placement.reward_actors import ActorPool
+
+        workers, pool = count, ActorPool
     rewards = RewardRunner(
         specs,
         timeout=runtime.reward_timeout,
-        workers=runtime.reward_workers,
+        workers=workers,
         memory_mb=runtime.reward_memory_mb,
         compute=compute,
+        pool=pool,
     )
     rewards.start()
     return rewards

@@ -14,7 +14,7 @@ import proxima
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement.rank_host import RankHost, RankPlace
-from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of
+from proxima.runtime.placement.ray_cluster import ADDRESS, bundle_of, first_line_of
 
 LOOK_SECONDS = 1.0  # between looks at Ctrl-C while Ray works
 KILL_SECONDS = 10.0  # for the processes to be gone before their devices are given on
@@ -114,8 +114,10 @@ def start_group(
             [],
             {} if engines is None else engines.attach(group.hosts[0], {place.node for place in group.places}),
         )
+        cluster = str(ray.get_runtime_context().gcs_address)  # for actors of rank 0
         for host, variables in zip(group.hosts, rank_variables(group.places, port), strict=True):
             environment = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env, **variables, **told}
+            environment[ADDRESS] = cluster
             starts.append(
                 host.start.remote(call.function, dict(call.arguments), environment, sys.executable, str(Path.cwd()))
             )
