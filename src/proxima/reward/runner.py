@@ -72,10 +72,10 @@ class RewardRunner:
         pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
         self._pools: dict[str, WorkerPool] = {}
         for where in sorted({reward.where for reward in pooled}):
-            if pool is None:
-                from proxima.reward.workers.pool import WorkerPool as pool
+            from proxima.reward.workers import pool as processes
+
             members = [reward for reward in pooled if reward.where == where]
-            self._pools[where] = pool(
+            self._pools[where] = (pool or processes.WorkerPool)(
                 workers,
                 timeout=timeout,
                 warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),

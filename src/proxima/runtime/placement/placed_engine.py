@@ -7,6 +7,11 @@ from typing import Any
 URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the ranks
 
 
+def asks_engines() -> bool:
+    """Whether this process speaks with servers: alone, or as rank 0. Others may be on a node that sees none."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def starts_later(placement: Any) -> bool:
     """Whether the supervisor of the ranks will start the servers: nobody can ask them yet."""
     return bool(getattr(placement, "engines", 0)) and URLS not in os.environ

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from proxima.reward.base import Job
 from proxima.reward.workers.pool import START_SECONDS, JobResult, WorkerPool
@@ -57,7 +57,7 @@ class _ActorWorker:
     def __init__(self, options: Mapping[str, Any], recycle: int) -> None:
         import ray
 
-        actor = ray.remote(RewardActor)
+        actor: Any = ray.remote(RewardActor)
         self._actor = actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(options)
         self.alive, self.jobs_done = True, -recycle  # its own worker is the one that is replaced
         try:
@@ -78,10 +78,8 @@ class _ActorWorker:
             return None
         self.jobs_done += 1
         try:
-            result: JobResult = ray.get(
-                self._actor.run.remote(job), timeout=(job.seconds or timeout) + 2 * START_SECONDS
-            )
-            return result
+            result: Any = ray.get(self._actor.run.remote(job), timeout=(job.seconds or timeout) + 2 * START_SECONDS)
+            return cast(JobResult, result)
         except Exception as error:
             self.kill()
             return JobResult(error=f"its actor died: {first_line_of(error)}")

@@ -217,11 +217,11 @@ class RunFolder:
         return evals
 
     def _is_empty(self) -> bool:
-        """True when the folder contains nothing but what `begin` creates, and the logs of servers that a supervisor has
-        started before."""
+        """True when the folder contains nothing but what `begin` creates, and the logs of servers and ranks that a
+        supervisor has started before."""
         skeleton = {".lock", self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
         return not self.has_run and all(
-            entry.name in skeleton or entry.name.endswith(".part") or entry.match("engine*.log")
+            entry.name in skeleton or entry.name.endswith(".part") or entry.suffix == ".log"
             for entry in self.path.iterdir()
         )
 
