@@ -234,6 +234,8 @@ class EngineSetup:
         compute: the thread of the tensor work of this process; None: that of the event loop.
         log: file for the output of a process that the engine starts; None: only its errors, where those of this process
             go.
+        spread: brings a folder that was just written, of which others beside it stay, to the other machines whose
+            servers read it; called in the thread of the tensor work. None: all servers see the folders of this one.
     """
 
     model_path: str
@@ -242,6 +244,7 @@ class EngineSetup:
     max_length: int | None = None
     compute: "ComputeThread | None" = None
     log: Path | None = None
+    spread: Callable[[Path, Sequence[Path]], None] | None = None
 
     @classmethod
     def of(

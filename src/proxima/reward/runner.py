@@ -37,6 +37,7 @@ class RewardRunner:
         workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
         memory_mb: memory limit, in MiB, of a worker that calls functions; 0: none.
         compute: the thread of the tensor work, for rewards that run a model; None: a thread of their own.
+        pool: where the workers are; None: processes of this machine.
 
     Raises:
         UserError: no rewards, or two of the same name.
@@ -57,6 +58,7 @@ class RewardRunner:
         workers: int = 1,
         memory_mb: int = 0,
         compute: "ComputeThread | None" = None,
+        pool: "type[WorkerPool] | None" = None,
     ) -> None:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
@@ -70,10 +72,10 @@ class RewardRunner:
         pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
         self._pools: dict[str, WorkerPool] = {}
         for where in sorted({reward.where for reward in pooled}):
-            from proxima.reward.workers import pool
+            from proxima.reward.workers import pool as processes
 
             members = [reward for reward in pooled if reward.where == where]
-            self._pools[where] = pool.WorkerPool(
+            self._pools[where] = (pool or processes.WorkerPool)(
                 workers,
                 timeout=timeout,
                 warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),

@@ -53,6 +53,7 @@ class FakeVllm:
     ) -> None:
         self.processed, self.generate, self.control = processed, generate, control
         self.extension, self.backend = extension, backend
+        self.length = LENGTH
         self.version, self.paused, self.busy = "default", False, False
         self.calls: list[tuple[str, Any]] = []
         self.change: dict[str, Any] = {}  # of the choices of an answer, for what a bad server sends
@@ -110,7 +111,7 @@ class FakeVllm:
         }
 
     def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any, *, generate: bool) -> httpx.Response:
-        if len(prompt) + sampling["max_tokens"] > LENGTH:
+        if len(prompt) + sampling["max_tokens"] > self.length:
             return httpx.Response(400, json={"error": {"message": "too long"}})
         tokens, values, top = self._draw(prompt, sampling)
         rows = None

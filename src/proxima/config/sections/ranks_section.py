@@ -90,6 +90,12 @@ class RayPlacement(RankPlacement):
     ] = "PACK"
     restarts: Annotated[int, "how often the ranks are started again, from the last checkpoint, after one died"] = 3
     start_timeout: Annotated[float, "seconds in which the cluster must grant and start the ranks"] = 600.0
+    engines: Annotated[int, "servers of engine.kind that are started beside the ranks; 0: engine.url has them"] = 0
+    gpus_per_engine: Annotated[float, "devices of each; 0: a cluster without GPUs"] = 1.0
+    cpus_per_engine: Annotated[float, "cores reserved for each"] = 1.0
+    reward_workers: Annotated[
+        int, "actors of a core each that run what runtime.reward_workers processes would; 0: these, beside rank 0"
+    ] = 0
     env: Annotated[Mapping[str, str], "environment variables of the ranks, beside those of their node"] = field(
         default_factory=dict
     )
@@ -100,8 +106,13 @@ class RayPlacement(RankPlacement):
         require_at_least(self, 0, "restarts", remedy="0 ends the run at the first death")
         gpus = self.gpus_per_rank
         require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")
-        cpus = self.cpus_per_rank
-        require(0 < cpus < math.inf, "cpus_per_rank", cpus, "must be finite and > 0")
+        require_at_least(self, 0, "engines")
+        require_at_least(self, 0, "reward_workers")
+        devices = self.gpus_per_engine
+        require(0 <= devices < math.inf, "gpus_per_engine", devices, "must be finite and >= 0")
+        for name in ("cpus_per_rank", "cpus_per_engine"):
+            cpus = getattr(self, name)
+            require(0 < cpus < math.inf, name, cpus, "must be finite and > 0")
         seconds = self.start_timeout
         require(1 <= seconds < math.inf, "start_timeout", seconds, "must be finite and >= 1 second")
         for name, value in self.env.items():

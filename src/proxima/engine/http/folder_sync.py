@@ -248,7 +248,7 @@ class FolderSync:
     def _write(self, module: nn.Module, label: str) -> StagedWeights:
         if len(self._dtypes) == 1:  # that of the servers, once they have said it
             self._folders.write_as(*self._dtypes)
-        folder = self._folders.write(module, self.setup.tokenizer, label)
+        folder = self._write_folder(self._folders, module, label)
         expected = trainer_log_prob(module, self._tokens)
         exact, ours = dict[str, Floats](), {parameter.dtype for parameter in module.parameters()}
         for name in self._dtypes or FIRST_DTYPES:
@@ -257,9 +257,15 @@ class FolderSync:
                 exact[name] = expected if same else rounded_log_prob(module, self._tokens, DTYPES[name])
         return StagedWeights(label=label, folder=folder, bytes=folder_bytes(folder), expected=expected, exact=exact)
 
+    def _write_folder(self, folders: WeightFolders, module: nn.Module, label: str) -> Path:
+        folder = folders.write(module, self.setup.tokenizer, label)
+        if self.setup.spread is not None:
+            self.setup.spread(folder, folders.kept)
+        return folder
+
     def _write_perturbed(self, module: nn.Module, label: str) -> StagedWeights:
         with perturbed(module, self._tokens):
-            folder = self._perturbed_folders.write(module, self.setup.tokenizer, label)
+            folder = self._write_folder(self._perturbed_folders, module, label)
             expected = trainer_log_prob(module, self._tokens)
             away = rounding(module, self._tokens, expected)
         return StagedWeights(label=label, folder=folder, bytes=folder_bytes(folder), expected=expected, rounding=away)

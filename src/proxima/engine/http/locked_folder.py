@@ -26,12 +26,16 @@ class LockedFolder:
         parent: what it is made in.
         shared: by other users and machines: all may read what the parent lets them, and the lock is one among the
             processes of this kernel only, whose name is beside it.
+        name: that it has on another machine, and gets here too; it may be there already.
     """
 
-    def __init__(self, parent: Path, *, shared: bool = False) -> None:
+    def __init__(self, parent: Path, *, shared: bool = False, name: str | None = None) -> None:
         self._file: IO[bytes] | None = None
         while self._file is None:
-            if shared:
+            if name is not None:
+                self.path = parent / name
+                self.path.mkdir(exist_ok=True)
+            elif shared:
                 self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
                 self.path.mkdir()
             else:

@@ -47,6 +47,8 @@ class ReplicaKeeper:
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter in a return too
         self._epoch = 0  # changes when weights do
         self._returning: dict[Replica, asyncio.Task[None]] = {}
+        self._loading = set[Replica]()  # those of them that get weights now
+        self._interrupted = set[Replica]()  # those that new weights have interrupted since they were in service
         self._soon = {replica: asyncio.Event() for replica in pool.replicas}
         self._away_since: float | None = None
         pool.check_soon = lambda replica: self._soon[replica].set()
@@ -76,8 +78,9 @@ class ReplicaKeeper:
 
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
-        for task in self._returning.values():
-            task.cancel()  # it would come with the weights before
+        for replica in self._loading - self._interrupted:
+            self._returning[replica].cancel()  # it would come with the weights before; next time it is waited for
+            self._interrupted.add(replica)
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
@@ -208,6 +211,7 @@ class ReplicaKeeper:
             await asyncio.wait({task})
         finally:
             del self._returning[replica]
+            self._loading.discard(replica)
             task.cancel()
         if task.cancelled():  # newer weights are on their way
             self._soon[replica].set()
@@ -237,6 +241,7 @@ class ReplicaKeeper:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
+            self._loading.add(replica)
             health = await replica.health()
             if self.published and not proof.computes(self._newest, health):
                 await replica.stop("interrupted")
@@ -254,6 +259,7 @@ class ReplicaKeeper:
             else:
                 await replica.resume()
             self.pool.move(replica, Event.RETURNED)
+            self._interrupted.discard(replica)
 
     def _look_whether_any_is_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()

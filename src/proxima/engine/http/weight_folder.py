@@ -43,6 +43,11 @@ class WeightFolders:
         self._written = list[Path]()
         self._closed = False
 
+    @property
+    def kept(self) -> tuple[Path, ...]:
+        """The folders that are there, the newest last."""
+        return tuple(self._written)
+
     def write_as(self, dtype: str | None) -> None:
         """Let the next folders have this dtype.
 

@@ -10,6 +10,7 @@ from proxima.data import within
 from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, LogProbName, Sampling, close_engine
 from proxima.model.load import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
+from proxima.runtime.placement.placed_engine import placed_engine, starts_later
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
@@ -70,8 +71,8 @@ def scoring_engine(config: "RunConfig", path: str, tokenizer: Any, context: int)
 def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tuple[str, Any, EngineRequirements]]:
     algorithm = config.algorithm
     rollouts = rollout_needs(config, tokenizer, context)
-    if rollouts.samplings:
-        yield "engine", config.engine, rollouts
+    if rollouts.samplings and not starts_later(config.placement):
+        yield "engine", placed_engine(config.engine), rollouts
     temperature = (config.sampling.temperature,)
     if algorithm.reference_engine is not None and algorithm.needs_reference:
         yield REFERENCE, algorithm.reference_engine, _scoring(rollouts, "reference", temperature)

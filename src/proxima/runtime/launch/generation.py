@@ -1,7 +1,8 @@
 """From a config to generation: the engine, the rewards, what collects the groups of a step, and the held-out sets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
@@ -19,6 +20,7 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
+from proxima.runtime.placement.placed_engine import placed_engine
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.task.prompts import PromptSource
 
@@ -30,12 +32,18 @@ if TYPE_CHECKING:
 def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
     """The rewards, whose workers start in the background and whose models are loaded; the caller closes them."""
     runtime = config.runtime
+    placement, workers, pool = getattr(config, "placement", None), runtime.reward_workers, None
+    if count := getattr(placement, "reward_workers", 0):
+        from proxima.runtime.placement.reward_actors import ActorPool
+
+        workers, pool = count, ActorPool
     rewards = RewardRunner(
         specs,
         timeout=runtime.reward_timeout,
-        workers=runtime.reward_workers,
+        workers=workers,
         memory_mb=runtime.reward_memory_mb,
         compute=compute,
+        pool=pool,
     )
     rewards.start()
     return rewards
@@ -51,13 +59,23 @@ def make_generator(
     # has them from is deleted some steps later, and a server that is restarted would look for it.
     log = services.store.folder.engine_log
     setup = EngineSetup.of(policy, max_length=data.max_length, compute=services.compute, log=log)
-    setup = replace(setup, model_path=config.model.path)
-    engine, notes = build_engine(config.engine, setup, data.needs)
+    setup = replace(setup, model_path=config.model.path, spread=_spread(config, services))
+    engine, notes = build_engine(placed_engine(config.engine), setup, data.needs)
     for note in notes:
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
     return GroupGenerator(executor, rewards, training_groups(config), services.clock.now)
+
+
+def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
+    """What brings weights to the nodes of the other ranks, where servers may be."""
+    elsewhere = getattr(config.engine, "allow_remote", False) or getattr(config.placement, "engines", 0)
+    if services.ranks.size == 1 or not elsewhere:
+        return None
+    from proxima.train.node_folders import NodeFolders
+
+    return NodeFolders(services.ranks).send
 
 
 def make_collector(

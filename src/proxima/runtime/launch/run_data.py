@@ -13,6 +13,7 @@ from proxima.rollout.generator import GroupSpec
 from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
+from proxima.runtime.placement.placed_engine import asks_engines
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import EVAL_UID, PromptSource, template_note
 from proxima.task.protocol import Rows, open_tasks
@@ -68,7 +69,7 @@ def load_run_data(config: "RunConfig") -> RunData:
         from proxima.runtime.launch.teacher import check_teacher
 
         check_teacher(config, distillation, tokenizer, context)
-    notes = check_engines(config, tokenizer, context)
+    notes = check_engines(config, tokenizer, context) if asks_engines() else []
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
     source: PromptSource | StoredRollouts

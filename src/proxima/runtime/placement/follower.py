@@ -4,6 +4,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +18,8 @@ from proxima.train.ranks import Ranks, Refused
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
+    from proxima.train.node_folders import NodeFolders
+    from proxima.train.process_ranks import ProcessRanks
 
 
 FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
@@ -58,9 +61,15 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
     Raises:
         UserError: this node lacks something.
     """
+    from proxima.train.node_folders import NodeFolders
     from proxima.train.process_ranks import ProcessRanks
 
     assert isinstance(ranks, ProcessRanks)
+    with closing(NodeFolders(ranks)) as folders:
+        return _follow(make_work, ranks, folders)
+
+
+def _follow(make_work: Callable[[], RankWorkload], ranks: "ProcessRanks", folders: "NodeFolders") -> "Summary":
     work: RankWorkload | None = None
     parts = RankParts(stacks={})
     while True:
@@ -77,6 +86,9 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
             work, checkpoint = work or make_work(), call.part
             loaded = work.load(None if checkpoint is None else str(checkpoint / "model"))
             parts = work.rank_parts(loaded, ComputeThread(), ranks, checkpoint)
+            continue
+        if call.name == "folder":
+            folders.follow(call.part)
             continue
         try:
             obey(call.target, call.name, call.part, parts)

@@ -40,8 +40,9 @@ def train_on_ray(
         begin: the further arguments of `train_recipe`.
 
     Raises:
-        UserError: the cluster can't start the ranks.
+        UserError: the cluster can't start the ranks, or the servers.
     """
+    from proxima.runtime.placement.engine_group import engine_plan
     from proxima.runtime.placement.ray_supervisor import supervise
 
     config = resolved.config
@@ -49,4 +50,6 @@ def train_on_ray(
     texts = [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"]
     arguments = {"recipe": recipe, "overrides": texts, "command": command, **begin}
     again = {"resume": True, "overwrite": False}
-    return RayEnd(supervise(RANK, config.placement, arguments, again=again, log=folder / LINES), folder)
+    engines = engine_plan(config, folder)
+    code = supervise(RANK, config.placement, arguments, again=again, engines=engines, log=folder / LINES)
+    return RayEnd(code, folder)

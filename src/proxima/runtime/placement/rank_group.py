@@ -4,17 +4,17 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import proxima
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement.rank_host import RankHost, RankPlace
-from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of
+from proxima.runtime.placement.ray_cluster import ADDRESS, bundle_of, first_line_of
 
 LOOK_SECONDS = 1.0  # between looks at Ctrl-C while Ray works
 KILL_SECONDS = 10.0  # for the processes to be gone before their devices are given on
@@ -26,6 +26,14 @@ class RankCall:
 
     function: str
     arguments: Mapping[str, Any]
+
+
+class Attached(Protocol):
+    """What the ranks are told of."""
+
+    def attach(self, host: Any, nodes: Set[str]) -> Mapping[str, str]:
+        """Variables of the ranks, which are on `nodes`; `host` is the actor of rank 0."""
+        ...
 
 
 class RankGroup:
@@ -58,11 +66,14 @@ class RankGroup:
             ray.util.remove_placement_group(self.placement_group)
 
 
-def start_group(spec: RayPlacement, call: RankCall, look: Callable[[], None]) -> RankGroup:
+def start_group(
+    spec: RayPlacement, call: RankCall, look: Callable[[], None], engines: "Attached | None" = None
+) -> RankGroup:
     """Start the ranks.
 
     Args:
         look: called about once a second; what it raises ends the start.
+        engines: run beside the ranks.
 
     Raises:
         FieldError: the cluster did not grant the devices in time.
@@ -99,9 +110,14 @@ def start_group(spec: RayPlacement, call: RankCall, look: Callable[[], None]) ->
         group.places = [places[index] for index in order]
         _check_versions(group)
         [port] = _all([group.hosts[0].free_port.remote()], deadline, look)
-        starts = []
+        starts, told = (
+            [],
+            {} if engines is None else engines.attach(group.hosts[0], {place.node for place in group.places}),
+        )
+        cluster = str(ray.get_runtime_context().gcs_address)  # for actors of rank 0
         for host, variables in zip(group.hosts, rank_variables(group.places, port), strict=True):
-            environment = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env, **variables}
+            environment = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env, **variables, **told}
+            environment[ADDRESS] = cluster
             starts.append(
                 host.start.remote(call.function, dict(call.arguments), environment, sys.executable, str(Path.cwd()))
             )

@@ -16,6 +16,7 @@ from typing import Any
 
 import proxima
 import proxima.engine
+from proxima.runtime.placement.door import Door
 
 START = Path(str(proxima.engine.__file__)).with_name("process_start.py")
 CHUNK = 1 << 16
@@ -60,6 +61,7 @@ class RankHost:
         self.lines: list[tuple[int, str]] = []
         self.exit_code: int | None = None
         self.news = asyncio.Event()
+        self.doors: list[Door] = []
         self.asked = time.monotonic()  # when the supervisor last wanted to know
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -154,6 +156,15 @@ class RankHost:
         if self.lines:
             self.news.set()
         return RankReport(lines=tuple(lines), exit_code=None if self.lines else self.exit_code)
+
+    async def open_doors(self, count: int) -> list[int]:
+        """The ports of so many doors on this node; see `lead`."""
+        self.doors = [Door() for _ in range(count)]
+        return [await door.listen() for door in self.doors]
+
+    async def lead(self, number: int, place: tuple[str, int] | None) -> None:
+        """From now on a door leads to this address and port; None: nowhere."""
+        self.doors[number].lead(place)
 
     async def interrupt(self) -> None:
         """What Ctrl-C does to a process."""

@@ -5,11 +5,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from proxima.config.sections.ranks_section import RayPlacement
+from proxima.runtime.placement.engine_group import EngineGroup, engines_on
+from proxima.runtime.placement.engine_host import EnginePlan
 from proxima.runtime.placement.rank_group import RankCall, RankGroup, start_group
 from proxima.runtime.placement.rank_host import RankReport
 from proxima.runtime.placement.rank_lines import RankLines
@@ -67,6 +70,7 @@ def supervise(
     arguments: Mapping[str, Any],
     *,
     again: Mapping[str, Any] | None = None,
+    engines: EnginePlan | None = None,
     log: Path | None = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
@@ -82,6 +86,8 @@ def supervise(
         function: of a module, or "module:name".
         arguments: of the function, by name; what JSON holds.
         again: arguments that replace these when the ranks are started again; None: `resume=True`.
+        engines: what the servers are started with that `spec.engines` asks for; None: there are none. They run before
+            the ranks do and through all restarts of these; rank 0 finds their addresses by `placed_engine`.
         log: file that gets the lines of all ranks.
         out, err: as of `RankLines`.
 
@@ -93,20 +99,21 @@ def supervise(
     if not isinstance(function, str):
         function = f"{function.__module__}:{function.__qualname__}"
     lines = RankLines(log, out=out, err=err)
-    with connected(spec), signals_restored():
+    with connected(spec), signals_restored(), ExitStack() as stack:
         interrupts = Interrupts()
         check_devices(spec)
+        placed = stack.enter_context(engines_on(spec, engines, lines.say, interrupts.look))
         call = RankCall(function=function, arguments=arguments)
         died_at: float | None = None
         for starts in range(spec.restarts + 1):
-            group = start_group(spec, call, interrupts.look)
+            group = start_group(spec, call, interrupts.look, placed)
             if died_at is not None:
                 lost = time.monotonic() - died_at
                 lines.say(
                     f"all {spec.ranks} ranks run again; {lost:.1f} s were lost, and the work since the checkpoint"
                 )
             try:
-                end = first_cause(watch(group, spec, lines, interrupts))
+                end = first_cause(watch(group, spec, lines, interrupts, placed))
             finally:
                 group.stop()
                 lines.flush(at_once=True)
@@ -124,7 +131,9 @@ def supervise(
         return FAILED
 
 
-def watch(group: RankGroup, spec: RayPlacement, lines: RankLines, interrupts: Interrupts) -> list[RankEnd]:
+def watch(
+    group: RankGroup, spec: RayPlacement, lines: RankLines, interrupts: Interrupts, placed: EngineGroup | None = None
+) -> list[RankEnd]:
     """Pass on what the ranks print until the run is over: in the order in which they were noticed, how ranks ended."""
     import ray
 
@@ -158,6 +167,8 @@ def watch(group: RankGroup, spec: RayPlacement, lines: RankLines, interrupts: In
                 del asked[reference]
                 ends[rank] = RankEnd(rank=rank, at=now, reason=f"gave no sign of life for {silence:g} s")
         lines.flush()
+        if placed is not None:
+            placed.poll()
         if interrupts.count > passed_on:
             passed_on = interrupts.count
             if passed_on > 1 or 0 in ends:
@@ -180,14 +191,15 @@ def is_over(ends: Mapping[int, RankEnd], ranks: int, now: float) -> bool:
 
 def first_cause(ends: list[RankEnd]) -> RankEnd:
     """The end that the others follow from. What was killed or lost broke the collectives of the others, which raise or
-    are ended by it; before that, rank 0's own end is the run's."""
-    first_killed = next((index for index, end in enumerate(ends) if end.killed), len(ends))
-    zero = next((index for index, end in enumerate(ends) if end.rank == 0), len(ends))
-    own = zero < len(ends) and ends[zero].exit_code in (0, INTERRUPTED)
-    if own or (zero < first_killed and ends[zero].exit_code in (FAILED, REFUSED)):
-        return ends[zero]
-    if first_killed < len(ends):
-        return ends[first_killed]
+    are ended by it, and rank 0 says so and fails; else rank 0's own end is the run's."""
+    zero = next((end for end in ends if end.rank == 0), None)
+    killed = next((end for end in ends if end.killed), None)
+    if zero is not None and (
+        zero.exit_code in (0, INTERRUPTED) or (killed is None and zero.exit_code in (FAILED, REFUSED))
+    ):
+        return zero
+    if killed is not None:
+        return killed
     failed = [end for end in ends if end.exit_code != 0]
     return next((end for end in failed if end.exit_code == REFUSED), (failed or ends)[0])
 

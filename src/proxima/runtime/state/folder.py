@@ -217,10 +217,12 @@ class RunFolder:
         return evals
 
     def _is_empty(self) -> bool:
-        """True when the folder contains nothing but what `begin` creates."""
+        """True when the folder contains nothing but what `begin` creates, and the logs of servers and ranks that a
+        supervisor has started before."""
         skeleton = {".lock", self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
         return not self.has_run and all(
-            entry.name in skeleton or entry.name.endswith(".part") for entry in self.path.iterdir()
+            entry.name in skeleton or entry.name.endswith(".part") or entry.suffix == ".log"
+            for entry in self.path.iterdir()
         )
 
     def _clear(self) -> None:
@@ -229,5 +231,5 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
-        for path in (*files, self.timeline, *journal):
+        for path in (*files, *self.path.glob("engine.*.log"), self.timeline, *journal):
             path.unlink(missing_ok=True)

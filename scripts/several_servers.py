@@ -1,0 +1,79 @@
+"""Two ranks train, three real vLLM servers generate, of which one joins late: what each version took to reach them.
+
+    python -m scripts.several_servers --environment .venv-vllm --json-out FILE
+
+Ends when all three servers have computed with two versions; `benchmarks/results/several_servers` has what was seen.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import command, finish, need_model, parser, table
+
+FIGURES = ("replicas", "probe_mean", "probe_max", "slope", "seconds", "prepare_seconds")
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=1)
+    p.add_argument("--environment", default=".venv-vllm", help="of vLLM (default: %(default)s)")
+    p.add_argument("--ranks", type=int, default=2, help="of the trainer (default: %(default)s)")
+    p.add_argument("--dtype", default="float32", help="of the servers (default: %(default)s)")
+    o = p.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        steps, joined = measure(need_model(o.model), o, Path(folder))
+    rows = [
+        [str(step["version"]), *(f"{step.get(f'sync/{name}', float('nan')):.4g}" for name in FIGURES)] for step in steps
+    ]
+    print(f"{o.ranks} ranks; the third server was started after step 2, and answered {joined:.0f} s later\n")
+    found = [{"version": step["version"], **{n: step.get(f"sync/{n}") for n in FIGURES}} for step in steps]
+    rows = [["–" if value is None else f"{value:.4g}" for value in one.values()] for one in found]
+    print(table(["version", *FIGURES], rows) + "\n")
+    counts = [one["replicas"] for one in found]
+    reached = counts[0] == 2 and counts[-1] == 3 and max(one["probe_max"] for one in found) < 5e-3
+    finish(
+        {
+            "claim": "several_servers",
+            "reached": reached,
+            "published": found,
+            "third_answered_seconds": round(joined, 1),
+            "bytes": steps[-1]["sync/bytes"],
+            "ranks": o.ranks,
+            "dtype": o.dtype,
+        },
+        o.json_out,
+    )
+
+
+def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], float]:
+    """The metrics of the steps, and how long the third server took to answer."""
+    from proxima.engine.serve import Serve, start_servers
+    from tests.engine.http.ranked_run import RankedRun
+    from tests.ports import kept_port
+
+    port, arguments = kept_port(), {"model": os.path.abspath(model), "max_length": 256, "key": ""}
+    serve = {"environment": o.environment, "dtype": o.dtype, "threads": 1}
+    with start_servers("vllm", Serve(**serve, replicas=2), log=folder / "two.log", **arguments) as two:
+        urls = ", ".join([*two.urls, f"http://127.0.0.1:{port}"])
+        words = [
+            *("quickstart", f"model.path={arguments['model']}", "model.device=cpu", "model.max_length=256"),
+            *("runtime.threads=1", "train.steps=1000", "train.prompts_per_step=4", "train.completions_per_prompt=4"),
+            *("eval.task=null", "checkpoint.every=0", f"engine={{kind: vllm, url: [{urls}]}}"),
+        ]
+        run = RankedRun(folder / "run", words, o.ranks)
+        try:
+            run.until(lambda steps: len(steps) >= 2)
+            start = time.monotonic()
+            with start_servers("vllm", Serve(**serve, port=port), log=folder / "third.log", **arguments):
+                joined = time.monotonic() - start
+                run.until(lambda steps: [step["sync/replicas"] for step in steps[-2:]] == [3, 3])
+                steps = run.steps()
+        finally:
+            run.kill()
+    return [step | {"version": step["step"]} for step in steps], joined
+
+
+if __name__ == "__main__":
+    command(main)

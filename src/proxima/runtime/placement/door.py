@@ -1,0 +1,51 @@
+"""A port of this machine whose connections go to a place that may change: a server that is started again elsewhere
+keeps its address for those who use it."""
+
+import asyncio
+from contextlib import suppress
+
+CHUNK = 1 << 16
+
+
+class Door:
+    """Lives in an event loop. While it leads nowhere, whoever connects is refused: the connection is closed at once."""
+
+    def __init__(self) -> None:
+        self.place: tuple[str, int] | None = None
+        self._server: asyncio.Server | None = None
+        self._open = set[asyncio.StreamWriter]()
+
+    async def listen(self) -> int:
+        """The port, on 127.0.0.1."""
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def lead(self, place: tuple[str, int] | None) -> None:
+        """From now on it leads there; what goes elsewhere is closed."""
+        self.place = place
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        there: asyncio.StreamWriter | None = None
+        try:
+            if self.place is not None:
+                back, there = await asyncio.open_connection(*self.place)
+                self._open.add(there)
+                await asyncio.gather(_copy(reader, there), _copy(back, writer))
+        except OSError:
+            pass
+        finally:
+            for end in filter(None, (writer, there)):
+                self._open.discard(end)
+                end.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until one side ends; then the other learns it."""
+    while chunk := await reader.read(CHUNK):
+        writer.write(chunk)
+        await writer.drain()
+    with suppress(OSError):
+        writer.write_eof()

@@ -1,0 +1,237 @@
+"""The servers of a run on a Ray cluster: an actor each, in bundles of their own. One that dies is started again,
+wherever there is room, while the run goes on; what generates reaches it by the same address as before."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxima.config.sections.ranks_section import RayPlacement
+from proxima.data import FieldError, UserError, require
+from proxima.engine.serve import LAUNCHES, Serve
+from proxima.runtime.placement.engine_host import EngineHost, EnginePlace, EnginePlan
+from proxima.runtime.placement.placed_engine import KEY, URLS
+from proxima.runtime.placement.rank_group import python_path
+from proxima.runtime.placement.ray_cluster import first_line_of
+
+ENGINE_LOG = "engine.log"  # in the run folder
+LOOK_SECONDS = 0.5
+LONGEST_BREAK = 60.0  # seconds between a death and the next start
+STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
+
+
+def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
+    """What the servers of a run in a folder are started with; None: the placement starts none.
+
+    Raises:
+        FieldError: a field asks for another engine, or another place.
+    """
+    count = getattr(config.placement, "engines", 0)
+    if not count:
+        return None
+    engine: Any = getattr(config, "engine", None)
+    kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
+    kinds = ", ".join(LAUNCHES)
+    bound = "starts servers, and engine.kind has none that proxima can start"
+    require(kind in LAUNCHES, "placement.engines", count, bound, remedy=f"set engine.kind to {kinds}, or engines to 0")
+    free = engine.url == type(engine).__dataclass_fields__["url"].default
+    require(free, "engine.url", engine.url, "is not used where placement.engines starts the servers; leave it out")
+    serve = engine.serve or Serve()
+    for name, only, why in (("port", 0, "engines may share a node"), ("replicas", 1, "placement.engines counts them")):
+        value = getattr(serve, name)
+        require(value == only, f"engine.serve.{name}", value, f"must be {only} with placement.engines: {why}")
+    return EnginePlan(
+        kind=kind,
+        serve=serve,
+        model=config.model.path,
+        max_length=config.model.max_length,
+        quantization=engine.quantization,
+        sampling_mask=engine.sampling_mask,
+        shared=engine.weight_folder is not None,
+        log=folder.absolute() / ENGINE_LOG,
+    )
+
+
+@dataclass(eq=False)
+class PlacedEngine:
+    """A server through all its restarts.
+
+    Args:
+        host: its actor; None: it waits for its next start, at `again_at`.
+        pending: the call of the actor that is outstanding: `start`, or `failure` once it has a place.
+        deaths: in a row, each before it was steady.
+    """
+
+    number: int
+    host: Any = None
+    pending: Any = None
+    place: EnginePlace | None = None
+    since: float = 0.0
+    deaths: int = 0
+    again_at: float = 0.0
+
+
+class EngineGroup:
+    """Lives in the supervisor; see `engines_on`.
+
+    Args:
+        say: takes lines for the user.
+    """
+
+    def __init__(self, spec: RayPlacement, plan: EnginePlan, say: Callable[[str], None]) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+
+        self.spec, self.plan, self.say, self.key = spec, plan, say, secrets.token_urlsafe(24)
+        self.remote = sum(node["Alive"] for node in ray.nodes()) > 1
+        self.granted = placement_group([self.bundle] * spec.engines, strategy=spec.strategy)
+        self.engines = [PlacedEngine(number) for number in range(spec.engines)]
+        self.doors: Any = None  # the actor of rank 0
+        self.last_loss = ""
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one server reserves."""
+        gpus = self.spec.gpus_per_engine
+        return {"CPU": self.spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
+
+    def start(self, look: Callable[[], None]) -> None:
+        """Start all servers; returns when all answer.
+
+        Raises:
+            FieldError: the cluster did not grant the devices in time.
+            UserError: one did not start.
+        """
+        deadline = time.monotonic() + self.spec.start_timeout
+        while not self.granted.wait(timeout_seconds=LOOK_SECONDS):
+            look()
+            if time.monotonic() > deadline:
+                count = self.spec.engines
+                asked = " and ".join(f"{amount:g} {name}" for name, amount in self.bundle.items())
+                remedy = "lower it, or set gpus_per_engine and cpus_per_engine to what the nodes have beside the ranks"
+                raise FieldError(
+                    "placement.engines", count, f"asks for {asked} each, not granted in time", remedy=remedy
+                )
+        while not all(engine.place for engine in self.engines):
+            look()
+            self.poll()
+            if lost := next((engine for engine in self.engines if engine.deaths), None):
+                raise UserError(f"engine {lost.number} did not start: {self.last_loss}")
+            time.sleep(LOOK_SECONDS)
+
+    def poll(self) -> None:
+        """Start what has died again; returns at once."""
+        import ray
+
+        for engine in self.engines:
+            if engine.host is None:
+                if time.monotonic() >= engine.again_at:
+                    self._start(engine)
+                continue
+            if engine.place is not None and time.monotonic() - engine.since > STEADY:
+                engine.deaths = 0
+            ready, _ = ray.wait([engine.pending], timeout=0)
+            if not ready:
+                continue
+            try:
+                answer = ray.get(engine.pending)
+            except Exception as error:  # the server's reason, or Ray's errors about an actor
+                self._lose(engine, first_line_of(getattr(error, "cause", None) or error))
+                continue
+            if engine.place is not None:
+                self._lose(engine, answer)
+                continue
+            engine.place, engine.since = answer, time.monotonic()
+            engine.pending = engine.host.failure.remote()
+            self.say(f"engine {engine.number} on {answer.host} answers at {answer.address}:{answer.port}")
+            self._lead(engine)
+
+    def _start(self, engine: PlacedEngine) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(self.granted, placement_group_bundle_index=engine.number)
+        options = ray.remote(EngineHost).options(
+            num_cpus=self.spec.cpus_per_engine,
+            num_gpus=self.spec.gpus_per_engine,
+            max_restarts=0,
+            max_concurrency=2,
+            scheduling_strategy=strategy,
+            runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
+        )
+        engine.host = options.remote()
+        engine.pending = engine.host.start.remote(self.plan, engine.number, self.key, remote=self.remote)
+
+    def _lose(self, engine: PlacedEngine, reason: str) -> None:
+        import ray
+
+        with suppress(Exception):  # it is dead
+            ray.kill(engine.host)
+        engine.host = engine.pending = engine.place = None
+        engine.deaths += 1
+        seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
+        engine.again_at, self.last_loss = time.monotonic() + seconds, reason
+        self.say(f"engine {engine.number} died: {reason}; it is started again in {seconds:.0f} s")
+        self._lead(engine)
+
+    def attach(self, host: Any, nodes: Set[str]) -> dict[str, str]:
+        """The variables of the ranks, with an address of each server at rank 0's node.
+
+        Args:
+            host: the actor of rank 0.
+            nodes: of all ranks, each of which writes new weights for the servers on its node.
+
+        Raises:
+            UserError: a server is on another node, and no folder is set that all nodes share.
+        """
+        import ray
+
+        for engine in self.engines:
+            if engine.place is not None and engine.place.node not in nodes and not self.plan.shared:
+                message = f"engine {engine.number} is on {engine.place.host}, where no rank writes weights for it"
+                remedy = "set engine.weight_folder to a folder that all nodes share, or place ranks on each node"
+                raise UserError(message, remedy=remedy)
+        self.doors = host
+        ports = ray.get(host.open_doors.remote(len(self.engines)))
+        for engine in self.engines:
+            self._lead(engine)
+        return {URLS: ",".join(f"http://127.0.0.1:{port}" for port in ports), KEY: self.key}
+
+    def _lead(self, engine: PlacedEngine) -> None:
+        place = engine.place
+        if self.doors is not None:
+            self.doors.lead.remote(engine.number, None if place is None else (place.address, place.port))
+
+    def stop(self) -> None:
+        """End the servers."""
+        import ray
+
+        for engine in self.engines:
+            with suppress(Exception):
+                ray.kill(engine.host)
+        with suppress(Exception):
+            ray.util.remove_placement_group(self.granted)
+
+
+@contextmanager
+def engines_on(
+    spec: RayPlacement, plan: EnginePlan | None, say: Callable[[str], None], look: Callable[[], None]
+) -> Iterator[EngineGroup | None]:
+    """The servers of a plan, as long as the block lasts; None without a plan. Within it this process is a driver of the
+    cluster.
+
+    Args:
+        look: called again and again while they start; what it raises ends that.
+    """
+    if plan is None:
+        yield None
+        return
+    group = EngineGroup(spec, plan, say)
+    try:
+        group.start(look)
+        yield group
+    finally:
+        group.stop()

@@ -1,0 +1,80 @@
+"""The actor of an engine: starts a server on its node, with the devices of its bundle, and says when that is given up.
+The server ends with the actor, however that ends (`engine/serve/guardian.py`)."""
+
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from proxima.engine.serve import Serve, Servers, start_servers
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """What every server of a run is started with; see `start_servers`.
+
+    Args:
+        shared: new weights are written to a folder that all nodes see.
+        log: of the first one's output, on its node; the others have their number in the name.
+    """
+
+    kind: str
+    serve: Serve
+    model: str
+    max_length: int | None = None
+    quantization: str | None = None
+    sampling_mask: bool = False
+    shared: bool = False
+    log: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlace:
+    """Where a server answers: `address` of its node, by the node's name `host`."""
+
+    node: str
+    host: str
+    address: str
+    port: int
+
+
+class EngineHost:
+    """An actor whose calls run in threads: `ray.remote(EngineHost)` with `max_concurrency`."""
+
+    def __init__(self) -> None:
+        self.servers: Servers | None = None
+
+    def start(self, plan: EnginePlan, number: int, key: str, *, remote: bool) -> EnginePlace:
+        """Start the server; returns when it answers.
+
+        Args:
+            key: that its clients must send.
+            remote: clients are on other nodes too.
+
+        Raises:
+            UserError: it did not start.
+        """
+        import ray
+
+        more = ("--host", "0.0.0.0") if remote else ()  # the last of an argument counts
+        log = plan.log
+        if log is not None and number:
+            log = log.with_name(f"{log.stem}.{number}{log.suffix}")
+        self.servers = start_servers(
+            plan.kind,
+            replace(plan.serve, replicas=1, arguments=(*plan.serve.arguments, *more)),
+            model=plan.model,
+            max_length=plan.max_length,
+            quantization=plan.quantization,
+            sampling_mask=plan.sampling_mask,
+            key=key,
+            log=log,
+        )
+        address = str(ray.util.get_node_ip_address()) if remote else "127.0.0.1"
+        port = int(self.servers.urls[0].rpartition(":")[2])
+        node = ray.get_runtime_context().get_node_id()
+        return EnginePlace(node=node, host=socket.gethostname(), address=address, port=port)
+
+    def failure(self) -> str:
+        """Wait until the server is given up; why."""
+        assert self.servers is not None
+        return str(self.servers.wait())

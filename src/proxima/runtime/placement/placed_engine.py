@@ -1,0 +1,25 @@
+"""How rank 0 finds the servers that its supervisor has started."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the ranks
+
+
+def asks_engines() -> bool:
+    """Whether this process speaks with servers: alone, or as rank 0. Others may be on a node that sees none."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def starts_later(placement: Any) -> bool:
+    """Whether the supervisor of the ranks will start the servers: nobody can ask them yet."""
+    return bool(getattr(placement, "engines", 0)) and URLS not in os.environ
+
+
+def placed_engine(engine: Any) -> Any:
+    """The spec of the engine of the rollouts over the servers that a supervisor has started; without any, the same."""
+    urls = os.environ.get(URLS)
+    if not urls or not hasattr(engine, "serve"):
+        return engine
+    return replace(engine, url=tuple(urls.split(",")), serve=None, token_env=KEY)

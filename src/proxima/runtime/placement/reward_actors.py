@@ -1,0 +1,105 @@
+"""Reward workers on the nodes of a Ray cluster. Each actor has a worker process below it, with the limits that it has
+beside rank 0: what a completion does there reaches neither the actor nor the run, which get JSON of the worker and
+nothing else. An actor that dies costs the job that it had; the next one gets a new actor."""
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from proxima.reward.base import Job
+from proxima.reward.workers.pool import START_SECONDS, JobResult, WorkerPool
+from proxima.runtime.placement.ray_cluster import ADDRESS, first_line_of
+
+PING_SECONDS = 10.0  # in which an actor that is idle answers
+
+
+class RewardActor:
+    """`ray.remote(RewardActor)`: a pool of one worker."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.pool = WorkerPool(1, **options)
+        self.pool.start()
+
+    def ready(self) -> None:
+        """Answers."""
+
+    def run(self, job: Job) -> JobResult:
+        """The result of a job."""
+        (result,) = self.pool.run_now([job])
+        return result
+
+
+class ActorPool(WorkerPool):
+    """A `WorkerPool` whose workers are actors, of a core each.
+
+    Args:
+        workers, options: as of `WorkerPool`.
+    """
+
+    def __init__(self, workers: int, **options: Any) -> None:
+        super().__init__(workers, **options)
+        self._whole = options
+
+    def _start_worker(self) -> Any:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            _connect()
+            self.started += 1
+        return _ActorWorker(self._whole, self.recycle)
+
+
+class _ActorWorker:
+    """One actor, as `WorkerPool` uses a worker."""
+
+    def __init__(self, options: Mapping[str, Any], recycle: int) -> None:
+        import ray
+
+        actor: Any = ray.remote(RewardActor)
+        self._actor = actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(options)
+        self.alive, self.jobs_done = True, -recycle  # its own worker is the one that is replaced
+        try:
+            ray.get(self._actor.ready.remote(), timeout=START_SECONDS)
+        except Exception as error:
+            self.kill()
+            reason = "the cluster grants no core" if isinstance(error, TimeoutError) else first_line_of(error)
+            raise RuntimeError(f"no actor after {START_SECONDS:g} s: {reason}") from error
+
+    def run(self, job: Job, timeout: float) -> JobResult | None:
+        """See `_Worker.run`. The worker below the actor has the time limit; here is only who waits for a lost node."""
+        import ray
+
+        try:
+            ray.get(self._actor.ready.remote(), timeout=PING_SECONDS)
+        except Exception:  # Ray's errors about an actor are many
+            self.kill()
+            return None
+        self.jobs_done += 1
+        try:
+            result: Any = ray.get(self._actor.run.remote(job), timeout=(job.seconds or timeout) + 2 * START_SECONDS)
+            return cast(JobResult, result)
+        except Exception as error:
+            self.kill()
+            return JobResult(error=f"its actor died: {first_line_of(error)}")
+
+    def kill(self) -> int:
+        """Kill the actor, and with it what is below."""
+        import ray
+
+        self.alive = False
+        with suppress(Exception):
+            ray.kill(self._actor)
+        return 0
+
+
+def _connect() -> None:
+    """Make this process a driver of the cluster that its rank is in."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            address=os.environ.get(ADDRESS, "auto"), logging_level=logging.ERROR, log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
+        )  # fmt: skip

@@ -1,0 +1,125 @@
+"""A program that speaks vLLM's protocol over a real, tiny model on a CPU, and takes new weights as vLLM does. It is a
+fake: one request at a time, no cache, and only what the engine asks for.
+
+    python -m tests.engine.http.model_server serve MODEL --host 127.0.0.1 --port 8000
+"""
+
+import json
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from proxima.model import load
+from tests.engine.http.fake_vllm import FakeVllm, log_softmax
+
+
+class ModelVllm(FakeVllm):
+    """`FakeVllm` with the log-probs of a model, whose weights change when it is told so."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        loaded = load(folder, dtype=torch.float32, device="cpu")
+        self.model, self.tokenizer, self.folder = loaded.model, loaded.tokenizer, folder
+        self.length, self.lock = 256, threading.Lock()
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        with self.lock:
+            if path == "/health":
+                return httpx.Response(200)
+            if path == "/v1/models":
+                return httpx.Response(200, json={"data": [{"id": self.folder, "max_model_len": self.length}]})
+            if path == "/tokenize":
+                text = json.loads(request.content)["prompt"]
+                return httpx.Response(200, json={"tokens": self.tokenizer(text, add_special_tokens=False).input_ids})
+            if path == "/update_weights":
+                self._load(**json.loads(request.content)["update_info"])
+            return super().answer(request)
+
+    def _settings(self) -> dict[str, Any]:
+        settings = super()._settings()
+        settings["model_config"]["dtype"] = "torch.float32"
+        return settings
+
+    @torch.no_grad()
+    def _load(self, file: str, names: list[str], last: bool) -> None:
+        with safe_open(file, framework="pt") as weights:
+            for name in names:
+                self.model.get_parameter(name).copy_(weights.get_tensor(name))
+
+    @torch.no_grad()
+    def _rows(self, tokens: list[int]) -> np.ndarray:
+        """[T, V] float64 logits."""
+        return np.asarray(self.model(torch.tensor([tokens]), use_cache=False).logits[0].double())
+
+    def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any, *, generate: bool) -> httpx.Response:
+        answer = super()._complete(prompt, sampling | {"prompt_logprobs": None}, body, generate=generate)
+        if sampling.get("prompt_logprobs") is not None and not body.get("stream"):
+            rows = [log_softmax(row) for row in self._rows(prompt)]
+            values = [None, *({str(b): {"logprob": float(rows[i][b])}} for i, b in enumerate(prompt[1:]))]
+            return httpx.Response(200, json=json.loads(answer.content) | {"prompt_logprobs": values})
+        return answer
+
+    def _draw(self, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], list[Any]]:
+        draws, stopped = np.random.default_rng(sampling.get("seed", 0)), False
+        tokens, values, top = list[int](), list[float](), []
+        for _ in range(sampling["max_tokens"]):
+            logits = self._rows([*prompt, *tokens])[-1]
+            warm = logits / max(sampling["temperature"], 1e-6)
+            if count := sampling.get("top_k", 0):
+                warm = np.where(warm >= np.sort(warm)[-count], warm, -np.inf)
+            told = log_softmax(warm)
+            token = int(np.argmax(warm + draws.gumbel(size=len(warm))))
+            tokens.append(token)
+            values.append(float(told[token]))
+            top.append([(int(o), float(told[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
+            if stopped := token in sampling.get("stop_token_ids", ()):
+                break
+        self.change = {"finish_reason": "stop"} if stopped else {}
+        return tokens, values, top
+
+
+class Handler(BaseHTTPRequestHandler):
+    """HTTP around `ModelVllm.answer`."""
+
+    protocol_version = "HTTP/1.1"
+    fake: ModelVllm
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        request = httpx.Request(self.command, f"http://fake{self.path}", content=self.rfile.read(length))
+        key = os.environ.get("VLLM_API_KEY")
+        if key and self.path.startswith("/v1") and self.headers["Authorization"] != f"Bearer {key}":
+            response = httpx.Response(401, json={"error": "Unauthorized"})
+        else:
+            response = self.fake.answer(request)
+        content = response.content
+        self.send_response(response.status_code)
+        self.send_header("Content-Type", response.headers.get("content-type", "application/json"))
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    torch.set_num_threads(1)
+    Handler.fake = ModelVllm(words[words.index("serve") + 1])
+    host, port = (words[words.index(name) + 1] for name in ("--host", "--port"))
+    ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
