@@ -85,11 +85,10 @@ def train_recipe(
     """
     from proxima.api.run_config import config_notes, resolve_run
     from proxima.runtime.placement.on_ray import places_ranks, train_on_ray
+    from proxima.runtime.placement.process_group import is_first
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
-    from proxima.runtime.placement.process_group import is_first
-
     quiet = quiet or not is_first()  # which speaks for all processes of a run
     resolved = resolve_run(
         recipe,
@@ -101,9 +100,9 @@ def train_recipe(
     )
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
+    begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     if places_ranks(resolved.config):
-        begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
-        return train_on_ray(resolved, recipe, overrides, command, begin).exit_code
+        return train_on_ray(resolved, recipe, overrides, command, {**begin, "quiet": quiet}).exit_code
 
     from proxima.view.run_views import RunViews
 
@@ -114,14 +113,7 @@ def train_recipe(
 
     try:
         with resolved.locating():
-            summary = train(
-                resolved.config,
-                resolved=resolved,
-                observer=views,
-                resume=resume,
-                overwrite=overwrite,
-                accept_changes=accept_changes,
-            )
+            summary = train(resolved.config, resolved=resolved, observer=views, **begin)
         status = summary.status
         if quiet and is_first():
             print(outcome(summary))

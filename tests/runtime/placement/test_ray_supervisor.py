@@ -35,6 +35,7 @@ def end(rank: int, code: int | None, at: float = 0.0) -> RankEnd:
         ([end(1, 0), end(0, 0)], 0),
         ([end(0, 70), end(2, -9), end(1, 70)], 2),  # the others raise because it is gone
         ([end(0, 1), end(2, -6)], 0),  # a run that failed as designed; the others are aborted
+        ([end(0, 1), end(2, -9)], 2),  # rank 0 has said that rank 2 is gone, and was noticed first
         ([end(2, -6), end(0, 1)], 2),
         ([end(2, None), end(0, 130)], 0),
         ([end(2, 70), end(1, 2)], 1),  # a problem of the user's, which no restart solves

@@ -192,14 +192,14 @@ def is_over(ends: Mapping[int, RankEnd], ranks: int, now: float) -> bool:
 def first_cause(ends: list[RankEnd]) -> RankEnd:
     """The end that the others follow from. What was killed or lost broke the collectives of the others, which raise or
     are ended by it, and rank 0 says so and fails; else rank 0's own end is the run's."""
-    zero = next((end for end in ends if end.rank == 0), None)
-    killed = next((end for end in ends if end.killed), None)
-    if zero is not None and (
-        zero.exit_code in (0, INTERRUPTED) or (killed is None and zero.exit_code in (FAILED, REFUSED))
-    ):
-        return zero
-    if killed is not None:
-        return killed
+    zero = next((index for index, end in enumerate(ends) if end.rank == 0), len(ends))
+    # torch aborts a rank whose peers are gone: after rank 0's own end, that is no cause
+    killed = [end for i, end in enumerate(ends) if end.killed and (i <= zero or end.exit_code != -signal.SIGABRT)]
+    code = ends[zero].exit_code if zero < len(ends) else None
+    if code in (0, INTERRUPTED) or (not killed and code in (FAILED, REFUSED)):
+        return ends[zero]
+    if killed:
+        return killed[0]
     failed = [end for end in ends if end.exit_code != 0]
     return next((end for end in failed if end.exit_code == REFUSED), (failed or ends)[0])
 
