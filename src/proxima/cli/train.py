@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli import bug_report
 from proxima.cli.output import Overrides, Recipe, complete_override, override_help
@@ -100,7 +100,7 @@ def train_recipe(
     )
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
-    begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
+    begin: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     if places_ranks(resolved.config):
         return train_on_ray(resolved, recipe, overrides, command, {**begin, "quiet": quiet}).exit_code
 
