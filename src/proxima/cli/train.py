@@ -85,36 +85,20 @@ def train_recipe(
     """
     from proxima.api.run_config import config_notes, resolve_run
     from proxima.runtime.placement.on_ray import places_ranks, train_on_ray
+    from proxima.runtime.placement.process_group import is_first
     from proxima.runtime.state.folder import new_run_folder
 
+    how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
-    from proxima.runtime.placement.process_group import is_first
-
-    quiet = quiet or not is_first()  # which speaks for all processes of a run
-    resolved = resolve_run(
-        recipe,
-        overrides,
-        root=FAMILIES[command].root,
-        resume=resume,
-        overwrite=overwrite,
-        accept_changes=accept_changes,
-    )
+    speaks = is_first()  # of the processes of a run
+    quiet = quiet or not speaks
+    resolved = resolve_run(recipe, overrides, root=FAMILIES[command].root, **how)
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
     if places_ranks(resolved.config):
         folder = new_run_folder(resolved.config.folder, resolved.recipe).absolute()
-        return train_on_ray(
-            resolved.config,
-            folder,
-            recipe,
-            overrides,
-            command=command,
-            resume=resume,
-            overwrite=overwrite,
-            accept_changes=accept_changes,
-            quiet=quiet,
-        )
+        return train_on_ray(resolved.config, folder, recipe, overrides, command=command, quiet=quiet, **how)
 
     from proxima.view.run_views import RunViews
 
@@ -125,16 +109,9 @@ def train_recipe(
 
     try:
         with resolved.locating():
-            summary = train(
-                resolved.config,
-                resolved=resolved,
-                observer=views,
-                resume=resume,
-                overwrite=overwrite,
-                accept_changes=accept_changes,
-            )
+            summary = train(resolved.config, resolved=resolved, observer=views, **how)
         status = summary.status
-        if quiet and is_first():
+        if quiet and speaks:
             print(outcome(summary))
     except RunEnded as end:  # the run failed as designed, which is no bug
         if not end.told:
