@@ -1,6 +1,6 @@
 """Kill one of several ranks at random moments, resume with the same command, and compare with a run that nobody killed:
 
-    python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
+python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
 """
 
 import argparse
@@ -32,10 +32,16 @@ def rank_pid(words: list[str], rank: int) -> int | None:
     return None
 
 
-def weights(folder: Path) -> dict[str, bytes]:
-    """The bytes of the last checkpoint's tensors."""
+def weights(folder: Path) -> dict[str, list[bytes]]:
+    """The bytes of the last checkpoint's tensors, by name, each with its shards; files may order them differently."""
+    from safetensors.torch import load_file
+
     last = sorted((folder / "checkpoints").iterdir())[-1]
-    return {str(file.relative_to(last)): file.read_bytes() for file in sorted(last.rglob("*.safetensors"))}
+    parts: dict[str, list[bytes]] = {}
+    for file in last.rglob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            parts.setdefault(f"{file.parent.name}/{name}", []).append(tensor.numpy().tobytes())
+    return {name: sorted(shards) for name, shards in parts.items()}
 
 
 def check(folder: Path) -> None:

@@ -94,9 +94,13 @@ def _left_to_first(error: Exception) -> bool:
     """Whether this is one of several processes of a run, and the first one speaks of the error."""
     if os.environ.get("RANK", "0") == "0" and "SLURM_PROCID" not in os.environ:
         return False
-    from proxima.runtime.placement.process_group import is_first, report_early
+    from proxima.runtime.placement.process_group import is_first
 
-    return not is_first() and report_early(error)
+    if is_first():
+        return False
+    from proxima.runtime.placement.meeting import report_early
+
+    return report_early(error)
 
 
 def _run(words: list[str], arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kills.ranks import campaign
 from tests.runtime.placement.launched import ROOT, launched, one_by_one, ours, processes, ranked, started, until_printed
 
 FAULTY = "tests.runtime.placement.faulty_loss:Faulty"
@@ -136,3 +137,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_resume_goes_on(tiny_model: Tiny, tmp
 
 def test_the_words_find_their_processes() -> None:
     assert os.getpid() not in processes([str(ROOT / "no such word")])
+
+
+def test_kills_of_ranks_lose_and_double_nothing(tmp_path: Path) -> None:
+    campaign(kills=2, ranks=2, seed=1, root=tmp_path)

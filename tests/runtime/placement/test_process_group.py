@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.runtime.placement import process_group
+from proxima.runtime.placement import meeting
 from proxima.runtime.placement.process_group import slurm_variables
 
 SRUN = {
@@ -53,7 +53,7 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         port = other.getsockname()[1]
         as_rank(monkeypatch, 0, port)
         with pytest.raises(FieldError) as refused:
-            process_group._store(2)
+            meeting._store(2)
     line = f"MASTER_PORT='{port}' is in use on this machine; set another port for the ranks to meet at"
     assert str(refused.value) == line
 
@@ -63,4 +63,4 @@ def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         port = other.getsockname()[1]
     as_rank(monkeypatch, 1, port)
     with pytest.raises(UserError, match=rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) was not there within 1 s; see its"):
-        process_group._store(1)
+        meeting._store(1)
