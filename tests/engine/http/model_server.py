@@ -117,7 +117,8 @@ def main() -> None:
     words = sys.argv[1:]
     torch.set_num_threads(1)
     Handler.fake = ModelVllm(words[words.index("serve") + 1])
-    host, port = (words[words.index(name) + 1] for name in ("--host", "--port"))
+    given = dict(zip(words, words[1:], strict=False))  # the last of an option counts, as at vLLM
+    host, port = given["--host"], given["--port"]
     ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 
 
