@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -117,7 +118,8 @@ def main() -> None:
     words = sys.argv[1:]
     torch.set_num_threads(1)
     Handler.fake = ModelVllm(words[words.index("serve") + 1])
-    host, port = (words[words.index(name) + 1] for name in ("--host", "--port"))
+    given = dict(pairwise(words))  # the last of an option counts, as at vLLM
+    host, port = given["--host"], given["--port"]
     ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
 
 
