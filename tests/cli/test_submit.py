@@ -10,6 +10,7 @@ import types
 import pytest
 
 from proxima.cli import submit as submit_command
+from proxima.config import ConfigError
 from proxima.data import UserError
 
 SECONDS = 300
@@ -52,6 +53,14 @@ def test_refusals(proxima, recipe, here, monkeypatch, words, line):
 
 def test_a_device_of_the_cluster_is_not_looked_for_here(recipe):
     submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"], "train")
+
+
+def test_files_of_the_cluster_are_not_looked_for_here():
+    """Data and model are in its shared storage; a relative path is one of this folder."""
+    data = ["task.path=/nowhere/data/dapo-math", "eval.task.path=/nowhere/data/aime24", "model.path=/nowhere/qwen"]
+    submit_command.check_recipe("dapo_32b", data, "train")
+    with pytest.raises(ConfigError, match=r"eval.task.path=data/aime24 .*no such folder"):
+        submit_command.check_recipe("dapo_32b", data[:1], "train")
 
 
 class FakeClient:

@@ -19,6 +19,8 @@ from proxima.data.errors import UserError
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
+    from proxima.config.problems import Problem
+
 ADDRESS = "of the cluster's dashboard, http://HEAD:8265; default: RAY_ADDRESS"
 WORKING_DIR = "folder that is sent with the job, which runs in a copy; default: this one, which the nodes must share"
 RUNTIME_ENV = "YAML file with Ray's runtime environment of the job: env_vars, pip, py_modules"
@@ -69,8 +71,14 @@ def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> None:
     from proxima.config import ConfigError, check, resolve
 
     resolved = resolve(recipe, overrides, root=FAMILIES[command].root)
-    if problems := [problem for problem in check(resolved) if problem.path not in ELSEWHERE]:
+    if problems := [problem for problem in check(resolved) if not is_of_cluster(problem)]:
         raise ConfigError(problems)
+
+
+def is_of_cluster(problem: "Problem") -> bool:
+    """Whether only the cluster can tell: its devices, and files at whole paths, which are not there here."""
+    path = problem.value or ""
+    return problem.path in ELSEWHERE or (path.startswith("/") and not Path(path).exists())
 
 
 def sent_folder(working_dir: str, recipe: str, overrides: Sequence[str]) -> Path:
