@@ -64,25 +64,39 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
     arguments = argparse.Namespace()
     RUN_FOLDER.set(None)
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:  # torch has many lines about a process that is gone
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         if any("\0" in word for word in words):
             raise UserError("an argument has a NUL character", remedy="leave it out")
         return _run(words, arguments)
     except UserError as error:
-        return _refuse(str(error))
+        return 2 if _left_to_first(error) else _refuse(str(error))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # `proxima list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if _left_to_first(error):
+            return 1
         if is_disk_full(error):
             place = f"{error.filename}: " if error.filename else ""
             return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
         if reason := _of_a_path(error):
             return _refuse(f"{reason}; give another path")
         return report_bug(error)
+
+
+def _left_to_first(error: Exception) -> bool:
+    """Whether this is one of several processes of a run, and the first one speaks of the error."""
+    if os.environ.get("RANK", "0") == "0" and "SLURM_PROCID" not in os.environ:
+        return False
+    from proxima.runtime.placement.process_group import is_first, report_early
+
+    return not is_first() and report_early(error)
 
 
 def _run(words: list[str], arguments: argparse.Namespace) -> int:

@@ -89,6 +89,9 @@ def train_recipe(
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
+    from proxima.runtime.placement.process_group import is_first
+
+    quiet = quiet or not is_first()  # which speaks for all processes of a run
     resolved = resolve_run(
         recipe,
         overrides,
@@ -131,10 +134,11 @@ def train_recipe(
                 accept_changes=accept_changes,
             )
         status = summary.status
-        if quiet:
+        if quiet and is_first():
             print(outcome(summary))
     except RunEnded as end:  # the run failed as designed, which is no bug
-        print(f"error: {end}", file=sys.stderr)
+        if not end.told:
+            print(f"error: {end}", file=sys.stderr)
         status = "failed"
     finally:
         bug_report.RUN_FOLDER.set(views.run_folder)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
+from proxima.train.rank_status import RankStatus
 from proxima.train.ranks import RUN, RankError, Ranks, Refused, moved
-from proxima.train.sharded_checkpoint import ShardedWriter
 
 T = TypeVar("T")
 
@@ -28,37 +28,48 @@ class Call:
 
 class ProcessRanks(Ranks):
     """The ranks of the default process group; `objects` is a group of the same ranks over gloo, which carries what is
-    not a tensor of the model; `writer` writes their checkpoints."""
+    not a tensor of the model; None: the default group. `writer`
+    is set once there is a process group."""
 
-    def __init__(self, objects: Any = None) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.objects = objects
-        self.writer = ShardedWriter()
+    def __init__(self, rank: int, size: int, objects: Any = None) -> None:
+        self.rank, self.size, self.objects = rank, size, objects
+        self.status = RankStatus(_collectives)
 
     @contextmanager
     def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
         self.in_call = True
+        self.status.begin(f"{name} of {target}")
         self._scatter([Call(target, name, part) for part in parts])
         try:
             yield parts[0]
         except NotFiniteError:  # raised by every rank
             self.in_call = False
             raise
+        finally:
+            self.status.begin("")
         self.in_call = False
 
     def end(self, outcome: Any) -> None:
-        if not self.in_call:  # otherwise they hear nothing, and end when this process does
+        if not self.in_call and not self.losing():  # otherwise they hear nothing, and end when this process does
+            if self.watch is not None:
+                self.watch.release()
             self._scatter([Call(RUN, "end", outcome)] * self.size)
 
     def receive(self) -> Call:
         """On the other ranks: the next call."""
+        self.status.begin("")
         call = self._scatter(None)
         assert isinstance(call, Call)
+        self.status.begin(f"{call.name} of {call.target}")
         return call
+
+    def at(self, part: str) -> None:
+        self.status.at(part)
 
     def _scatter(self, parts: list[Any] | None) -> Any:
         own: list[Any] = [None]
-        dist.scatter_object_list(own, parts, src=0, group=self.objects)
+        with self.status.within("scatter"):
+            dist.scatter_object_list(own, parts, src=0, group=self.objects)
         return own[0]
 
     def agree(self, problem: Exception | None) -> None:
@@ -73,36 +84,48 @@ class ProcessRanks(Ranks):
         if problem is not None:
             raise problem
         text, not_finite = problems[rank] or ("", False)
-        raise (NotFiniteError if not_finite else RankError)(f"rank {rank}: {text}")
+        raise (NotFiniteError if not_finite else RankError)(f"{self.name(rank)}: {text}")
 
     def broadcast(self, value: T) -> T:
         box: list[Any] = [moved(value, "cpu") if self.rank == 0 else None]
-        dist.broadcast_object_list(box, src=0, group=self.objects)
+        with self.status.within("broadcast"):
+            dist.broadcast_object_list(box, src=0, group=self.objects)
         return value if self.rank == 0 else box[0]
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
+        with self.status.within("gather"):
+            dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
         return [value] if values is None else values
 
     def gather_everywhere(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, moved(value, "cpu"), group=self.objects)
+        with self.status.within("all_gather"):
+            dist.all_gather_object(values, moved(value, "cpu"), group=self.objects)
         return values
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().cpu().clone()
-        dist.all_reduce(total, group=self.objects)
+        with self.status.within("all_reduce"):
+            dist.all_reduce(total, group=self.objects)
         return total.to(value.device)
 
     def most(self, count: int) -> int:
         largest = torch.tensor(count)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.objects)
+        with self.status.within("all_reduce"):
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.objects)
         return int(largest)
 
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:
-        total: Tensor = total_norm(tensors)
+        with self.status.within("norm"):
+            total: Tensor = total_norm(tensors)
         return total
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
         clip_gradients(parameters, most, norm)
+
+
+def _collectives() -> int:
+    """How many collectives this process has begun, over all groups."""
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+    return sum(group._get_sequence_number_for_group() for group in groups)

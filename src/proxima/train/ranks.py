@@ -5,10 +5,11 @@ knows of it: no objective, surrogate or advantage does. `Ranks` itself is one pr
 `proxima.train.process_ranks` has several.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,31 @@ class Refused(Exception):
     """Raised on the other ranks where rank 0 has ended a call by an error, which it reports itself."""
 
 
+class RanksWatch(Protocol):
+    """What hears the other ranks."""
+
+    @property
+    def losing(self) -> bool:
+        """A rank has failed."""
+
+    def name(self, rank: int) -> str:
+        """`rank 2 on HOST`."""
+
+    def release(self) -> None:
+        """The run has ended: the others may go."""
+
+    def late(self, now: float) -> tuple[float, str] | None:
+        """Seconds and a sentence about the rank that the others wait for."""
+
+    def attached(
+        self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """In the block there is a run, with a log, an observer's warnings, and what cancels it."""
+
+    def cause(self, error: BaseException) -> Any:
+        """The failure of a rank that an exception of this one follows from."""
+
+
 class RankError(Exception):
     """What went wrong on another rank."""
 
@@ -36,6 +62,7 @@ class Ranks:
 
     writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
     in_call: bool = False  # the other ranks are in the middle of a call, and hear nothing before its end
+    watch: "RanksWatch | None" = None  # on rank 0 of several
 
     @property
     def writing(self) -> bool:
@@ -50,6 +77,17 @@ class Ranks:
 
     def end(self, outcome: Any) -> None:
         """On rank 0: let the other ranks end, with the outcome of the run."""
+
+    def losing(self) -> bool:
+        """Whether another rank has failed."""
+        return self.watch is not None and self.watch.losing
+
+    def name(self, rank: int) -> str:
+        """Of a rank, for people."""
+        return f"rank {rank}" if self.watch is None else self.watch.name(rank)
+
+    def at(self, part: str) -> None:
+        """Note what part of the call comes next, for who asks where this rank is."""
 
     def agree(self, problem: Exception | None) -> None:
         """Raise the problem that a rank has, on every rank at the same point, so that none waits for another: its own

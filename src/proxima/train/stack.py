@@ -279,6 +279,7 @@ class TrainStack:
         cuts = self._micro_batches(run)
         passes = self.ranks.most(len(cuts))
         for index in range(passes):
+            self.ranks.at(f"update {self.updates + 1}, micro-batch {index + 1} of {passes}")
             self.model.sync_gradients(index == passes - 1)
             if index >= len(cuts) or problem is not None:
                 self.model.idle_pass(objective.outputs, backward=True)

@@ -1,7 +1,7 @@
 """A run, of whatever kind: folder, journal, resume, loop, Ctrl-C, summary. What every training command calls."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -108,7 +108,7 @@ def train(
         RunEnded: the run can't continue.
     """
     observer, clock = observer or Observer(), clock or SystemClock()
-    with ranks_of(config.placement) as ranks, quiet_transformers():
+    with ranks_of(config) as ranks, quiet_transformers():
         if ranks.rank > 0:
             from proxima.runtime.placement.follower import follow
 
@@ -121,7 +121,8 @@ def train(
         try:
             compute = ComputeThread()
             with signals_restored():
-                return compute.serve(_run(workload, resolved, folder, mode, compute, ranks, observer, clock))
+                run = _run(workload, resolved, folder, mode, compute, ranks, observer, clock)
+                return compute.serve(_watched(run, ranks, folder, observer))
         except Exception as error:
             if not folder.is_gone:
                 raise
@@ -143,6 +144,28 @@ def _workload(config: Any, stages: "StageFactory | None", observer: Observer) ->
     return RlWorkload(config, stages)
 
 
+async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunFolder, observer: Observer) -> Summary:
+    """The run; it is cancelled when another rank fails."""
+    if ranks.watch is None:
+        return await run
+    events, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def warn(text: str) -> None:
+        events.call_soon_threadsafe(observer.warning, text)
+
+    def cancel() -> None:
+        events.call_soon_threadsafe(task.cancel)
+
+    with ranks.watch.attached(folder.log, warn, cancel):
+        try:
+            return await run
+        except asyncio.CancelledError as error:
+            if ranks.watch.cause(error) is None:
+                raise
+            raise RuntimeError("cancelled, as a rank has failed") from error  # the ranks' end says which
+
+
 async def _run(
     work: Workload,
     resolved: "Resolved[Any] | None",
@@ -159,6 +182,7 @@ async def _run(
         checkpoint = await disk.write(_rewind, work, folder, clock, observer, mode == "change")
     observer.progress("load", 0, 1, "models")
     hashing = None if resuming else asyncio.create_task(asyncio.to_thread(work.hashes))  # beside the loading
+    await compute.run(_compare_files, work, folder, ranks)
     loaded = await compute.run(_load_weights, work, checkpoint, ranks)
     with await disk.write(Journal, folder.journal, clock) as journal:  # from here on the folder contains a run
         await disk.write(check_resume, journal, config)
@@ -182,14 +206,10 @@ async def _run(
             observer.warning(note)
         status, error, recorded = "failed", None, len(folder.read_metrics())
         try:
-            stop_on_interrupt(loop.stop, observer.warning, compute)
+            stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
             status = "done" if await loop.run() else "stopped"
-        except (asyncio.CancelledError, KeyboardInterrupt):  # a second Ctrl-C
-            status, error = "stopped", "interrupted"
-            disk.stop.set()
-            raise
         except BaseException as problem:
-            error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+            status, error = _ending(problem, ranks, disk)
             raise
         finally:
             loop.close()
@@ -202,8 +222,21 @@ async def _run(
             except StoppedWaiting as full:
                 observer.warning(f"{full}: the run has no summary.json until it is resumed")
             observer.finished(asdict(summary))
-            await compute.run(ranks.end, summary)
+            if not ranks.losing():
+                await compute.run(ranks.end, summary)
     return summary
+
+
+def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]:
+    """Status and error of a run that ends by an exception."""
+    failure = None if ranks.watch is None else ranks.watch.cause(problem)
+    if failure is not None:
+        disk.stop.set()
+        return "failed", failure.text
+    if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
+        disk.stop.set()
+        return "stopped", "interrupted"
+    return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
 def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer, accept: bool) -> Checkpoint | None:
@@ -232,6 +265,17 @@ def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summ
     for warning in (*folder.earlier_warnings, *observer.warned()):
         warnings.add(**warning)
     return replace(summary, links=links, warnings=warnings.records())
+
+
+def _compare_files(work: Workload, folder: RunFolder, ranks: Ranks) -> None:
+    """Does every node read what this one does?"""
+    if ranks.size == 1:
+        return
+    from proxima.runtime.placement.agreement import compare_files
+
+    with ranks.call(RUN, "preflight", [folder.path] * ranks.size):
+        hashes = ranks.gather(work.hashes())
+    compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(hashes)})
 
 
 def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:

@@ -32,7 +32,15 @@ class Stopped(Exception):
 
 
 class RunEnded(Exception):
-    """The run can't continue, although nothing in it is broken; the message says why and what to do."""
+    """The run can't continue, although nothing in it is broken; the message says why and what to do.
+
+    Args:
+        told: the user has been told already, on standard error.
+    """
+
+    def __init__(self, message: str, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +126,14 @@ class TrainingLoop:
             RunEnded, UserError: the run can't continue; a checkpoint is written all the same, unless the weights
                 diverged or are in the middle of a step.
         """
+        ranks = self.trained.stack.ranks.watch
         watch = StallWatch(
-            self.plan.stall_seconds, self.activity, self.observer.warning, self.generator, self.on_health
+            self.plan.stall_seconds,
+            self.activity,
+            self.observer.warning,
+            self.generator,
+            self.on_health,
+            None if ranks is None else ranks.late,
         )
         watching = asyncio.create_task(watch.run())
         done = True

@@ -1,12 +1,14 @@
 """What the ranks beside the first do: the same models, and whatever rank 0 tells them to compute."""
 
+import os
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIG_IGN, SIGINT, signal
 from typing import TYPE_CHECKING, Any, Protocol
 
-from proxima.data import NotFiniteError
+from proxima.data import NotFiniteError, UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.train import ForwardStage, LogProbStage, TrainStack
@@ -15,6 +17,9 @@ from proxima.train.ranks import Ranks, Refused
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
+
+
+FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class RankParts:
 class RankWorkload(Protocol):
     """What a follower needs of a run's workload."""
 
+    def hashes(self) -> dict[str, str]: ...
+
     def load(self, path: str | None) -> LoadedModel: ...
 
     def rank_parts(
@@ -46,26 +53,48 @@ class RankWorkload(Protocol):
 
 def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
     """Do what rank 0 says until the run ends; returns its summary. Nothing is read before rank 0 has found everything
-    in order, so that each problem has one message."""
+    in order, so that each problem has one message.
+
+    Raises:
+        UserError: this node lacks something.
+    """
     from proxima.train.process_ranks import ProcessRanks
 
     assert isinstance(ranks, ProcessRanks)
-    signal(SIGINT, SIG_IGN)  # Ctrl-C reaches every process of a terminal; rank 0 decides
+    work: RankWorkload | None = None
     parts = RankParts(stacks={})
     while True:
         call = ranks.receive()
         if call.name == "end":
             summary: Summary = call.part
             return summary
+        if call.name == "preflight":
+            require_folder(call.part)
+            work = make_work()
+            ranks.gather(work.hashes() if os.environ.get("LOCAL_RANK", "0") == "0" else None)
+            continue
         if call.name == "load":
-            work, checkpoint = make_work(), call.part
+            work, checkpoint = work or make_work(), call.part
             loaded = work.load(None if checkpoint is None else str(checkpoint / "model"))
             parts = work.rank_parts(loaded, ComputeThread(), ranks, checkpoint)
             continue
         try:
             obey(call.target, call.name, call.part, parts)
-        except (Refused, NotFiniteError):  # on every rank; rank 0 decides what becomes of the run
+        except (Refused, NotFiniteError) as error:  # on every rank; rank 0 decides what becomes of the run
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)  # to rank 0's log
             continue
+
+
+def require_folder(folder: Path) -> None:
+    """Raise where the run folder that rank 0 has made is not seen: checkpoints are written by all ranks."""
+    seconds = 0.0
+    while not folder.is_dir():
+        if seconds >= FOLDER_SECONDS:
+            remedy = "set folder=PATH on a file system that all nodes share"
+            raise UserError(f"the run folder {folder} is not seen from this node", remedy=remedy)
+        time.sleep(0.5)
+        seconds += 0.5
 
 
 def obey(target: str, name: str, part: Any, parts: RankParts) -> None:

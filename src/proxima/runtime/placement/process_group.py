@@ -1,58 +1,246 @@
 """The processes of a run that torchrun, srun or Ray has started: how they find one another."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.data import FieldError
-from proxima.train.ranks import ALONE, Ranks
+from proxima.data import FieldError, UserError
+from proxima.train.ranks import ALONE, RankError, Ranks
+
+if TYPE_CHECKING:
+    from proxima.runtime.placement.lifeline import Lifeline
+    from proxima.train.process_ranks import ProcessRanks
 
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
 IDLE = timedelta(days=30)  # that a rank may wait for the next thing to do; the watchdog ends what hangs
+SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which knows more
+MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
+EARLY_SECONDS = 60.0  # that a rank with an error waits for rank 0, which probably has the same
+_groups = count()
 
 
 def is_rank() -> bool:
     """Whether this process is one of several that a launcher has started."""
+    os.environ.update(slurm_variables(os.environ))
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_first() -> bool:
+    """Whether this process speaks for the run."""
+    return not is_rank() or os.environ.get("RANK", "0") == "0"
+
+
+def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
+    if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
+        return {}
+    node = int(environment["SLURM_NODEID"])
+    tasks: list[str] = []  # of each node, from "2(x3),1"
+    for part in environment["SLURM_STEP_TASKS_PER_NODE"].split(","):
+        number, _, times = part.removesuffix(")").partition("(x")
+        tasks += [number] * int(times or 1)
+    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": tasks[node],
+        "GROUP_RANK": str(node),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
+    }
+
+
 @contextmanager
-def ranks_of(placement: Any) -> Iterator[Ranks]:
+def ranks_of(config: Any) -> Iterator[Ranks]:
     """The ranks of the run, of which this process is one; a process group as long as the block lasts.
 
     Raises:
         FieldError: the placement says one process and there are several, or several and no launcher has started them.
+        UserError: the ranks do not meet, or do not agree.
+        RunEnded: in the block; another rank has failed.
     """
+    placement = config.placement
     if PLACEMENTS.holds(placement, "local"):
         if is_rank():
-            count = os.environ["WORLD_SIZE"]
+            started = os.environ["WORLD_SIZE"]
             remedy = "set placement=torchrun"
             raise FieldError(
-                "placement", "local", f"a launcher has started {count} processes of this run", remedy=remedy
+                "placement", "local", f"a launcher has started {started} processes of this run", remedy=remedy
             )
         yield ALONE
         return
     from proxima.config.sections.ranks_section import RANK_VARIABLES
 
+    is_rank()  # reads Slurm's variables
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
         reason = f"no launcher has started this process: {missing[0]} is not in its environment"
         raise FieldError("placement", "torchrun", reason, remedy=f"start it with {START}")
+    members = _first(config) if os.environ["RANK"] == "0" else _other(config)
+    with members as ranks:
+        yield ranks
+
+
+@contextmanager
+def _first(config: Any) -> Iterator[Ranks]:
+    from proxima.runtime.loop.training_loop import RunEnded
+    from proxima.runtime.placement.agreement import compare_facts, rank_facts
+    from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
+
+    placement = config.placement
+    store, key = _store(_patience(placement))
+    ranks = _ranks()
+    watch = RankWatch(ranks.size, ranks.status.beat, lambda: ranks.in_call, placement.heartbeat, placement.timeout)
+    ranks.watch = watch
+    with terminated_by_launcher(watch):
+        try:
+            store.set(key, f"{watch.port} {watch.token}")
+            peers = watch.meet(_patience(placement))
+            own = {watch.name(0): rank_facts(config, _device())}
+            compare_facts(own | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
+            _connect(store, key, ranks, placement)
+            yield ranks
+        except Exception as error:
+            failure = watch.cause(error)
+            if isinstance(error, RankError):  # the other ranks have gone on, and heard of the end
+                watch.await_farewells()
+                raise RunEnded(f"{error}; its traceback is in log.txt; resume with --resume") from error
+            if failure is None:
+                raise
+            watch.take()
+            if failure.refused:
+                raise UserError(last_line(failure)) from error
+            raise RunEnded(last_line(failure), told=True) from error
+        if ranks.in_call or watch.failure is not None:
+            return  # others may wait in a collective, and the end of the group would wait for them
+        watch.await_farewells()
+        watch.close()
+        _disconnect()
+
+
+@contextmanager
+def _other(config: Any) -> Iterator[Ranks]:
+    from proxima.runtime.placement.agreement import rank_facts
+    from proxima.runtime.placement.lifeline import ForwardedLines, obey_rank_zero
+
+    placement = config.placement
+    store, key = _store(_patience(placement))
+    ranks = _ranks()
+    lifeline = _lifeline(store, key, rank_facts(config, _device()), ranks, placement)
+    obey_rank_zero()
+    lines = ForwardedLines(lifeline)
+    try:
+        with redirect_stdout(lines), redirect_stderr(lines):
+            _connect(store, key, ranks, placement)
+            yield ranks
+    except BaseException as error:
+        lifeline.report(error)
+        raise SystemExit(1) from error
+    lifeline.close()
+    _disconnect()
+
+
+def report_early(error: BaseException) -> bool:
+    """On a rank above 0: leave an error that it has before it has met rank 0 to that one, which has the same, or hears
+    of it now. Returns False if there is no rank 0 to tell."""
+    try:
+        store, key = _store(EARLY_SECONDS)
+        lifeline = _lifeline(store, key, {}, None, None)
+    except Exception:
+        return False
+    lifeline.report(error)
+    return True
+
+
+def _lifeline(
+    store: Any, key: str, facts: Mapping[str, Any], ranks: "ProcessRanks | None", placement: Any
+) -> "Lifeline":
+    from proxima.runtime.placement.lifeline import Lifeline
+
+    try:
+        port, token = store.get(key).decode().split()
+    except Exception:
+        seconds = EARLY_SECONDS if placement is None else _patience(placement)
+        raise _no_rank_zero(f"did not come within {seconds:g} s") from None
+    address = os.environ["MASTER_ADDR"], int(port), token
+    beat, heartbeat, timeout = dict, 0.0, EARLY_SECONDS
+    if ranks is not None:
+        beat, heartbeat, timeout = ranks.status.beat, placement.heartbeat, placement.timeout  # type: ignore[assignment]
+    try:
+        return Lifeline(address, int(os.environ["RANK"]), facts, beat, heartbeat, timeout)
+    except OSError as error:
+        raise _no_rank_zero(f"does not answer at port {port}: {error.strerror or error}") from None
+
+
+def _no_rank_zero(what: str) -> UserError:
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    remedy = "see its messages, check MASTER_ADDR and that the nodes reach one another, and start all ranks again"
+    return UserError(f"rank {os.environ['RANK']}: rank 0 ({place}) {what}", remedy=remedy)
+
+
+def _store(seconds: float) -> tuple[Any, str]:
+    """The store where the ranks meet, and a key of this group, as the same processes may form several in turn."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    key, port = f"proxima/{next(_groups)}", os.environ["MASTER_PORT"]
+    try:
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(port),
+            is_master=os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except Exception as error:  # of several classes
+        if os.environ["RANK"] != "0":
+            raise _no_rank_zero(f"was not there within {seconds:g} s") from None
+        reason = "is in use on this machine" if "EADDRINUSE" in str(error) else " ".join(str(error).split())
+        raise FieldError("MASTER_PORT", port, reason, remedy="set another port for the ranks to meet at") from None
+    return store, key
+
+
+def _ranks() -> "ProcessRanks":
+    from proxima.train.process_ranks import ProcessRanks
+
+    return ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+
+def _connect(store: Any, key: str, ranks: "ProcessRanks", placement: Any) -> None:
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
 
-    from proxima.train.process_ranks import ProcessRanks
+    from proxima.train.sharded_checkpoint import ShardedWriter
 
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    timeout = timedelta(seconds=placement.timeout)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
-    ranks = ProcessRanks(dist.new_group(backend="gloo", timeout=IDLE))
-    try:
-        yield ranks
-    finally:
-        if not ranks.in_call:  # otherwise others may wait in a collective, and this would wait for them
-            dist.destroy_process_group()
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        store=PrefixStore(key, store),
+        rank=ranks.rank,
+        world_size=ranks.size,
+        timeout=timedelta(seconds=placement.timeout + SLACK),
+    )
+    ranks.objects = dist.new_group(backend="gloo", timeout=IDLE)
+    ranks.writer = ShardedWriter()
+
+
+def _disconnect() -> None:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _patience(placement: Any) -> float:
+    return min(MEET_SECONDS, float(placement.timeout))

@@ -10,6 +10,7 @@ from typing import Any
 from proxima.model.compute_thread import ComputeThread
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DEATH_SECONDS = 0.5  # in which the death of another process is noticed, for which a launcher may end this one
 
 
 @contextmanager
@@ -26,16 +27,28 @@ def signals_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop_on_interrupt(ask_to_stop: Callable[[], None], warn: Callable[[str], None], compute: ComputeThread) -> None:
+def stop_on_interrupt(
+    ask_to_stop: Callable[[], None],
+    warn: Callable[[str], None],
+    compute: ComputeThread,
+    lost: Callable[[], bool] | None = None,
+) -> None:
     """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
 
     Python runs signal handlers in the main thread, which is the compute thread: the second Ctrl-C ends its call.
+
+    Args:
+        lost: of several processes, whether one has died; then a launcher ends all with SIGTERM, and who watches them
+            ends this one. None: there is one process.
     """
     events = asyncio.get_running_loop()
     seen: list[int] = []
 
     def stop() -> None:
         if len(seen) > 1:  # the second one came first: the run has ended already
+            return
+        if lost is not None and lost():
+            seen.clear()
             return
         again = "press Ctrl-C again" if seen[0] == signal.SIGINT else "send SIGTERM again"
         warn(
@@ -47,7 +60,10 @@ def stop_on_interrupt(ask_to_stop: Callable[[], None], warn: Callable[[str], Non
         seen.append(number)
         if len(seen) > 1:
             raise KeyboardInterrupt
-        events.call_soon_threadsafe(stop)
+        if lost is not None and number == signal.SIGTERM:
+            events.call_soon_threadsafe(events.call_later, DEATH_SECONDS, stop)
+        else:
+            events.call_soon_threadsafe(stop)
 
     if compute.call(lambda: threading.current_thread() is threading.main_thread()):  # it alone can set handlers
         for number in SIGNALS:

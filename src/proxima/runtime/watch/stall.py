@@ -1,6 +1,7 @@
 """The stall watch: a stalled run says what it is waiting for."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 
 from proxima.engine.protocol import Health
@@ -24,14 +25,16 @@ class StallWatch:
         seconds: that make a stall; 0: `run` ends at once.
         generator: engine and rewards; None: there are none.
         on_health: gets each answer of the engine to a health check.
+        late: seconds and a sentence about the rank that the others wait for, at a moment of the monotonic clock; None:
+            there is none.
     """
 
     def __init__(
         self, seconds: float, activity: Activity, warn: Callable[[str], None], generator: GroupGenerator | None,
-        on_health: Callable[[Health], None],
+        on_health: Callable[[Health], None], late: Callable[[float], tuple[float, str] | None] | None = None,
     ) -> None:  # fmt: skip
         self.seconds, self.activity, self.warn = seconds, activity, warn
-        self.generator, self.on_health = generator, on_health
+        self.generator, self.on_health, self.late = generator, on_health, late
         self._health: Health | None = None  # the last answer
         self._answered_at = activity.now()
         self._tokens: int | None = None  # sampled, as an engine last said that was ready
@@ -66,7 +69,9 @@ class StallWatch:
     def sentence(self, still: float) -> str:
         """The warning of a stalled run: for how long, and what it waits for."""
         token = "" if self._tokens is None else "no token and "
-        waits = [*self._rewards(), *self._engine(), *self._work()] or ["groups, but none is being generated"]
+        waits = [*self._rewards(), *self._engine(), *self._work(), *self._ranks()] or [
+            "groups, but none is being generated"
+        ]
         return f"{token}no finished stage for {_duration(still)}: {self._stage()} waits for {'; '.join(waits)}"
 
     def _stage(self) -> str:
@@ -119,6 +124,10 @@ class StallWatch:
         done = f"which has done {stage.done}" if stage.done else "which does not say how far it is"
         lasted = _duration(self.activity.now() - stage.since)
         return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
+
+    def _ranks(self) -> list[str]:
+        late = self.late(time.monotonic()) if self.late is not None else None
+        return [] if late is None else [late[1]]
 
 
 def _prompts(waiting: Mapping[int, float]) -> str:

@@ -1,0 +1,112 @@
+"""Kill one of several ranks at random moments, resume with the same command, and compare with a run that nobody killed:
+
+    python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.runtime.placement.launched import ROOT, environment, processes, ranked, started
+from tests.tiny import make_tiny
+
+STEPS = 8
+AT_MOST = 4  # kills of one run, each during the resume after the one before
+
+
+def rank_pid(words: list[str], rank: int) -> int | None:
+    """The process of a rank; None: it has ended, or not begun."""
+    for pid in processes(words):
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"RANK={rank}".encode() in variables:
+            return pid
+    return None
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """The bytes of the last checkpoint's tensors."""
+    last = sorted((folder / "checkpoints").iterdir())[-1]
+    return {str(file.relative_to(last)): file.read_bytes() for file in sorted(last.rglob("*.safetensors"))}
+
+
+def check(folder: Path) -> None:
+    """`proxima check` finds nothing lost and nothing doubled."""
+    words = [sys.executable, "-m", "proxima.cli.main", "check", str(folder)]
+    result = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    if result.returncode:
+        raise RuntimeError(result.stdout + result.stderr)
+
+
+def finish(words: list[str], ranks: int, output: Path) -> None:
+    with started([words[0], "--resume", *words[1:]], ranks=ranks, output=output) as process:
+        if process.wait(300):
+            raise RuntimeError(output.read_text()[-3000:])
+
+
+def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float) -> bool:
+    """Start or resume, and kill a rank so long after the run began; False if it had ended. The line about it comes
+    before torchrun's."""
+    with started([words[0], "--resume", *words[1:]], ranks=ranks, output=output) as process:
+        while "step = " not in output.read_text() and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(seconds)
+        pid = rank_pid(words, rank)
+        if pid is None or process.poll() is not None:
+            return False
+        os.kill(pid, signal.SIGKILL)
+        died = time.monotonic()
+        process.wait(120)
+        took = time.monotonic() - died
+        text = output.read_text()
+        told = f"rank {rank} on " in text and text.index(f"rank {rank} on ") < text.index("Root Cause")
+        if rank and not told and "exitcode  : -9" in text:
+            raise RuntimeError(f"rank {rank} died and nobody said so:\n{text[-3000:]}")
+        if left := processes(words):
+            raise RuntimeError(f"processes {left} are left")
+        print(f"  rank {rank} after {seconds:.2f} s; all had ended {took:.1f} s later", flush=True)
+    return True
+
+
+def campaign(kills: int, ranks: int, seed: int, root: Path) -> None:
+    draw = random.Random(seed)
+    model = make_tiny("llama", root / "model")
+    changes = {"train__steps": STEPS, "checkpoint__keep_last": 2}
+    reference = ranked(model, root / "reference", **changes)
+    finish(reference, ranks, root / "reference.txt")
+    expected = weights(root / "reference")
+    span = 1.2 * float((root / "reference.txt").read_text().split(" steps in ")[1].split(" s")[0])
+    done = run = 0
+    while done < kills:
+        run += 1
+        folder = root / f"run{run}"
+        words = ranked(model, folder, **changes)
+        for _ in range(min(AT_MOST, kills - done)):
+            done += kill(words, ranks, root / "out.txt", draw.randrange(ranks), draw.uniform(0, span))
+        finish(words, ranks, root / "out.txt")
+        check(folder)
+        if weights(folder) != expected:
+            raise RuntimeError(f"{folder}: other weights than those of a run that nobody killed")
+        print(f"run {run}: {done} of {kills} kills so far, the journal is whole, the weights are equal", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kills-") as root:
+        campaign(arguments.kills, arguments.ranks, arguments.seed, Path(root))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The connection of a rank to the first: its heartbeats, its lines and its errors. When the first rank is gone, this
+process ends."""
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from io import TextIOBase
+from typing import Any
+
+from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, host_name, told_error
+
+LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
+GRACE = 1.0  # seconds from rank 0's end to this process's, in which a launcher notices rank 0's first
+
+
+class Lifeline:
+    """On the ranks above 0.
+
+    Args:
+        address: host, port and token of rank 0's `RankWatch`.
+        beat: what this rank is doing.
+        heartbeat, timeout: of the placement.
+    """
+
+    def __init__(
+        self, address: tuple[str, int, str], rank: int, facts: Mapping[str, Any],
+        beat: Callable[[], Mapping[str, Any]], heartbeat: float, timeout: float,
+    ) -> None:  # fmt: skip
+        host, port, token = address
+        self.rank, self.beat, self.heartbeat, self.timeout = rank, beat, heartbeat, timeout
+        self._parent = os.getppid()
+        self._sending, self._over = threading.Lock(), threading.Event()
+        self._channel = Channel(socket.create_connection((host, port), timeout=30))
+        self.send(hello=rank, token=token, host=host_name(), pid=os.getpid(), facts=dict(facts))
+        self._thread = threading.Thread(target=self._run, name="proxima-lifeline", daemon=True)
+        self._thread.start()
+
+    def send(self, **message: Any) -> None:
+        with self._sending:
+            self._channel.send(**message)
+
+    def report(self, error: BaseException) -> None:
+        """Tell rank 0 what this rank dies of, and leave it the last word."""
+        self.send(error=told_error(error), at=dict(self.beat()))
+        self._thread.join(LAST_WORDS)
+
+    def close(self) -> None:
+        """This rank has done everything. Waits until rank 0 has, too: its exit code is to be noticed first."""
+        self._over.set()
+        self.send(bye=True)
+        self._thread.join()
+        with suppress(OSError):
+            self._channel.connection.settimeout(LAST_WORDS)
+            while self._channel.connection.recv(1 << 16):
+                pass
+            self._channel.connection.close()
+
+    def _run(self) -> None:
+        heard = looked = beaten = time.monotonic()
+        warned, pause = False, min(self.heartbeat or 1.0, 1.0)
+        while not self._over.is_set():
+            with suppress(OSError, ValueError):  # closed
+                if select.select([self._channel.connection], [], [], pause)[0]:
+                    messages = self._channel.receive()
+                    if messages is None:
+                        self._end()
+                        return
+                    heard, warned = time.monotonic(), False
+                    if any("bye" in message for message in messages):
+                        return
+            now = time.monotonic()
+            if now - looked > pause + 5:  # this process was stopped, and what was sent to it has not been read
+                heard = now
+            looked = now
+            if self.heartbeat and now - beaten >= self.heartbeat:
+                beaten = now
+                self.send(beat=dict(self.beat()))
+            silent = now - heard
+            if self.heartbeat and self.rank == 1 and silent > SILENT_BEATS * self.heartbeat and not warned:
+                warned = True
+                print(f"rank 0 has given no sign of life for {silent:.0f} s", file=sys.__stderr__, flush=True)
+            if (self.heartbeat and silent > self.timeout) or orphaned(self._parent):
+                self._end()
+                return
+
+    def _end(self) -> None:
+        if not self._over.wait(GRACE):
+            os._exit(1)
+
+
+def orphaned(parent: int) -> bool:
+    """Whether torchrun, which started this process as its child, is gone."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != parent
+
+
+class ForwardedLines(TextIOBase):
+    """A stream whose lines go to rank 0, which writes them to the log."""
+
+    def __init__(self, lifeline: Lifeline) -> None:
+        self._lifeline, self._rest = lifeline, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        if any(map(str.strip, lines)):
+            self._lifeline.send(lines=[line for line in lines if line.strip()])
+        return len(text)
+
+
+def obey_rank_zero() -> None:
+    """Signals that a terminal or a launcher sends to all processes are for rank 0 to decide on; when it ends, this one
+    does."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,79 @@
+"""What the ranks tell one another beside the computation: lines of JSON over a socket, from each rank to the first.
+
+A socket of its own, because its end tells at once that the process has ended, whatever that was doing, and because a
+collective that another rank doesn't enter would wait. Nothing of the model goes through it.
+"""
+
+import json
+import socket
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from proxima.data import UserError
+
+SILENT_BEATS = 3  # heartbeats without one, after which a rank counts as silent
+SEND_SECONDS = 5.0
+LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset", "NCCL", "Broken pipe", "Timed out wait")
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+class Channel:
+    """A connected socket with whole messages."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.connection.settimeout(SEND_SECONDS)
+        self._rest = b""
+
+    def send(self, **message: Any) -> None:
+        """Send, if the other side is still there."""
+        with suppress(OSError):
+            self.connection.sendall(json.dumps(message, default=repr).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have come, once there is something to read; None: the other side is gone."""
+        try:
+            chunk = self.connection.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError:
+            return None
+        if not chunk:
+            return None
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        try:
+            return [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError):  # not one of ours
+            return None
+
+
+def told_error(error: BaseException) -> dict[str, Any]:
+    """What is told of an exception; `follows` if it only follows from the loss of another rank."""
+    name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return {
+        "text": f"{name}{' '.join(str(error).split())}"[:2000],
+        "trace": "".join(traceback.format_exception(error)),
+        "refused": isinstance(error, UserError),
+        "follows": follows_from_loss(error),
+    }
+
+
+def follows_from_loss(error: BaseException) -> bool:
+    """Whether an exception says that another rank is gone. torch has no class for that over gloo."""
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in LOST_PEER)
+
+
+def span_of(ranks: list[int]) -> str:
+    """`rank 2`, `ranks 1-3, 6`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    text = ", ".join("-".join(map(str, run)) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -1,0 +1,389 @@
+"""On rank 0: hears the other ranks, says which one differs when the run stands still, and ends the run when one dies.
+
+A thread listens, because the thread that computes may be inside a collective that never ends. It chooses the first
+cause of what it hears, and ends the process where that can't be done in order.
+"""
+
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxima.data import UserError
+from proxima.runtime.placement.lifeline import orphaned
+from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, span_of
+from proxima.train.rank_status import place_of
+
+TICK = 0.2  # seconds between looks
+SETTLE = 1.0  # seconds in which what follows from a cause may be heard before the cause
+CLOSING = 20.0  # seconds for the run to end in order; torchrun kills after 30
+FOLD = 1.0  # seconds in which other ranks may say the same line
+
+
+@dataclass
+class HeardRank:
+    """A rank, as rank 0 hears it."""
+
+    rank: int
+    host: str
+    facts: Mapping[str, Any]
+    channel: Channel
+    heard: float
+    beat: Mapping[str, Any] | None = None
+    gone: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """Why the run ends.
+
+    Args:
+        trace: traceback of the rank; empty if it has left none.
+        refused: something is wrong that the user can repair, as at rank 0 a `UserError`.
+        follows: it only says that another rank is gone.
+    """
+
+    text: str
+    trace: str = ""
+    refused: bool = False
+    follows: bool = False
+
+
+@dataclass
+class LogOfRanks:
+    """The lines of the other ranks in log.txt, equal ones folded."""
+
+    path: Path | None = None
+    waiting: dict[str, tuple[float, list[int]]] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def add(self, rank: int, line: str) -> None:
+        with self.lock:
+            self.waiting.setdefault(line, (time.monotonic(), []))[1].append(rank)
+
+    def flush(self, *, at_once: bool = False) -> None:
+        """Write what has waited for other ranks, once the folder is known."""
+        now = time.monotonic()
+        with self.lock:
+            ready = [] if self.path is None else list(self.waiting)
+            ready = [line for line in ready if at_once or now - self.waiting[line][0] >= FOLD]
+            lines = {line: self.waiting.pop(line)[1] for line in ready}
+        if self.path is None or not lines:
+            return
+        with suppress(OSError), self.path.open("a", encoding="utf-8", errors="replace") as file:
+            for line, ranks in lines.items():
+                times = len(ranks) // len(set(ranks))
+                file.write(f"[{span_of(sorted(set(ranks)))}] {line}{f' (× {times})' if times > 1 else ''}\n")
+
+
+class RankWatch:
+    """Hears `size - 1` lifelines.
+
+    Args:
+        own: what this rank is doing.
+        in_call: whether the other ranks are in the middle of a call.
+        heartbeat, timeout: of the placement.
+    """
+
+    def __init__(
+        self, size: int, own: Callable[[], Mapping[str, Any]], in_call: Callable[[], bool], heartbeat: float,
+        timeout: float,
+    ) -> None:  # fmt: skip
+        self.size, self.own, self.in_call = size, own, in_call
+        self.heartbeat, self.timeout = heartbeat, timeout
+        self.token, self.log = secrets.token_hex(16), LogOfRanks()
+        self.peers: dict[int, HeardRank] = {}
+        self._held: list[int] = []
+        self.failure: RankFailure | None = None
+        self._causes: list[RankFailure] = []
+        self._first_cause_at, self._ends_at = 0.0, 0.0
+        self._changed, self._taken = threading.Condition(), False
+        self._closed = self._in_order = False
+        self._warn: Callable[[str], None] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
+        self._cancel: Callable[[], None] | None = None
+        self._warn_after = SILENT_BEATS * heartbeat
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=size)
+        self.port = int(self._listener.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        threading.Thread(target=self._run, name="proxima-ranks", daemon=True).start()
+
+    # ---- for the thread that computes --------------------------------------------------------------------------------
+
+    def meet(self, seconds: float) -> dict[int, HeardRank]:
+        """All other ranks, once each has called.
+
+        Raises:
+            UserError: some have not in so many seconds, or one can't start.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or self._complete(), seconds)
+        if self.failure is not None:
+            raise UserError(self.failure.text)
+        if missing := sorted(set(range(1, self.size)) - {rank for rank, peer in self.peers.items() if peer.facts}):
+            remedy = "its node has left or can't reach this one: see its own messages, then start all ranks again"
+            where = f"port {self.port} of {host_name()}"
+            raise UserError(
+                f"{span_of(missing)} of {self.size} did not call {where} within {seconds:g} s", remedy=remedy
+            )
+        return self.peers
+
+    def _complete(self) -> bool:  # one without facts calls to tell an error
+        return len(self.peers) == self.size - 1 and all(peer.facts for peer in self.peers.values())
+
+    @contextmanager
+    def attached(self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]) -> Iterator[None]:
+        """In the block there is a run: lines go to its log, warnings to its observer, and it is cancelled when a rank
+        fails. Both are called in the watch's thread. Afterwards everything of the run is written."""
+        self.log.path, self._warn, self._cancel = log, warn, cancel
+        try:
+            yield
+        finally:
+            self._cancel, self._in_order = None, True
+
+    @property
+    def losing(self) -> bool:
+        """A rank has failed, and perhaps it is not known yet which one was first."""
+        return bool(self._causes)
+
+    def cause(self, error: BaseException) -> RankFailure | None:
+        """The failure that an exception on this rank follows from; None: it is this rank's own."""
+        if self.losing or follows_from_loss(error):
+            with self._changed:
+                self._changed.wait_for(lambda: self.failure, 3 * SETTLE)
+        return self.failure
+
+    def name(self, rank: int) -> str:
+        return self.peers[rank].name if rank else f"rank 0 on {host_name()}"
+
+    def take(self) -> None:
+        """The thread that computes will say what has failed, and end."""
+        with self._changed:
+            self._taken = True
+        self.log.flush(at_once=True)
+
+    def await_farewells(self) -> None:
+        """Wait for the last lines of the other ranks, which hear that the run has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(peer.gone for peer in self.peers.values()), SETTLE)
+        self.log.flush(at_once=True)
+
+    def release(self) -> None:
+        """The run has ended: the others may go."""
+        for peer in self.peers.values():
+            peer.channel.send(bye=True)
+
+    def close(self) -> None:
+        self.log.flush(at_once=True)
+        self._closed = True
+
+    # ---- the watching thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        parent, looked, beaten = os.getppid(), time.monotonic(), time.monotonic()
+        while not self._closed:
+            for key, _ in self._selector.select(TICK):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._read(key.data)
+            now = time.monotonic()
+            if now - looked > TICK + 5:  # this process was stopped, and has not read what the others sent
+                for peer in self.peers.values():
+                    peer.heard = now
+            looked = now
+            if self.heartbeat and now - beaten >= min(self.heartbeat, self._warn_after):
+                beaten = now
+                for peer in self.peers.values():
+                    peer.channel.send(beat=True)
+            self.log.flush()
+            self._judge(now)
+            if orphaned(parent):
+                os._exit(1)
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        for descriptor in self._held:
+            os.close(descriptor)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        self._selector.register(connection, selectors.EVENT_READ, Channel(connection))
+        self._held.append(os.dup(connection.fileno()))  # Python closes sockets long before the process is gone
+
+    def _read(self, channel: Channel) -> None:
+        messages = channel.receive()
+        peer = next((peer for peer in self.peers.values() if peer.channel is channel), None)
+        for message in messages or ():
+            if peer is None:
+                if message.get("token") != self.token:
+                    messages = None  # a stranger
+                    break
+                peer = HeardRank(message["hello"], message["host"], message["facts"], channel, time.monotonic())
+                with self._changed:
+                    self.peers[peer.rank] = peer
+                    self._changed.notify_all()
+                continue
+            peer.heard = time.monotonic()
+            self._hear(peer, message)
+        if messages is None:
+            self._selector.unregister(channel.connection)
+            with suppress(OSError):
+                channel.connection.shutdown(socket.SHUT_RDWR)
+            channel.connection.close()
+            if peer is not None and not peer.gone:
+                peer.gone = True
+                hint = "it was killed, perhaps for memory (see dmesg there), or its node is gone"
+                self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}"))
+
+    def _hear(self, peer: HeardRank, message: Mapping[str, Any]) -> None:
+        if "beat" in message:
+            peer.beat = message["beat"]
+        for line in message.get("lines", ()):
+            self.log.add(peer.rank, line)
+        if "bye" in message:
+            with self._changed:
+                peer.gone = True
+                self._changed.notify_all()
+        if "error" in message:
+            peer.gone = True
+            error = message["error"]
+            for line in error["trace"].splitlines():
+                self.log.add(peer.rank, line)
+            self._add(
+                RankFailure(
+                    text=f"{peer.name}: {error['text']}",
+                    trace=error["trace"],
+                    refused=error["refused"],
+                    follows=error["follows"],
+                )
+            )
+
+    def _during(self) -> str:
+        own = self.own()
+        return f" during {', '.join(filter(None, (own['call'], own['part'])))}" if self.in_call() else ""
+
+    def _add(self, cause: RankFailure) -> None:
+        if not self._causes:
+            self._first_cause_at = time.monotonic()
+        self._causes.append(cause)
+
+    def _judge(self, now: float) -> None:
+        if self.failure is None:
+            if not self._causes:
+                self._look(now)
+            first = next((cause for cause in self._causes if not cause.follows), None)
+            if first is not None or (self._causes and now - self._first_cause_at >= SETTLE):
+                self._fail(first or self._causes[0], now)
+        elif not self._taken and (
+            now > self._ends_at or (self._in_order and now > self._ends_at - CLOSING + 2 * SETTLE)
+        ):
+            self._end_process()
+
+    def _fail(self, failure: RankFailure, now: float) -> None:
+        with self._changed:
+            self.failure, self._ends_at = failure, now + CLOSING
+            self._changed.notify_all()
+        if not failure.refused:  # at once: a launcher will say much about it
+            print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
+        if self._cancel is not None:
+            self._cancel()
+
+    def _end_process(self) -> None:
+        """The thread that computes waits for a rank that never comes."""
+        assert self.failure is not None
+        self.log.flush(at_once=True)
+        with self._changed:
+            if self._taken:
+                return
+        if self.failure.refused:
+            print(f"error: {last_line(self.failure)}", file=sys.stderr, flush=True)
+        os._exit(2 if self.failure.refused else 1)
+
+    def _look(self, now: float) -> None:
+        """Warn of what stands still, and give it up after `timeout`."""
+        late = self.late(now)
+        if late is None:
+            self._warn_after = SILENT_BEATS * self.heartbeat
+            return
+        seconds, what = late
+        if seconds >= self.timeout:
+            remedy = "if it is only slow, raise placement.timeout"
+            self._add(RankFailure(text=f"{what}, longer than placement.timeout={self.timeout:g}; {remedy}"))
+        elif seconds >= self._warn_after:
+            self._warn_after = 2 * seconds
+            self._warn(what)
+
+    def late(self, now: float) -> tuple[float, str] | None:
+        """Seconds and a sentence about the rank that the others wait for; None: all move, or all do the same."""
+        bound = SILENT_BEATS * self.heartbeat
+        if not self.heartbeat or not self.peers:
+            return None
+        silent = max((peer for peer in self.peers.values() if not peer.gone), key=lambda p: now - p.heard, default=None)
+        if silent is not None and now - silent.heard > bound:
+            seconds = now - silent.heard
+            last = f"; it was last in {place_of(silent.beat)}" if silent.beat else ""
+            return seconds, f"{silent.name} has given no sign of life for {seconds:.0f} s{self._during()}{last}"
+        if not self.in_call():
+            return None
+        beats = {0: dict(self.own())}
+        for rank, peer in self.peers.items():
+            if peer.beat is not None:
+                beats[rank] = {**peer.beat, "still": peer.beat["still"] + now - peer.heard}
+        seconds = min(beat["still"] for beat in beats.values())
+        if seconds <= bound:
+            return None
+        least, most = (choose(beat["issued"] for beat in beats.values()) for choose in (min, max))
+        if least == most:
+            if seconds < self.timeout:
+                return None  # a long computation, or a large collective
+            return seconds, f"no rank has moved for {seconds:.0f} s; all are in {place_of(beats[0])}"
+        behind = [rank for rank, beat in beats.items() if beat["issued"] == least]
+        names = span_of(behind) if len(behind) > 1 else self.name(behind[0])
+        other = next(beat for beat in beats.values() if beat["issued"] == most)
+        return seconds, (
+            f"{names} did nothing for {seconds:.0f} s in {place_of(beats[behind[0]])}; the others wait in "
+            f"{place_of(other)}"
+        )
+
+
+def last_line(failure: RankFailure) -> str:
+    """The one line about a run that a rank has ended."""
+    if failure.refused:
+        return failure.text
+    where = "; its traceback is in log.txt" if failure.trace else ""
+    return f"{failure.text}{where}; resume with --resume"
+
+
+@contextmanager
+def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
+    """A launcher ends all processes when one dies: this one, which has to say why, does not obey then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        time.sleep(SETTLE / 2)  # the death may not have been heard yet
+        if not watch.losing:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,37 @@
+"""A surrogate that fails in one rank, at one of its calls."""
+
+import os
+import signal
+import time
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from proxima.core import PolicyBatch, Surrogate, TokenLoss
+from proxima.core.ratio import masked_ratio
+
+calls = 0
+
+
+@dataclass(frozen=True)
+class Faulty(Surrogate):
+    """-A r; in the call of that number something happens in a rank."""
+
+    rank: int = 1
+    call: int = 3
+    how: Literal["raise", "kill", "stop", "sleep", "warn"] = "raise"
+    zero_advantage_inert: ClassVar[bool] = False
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        global calls
+        calls += 1
+        if os.environ.get("RANK") == str(self.rank) and calls == self.call:
+            if self.how == "raise":
+                raise MemoryError("this rank has no memory left")
+            if self.how == "sleep":
+                time.sleep(600)
+            if self.how == "warn":
+                warnings.warn("a rank warns", stacklevel=1)
+            else:
+                os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.how])
+        return TokenLoss(-b.masked("advantage") * masked_ratio(b), b.loss_mask, {})

@@ -1,0 +1,112 @@
+"""Tiny runs in several real processes, by torchrun or one by one; none outlives its test."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.runtime.tiny_run import changed, recipe
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 240.0  # of a run, on a machine with other work
+COMMAND = ("-m", "proxima.cli.main", "train")
+
+
+def ranked(model: Path, folder: Path, **changes: Any) -> list[str]:
+    """The words of a recipe on several ranks, which is written beside the folder."""
+    tree = recipe(model, placement={"kind": "torchrun", "heartbeat": 0.5, "timeout": 600.0})
+    file = folder.with_suffix(".yaml")
+    file.write_text(json.dumps(changed(tree, changes)))
+    return [str(file), f"folder={folder}"]
+
+
+@contextmanager
+def started(words: list[str], *, ranks: int = 2, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """`torchrun` of the command; everything that it started is gone afterwards."""
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *run, *COMMAND, *words], cwd=ROOT, env=environment(), stdout=file, stderr=file
+        )
+    try:
+        yield process
+    finally:
+        end(words)
+        process.wait(30)
+
+
+def launched(words: list[str], *, ranks: int = 2, output: Path) -> tuple[int, str]:
+    """Exit code of torchrun, and what was printed before it said anything itself. No process is left."""
+    with started(words, ranks=ranks, output=output) as process:
+        code = process.wait(SECONDS)
+        assert not processes(words)
+    return code, ours(output)
+
+
+def ours(output: Path) -> str:
+    """What was printed before torchrun said anything."""
+    lines = output.read_text().splitlines(keepends=True)
+    end = next((i for i, line in enumerate(lines) if line[:1] in "WE" and "torch/distributed/elastic" in line), None)
+    return "".join(lines[:end])
+
+
+def one_by_one(
+    commands: list[tuple[list[str], Mapping[str, str]]], seconds: float = SECONDS
+) -> list[tuple[int, str, str]]:
+    """Ranks that no launcher has started, each with words and environment of its own, as on nodes of their own: exit
+    code, output and error output of each."""
+    port = str(free_port())
+    common = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    running = []
+    for rank, (words, own) in enumerate(commands):
+        env = environment() | common | {"RANK": str(rank), "GROUP_RANK": str(rank), **own}
+        arguments = [sys.executable, *COMMAND, *words]
+        pipe = subprocess.PIPE
+        running.append(subprocess.Popen(arguments, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True))
+    try:
+        return [(*process.communicate(timeout=seconds), process.returncode)[::-1] for process in running]  # type: ignore[misc]
+    finally:
+        for process in running:
+            process.kill()
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+def processes(words: list[str]) -> list[int]:
+    """Those whose command line has the words."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if words[-1].encode() in place.joinpath("cmdline").read_bytes().split(b"\0"):
+                found.append(int(place.name))
+    return found
+
+
+def end(words: list[str]) -> None:
+    for pid in processes(words):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until_printed(output: Path, text: str) -> None:
+    """Wait until it stands in the output."""
+    deadline = time.monotonic() + SECONDS
+    while text not in output.read_text():
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.05)

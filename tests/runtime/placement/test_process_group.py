@@ -1,0 +1,66 @@
+"""How a process learns that it is a rank, and what it says where the ranks do not meet."""
+
+import socket
+
+import pytest
+
+from proxima.data import FieldError, UserError
+from proxima.runtime.placement import process_group
+from proxima.runtime.placement.process_group import slurm_variables
+
+SRUN = {
+    "SLURM_JOB_ID": "40123",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "MASTER_ADDR": "node1",
+}
+
+
+def test_a_task_of_srun_is_a_rank() -> None:
+    assert slurm_variables(SRUN) == {
+        "RANK": "5",
+        "WORLD_SIZE": "7",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "2",
+        "MASTER_PORT": "20123",
+    }
+    assert slurm_variables(SRUN | {"MASTER_PORT": "29500"})["MASTER_PORT"] == "29500"
+    assert slurm_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
+
+
+@pytest.mark.parametrize("absent", ["MASTER_ADDR", "SLURM_STEP_NUM_TASKS"])
+def test_a_batch_script_and_a_run_that_does_not_ask_for_it_are_none(absent: str) -> None:
+    assert slurm_variables({name: value for name, value in SRUN.items() if name != absent}) == {}
+
+
+def test_torchrun_below_srun_keeps_its_own() -> None:
+    assert slurm_variables(SRUN | {"RANK": "0"}) == {}
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
+    rest = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in rest.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+
+
+def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        as_rank(monkeypatch, 0, port)
+        with pytest.raises(FieldError) as refused:
+            process_group._store(2)
+    line = f"MASTER_PORT='{port}' is in use on this machine; set another port for the ranks to meet at"
+    assert str(refused.value) == line
+
+
+def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+    as_rank(monkeypatch, 1, port)
+    with pytest.raises(UserError, match=rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) was not there within 1 s; see its"):
+        process_group._store(1)
