@@ -1,6 +1,6 @@
 """Kill one of several ranks at random moments, resume with the same command, and compare with a run that nobody killed:
 
-    python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
+python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
 """
 
 import argparse

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ADDRESS = "of the cluster's dashboard, http://HEAD:8265; default: RAY_ADDRESS"
 WORKING_DIR = "folder that is sent with the job, which runs in a copy; default: this one, which the nodes must share"
 RUNTIME_ENV = "YAML file with Ray's runtime environment of the job: env_vars, pip, py_modules"
+TOKEN = "copy ~/.ray/auth_token from the cluster's head to this machine, and export RAY_AUTH_MODE=token"
 PYTHON = "interpreter on the cluster that has proxima; default: the path of this one"
 ELSEWHERE = ("model.device",)  # fields that only the cluster can check
 ANSWER_SECONDS = 0.5  # between looks at a job that is ending
@@ -139,6 +140,9 @@ def connect(address: str | None) -> "JobSubmissionClient":
     except Exception as error:  # ConnectionError, RuntimeError and what an address that is none raises
         reason = " ".join(str(error).split())
         shown = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
+        if "uthenticat" in reason:
+            reason = f"the job server at {shown} refuses this machine: it has no token of the cluster, or sends none"
+            raise UserError(reason, remedy=TOKEN) from None
         raise UserError(f"no job server at {shown}: {reason}", remedy="is the dashboard of the cluster running?") from (
             None
         )
