@@ -6,13 +6,16 @@ import socket
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from proxima.cli import submit as submit_command
+from proxima.config import ConfigError
 from proxima.data import UserError
 
 SECONDS = 300
+ROOT = Path(__file__).resolve().parents[2]
 STANDS_IN = """\
 import os, sys, time
 
@@ -52,6 +55,39 @@ def test_refusals(proxima, recipe, here, monkeypatch, words, line):
 
 def test_a_device_of_the_cluster_is_not_looked_for_here(recipe):
     submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"], "train")
+
+
+def test_files_of_the_cluster_are_not_looked_for_here():
+    """Data and model are in its shared storage; a relative path is one of this folder."""
+    data = ["task.path=/nowhere/data/dapo-math", "eval.task.path=/nowhere/data/aime24", "model.path=/nowhere/qwen"]
+    submit_command.check_recipe("dapo_32b", data, "train")
+    with pytest.raises(ConfigError, match=r"eval.task.path=data/aime24 .*no such folder"):
+        submit_command.check_recipe("dapo_32b", data[:1], "train")
+
+
+def test_a_cluster_whose_token_is_missing(monkeypatch):
+    """Ray's own text is of eight sentences, and the dashboard is running."""
+    module = pytest.importorskip("ray.job_submission")
+
+    def refuse(address):
+        raise ConnectionError("Authentication required: Unauthorized: Missing authentication token\nFor more, see …")
+
+    monkeypatch.setattr(module, "JobSubmissionClient", refuse)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.setenv(name, "http://head:8265")
+    with pytest.raises(UserError, match=r"http://head:8265 refuses this machine: .*; copy ~/.ray/auth_token .*MODE"):
+        submit_command.connect("http://head:8265")
+
+
+def test_the_job_of_the_page_on_clusters(monkeypatch):
+    """Its recipe and its runtime environment, with the words of the page."""
+    monkeypatch.setenv("VLLM_TOKEN", "secret")
+    example = ROOT / "examples" / "cluster"
+    submit_command.check_recipe(str(example / "dapo_32b.yaml"), ["folder=/shared/runs/dapo_32b"], "train")
+    folder = submit_command.sent_folder(str(example), "dapo_32b.yaml", ["folder=/shared/runs/dapo_32b"])
+    assert submit_command.recipe_there(str(example / "dapo_32b.yaml"), folder) == "dapo_32b.yaml"
+    variables = submit_command.read_environment(str(example / "runtime_env.yaml"))["env_vars"]
+    assert all(isinstance(value, str) for value in variables.values()) and variables["HF_HUB_OFFLINE"] == "1"
 
 
 class FakeClient:

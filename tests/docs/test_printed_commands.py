@@ -45,6 +45,10 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
         "downloads; tests/prepare makes every set from files",
     ),
     (r"proxima (sweep|compare) .*(results|dapo_parts|pruning|trust_regions --baseline grpo )", "takes hours"),
+    (r"proxima submit", "needs a Ray cluster; tests/cli/test_submit.py has one"),
+    (r"proxima train .*kind: ray", "starts a Ray cluster; tests/runtime/placement has those"),
+    (r"proxima rehearse examples/cluster", "needs a config.json of the hub; tests/examples rehearses nothing of 32B"),
+    (r"proxima (train|eval) .*(runs/two|/shared/)", "needs the ranks' run"),
     (r"proxima train .*local_process", "starts a process of its own, which the README's cpu/async does here too"),
 )
 CAPITALS = {  # what a reader fills in
@@ -254,7 +258,10 @@ class Shell:
             patch.setattr("proxima.cli.main.run_command", lambda command, arguments: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
-        if words[0] in (*TRAINING, "explain", "calibrate", "simulate") and words[1] in recipe_files.shipped_recipes():
+        if (
+            words[0] in (*TRAINING, "explain", "calibrate", "simulate", "submit")
+            and words[1] in recipe_files.shipped_recipes()
+        ):
             resolve(words[1], [word for word in words[2:] if "=" in word and "…" not in word], root=None)
 
     def make(self, words):

@@ -19,9 +19,12 @@ from proxima.data.errors import UserError
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
+    from proxima.config.problems import Problem
+
 ADDRESS = "of the cluster's dashboard, http://HEAD:8265; default: RAY_ADDRESS"
 WORKING_DIR = "folder that is sent with the job, which runs in a copy; default: this one, which the nodes must share"
 RUNTIME_ENV = "YAML file with Ray's runtime environment of the job: env_vars, pip, py_modules"
+TOKEN = "copy ~/.ray/auth_token from the cluster's head to this machine, and export RAY_AUTH_MODE=token"
 PYTHON = "interpreter on the cluster that has proxima; default: the path of this one"
 ELSEWHERE = ("model.device",)  # fields that only the cluster can check
 ANSWER_SECONDS = 0.5  # between looks at a job that is ending
@@ -69,8 +72,14 @@ def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> None:
     from proxima.config import ConfigError, check, resolve
 
     resolved = resolve(recipe, overrides, root=FAMILIES[command].root)
-    if problems := [problem for problem in check(resolved) if problem.path not in ELSEWHERE]:
+    if problems := [problem for problem in check(resolved) if not is_of_cluster(problem)]:
         raise ConfigError(problems)
+
+
+def is_of_cluster(problem: "Problem") -> bool:
+    """Whether only the cluster can tell: its devices, and files at whole paths, which are not there here."""
+    path = problem.value or ""
+    return problem.path in ELSEWHERE or (path.startswith("/") and not Path(path).exists())
 
 
 def sent_folder(working_dir: str, recipe: str, overrides: Sequence[str]) -> Path:
@@ -131,6 +140,9 @@ def connect(address: str | None) -> "JobSubmissionClient":
     except Exception as error:  # ConnectionError, RuntimeError and what an address that is none raises
         reason = " ".join(str(error).split())
         shown = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
+        if "uthenticat" in reason:
+            reason = f"the job server at {shown} refuses this machine: it has no token of the cluster, or sends none"
+            raise UserError(reason, remedy=TOKEN) from None
         raise UserError(f"no job server at {shown}: {reason}", remedy="is the dashboard of the cluster running?") from (
             None
         )

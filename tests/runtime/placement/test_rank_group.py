@@ -1,6 +1,11 @@
 import os
 import sys
+import types
 
+import pytest
+
+from proxima.data import UserError
+from proxima.runtime.placement import rank_group
 from proxima.runtime.placement.rank_group import RankGroup, python_path, rank_order, rank_variables
 from proxima.runtime.placement.rank_host import RankPlace
 
@@ -46,3 +51,11 @@ def test_modules_of_this_process_beside_the_installed_ones(monkeypatch, tmp_path
     site = os.path.join(sys.prefix, "lib")
     monkeypatch.setattr(sys, "path", [str(tmp_path), site, str(tmp_path), str(tmp_path / "gone"), sys.base_prefix])
     assert python_path() == str(tmp_path)
+
+
+def test_a_cluster_that_ends_during_the_start_is_one_line():
+    def wait(timeout_seconds):
+        raise Exception("Placement group PlacementGroupID(ba46) does not exist.")
+
+    with pytest.raises(UserError, match=r"lost while .* PlacementGroupID\(ba46\) does not exist; .*--resume"):
+        rank_group._granted(types.SimpleNamespace(wait=wait))

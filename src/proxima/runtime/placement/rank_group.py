@@ -87,7 +87,7 @@ def start_group(
     granted = placement_group([bundle_of(spec)] * spec.ranks, strategy=spec.strategy)
     group = RankGroup(granted, [])
     try:
-        while not granted.wait(timeout_seconds=LOOK_SECONDS):
+        while not _granted(granted):
             look()
             if time.monotonic() > deadline:
                 bound = f"was not enough for the cluster to grant {spec.ranks} ranks"
@@ -126,6 +126,15 @@ def start_group(
     except BaseException:
         group.stop()
         raise
+
+
+def _granted(devices: Any) -> bool:
+    """Whether the cluster has given the devices by now."""
+    try:
+        return bool(devices.wait(timeout_seconds=LOOK_SECONDS))
+    except Exception as error:  # of a cluster that has ended, Ray says that the placement group does not exist
+        reason = f"the Ray cluster was lost while the ranks were being started: {first_line_of(error)}"
+        raise UserError(reason, remedy="see `ray status`; --resume continues the run") from None
 
 
 def _all(references: list[Any], deadline: float, look: Callable[[], None]) -> list[Any]:
