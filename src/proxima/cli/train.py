@@ -90,17 +90,10 @@ def train_recipe(
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
     quiet = quiet or not is_first()  # which speaks for all processes of a run
-    resolved = resolve_run(
-        recipe,
-        overrides,
-        root=FAMILIES[command].root,
-        resume=resume,
-        overwrite=overwrite,
-        accept_changes=accept_changes,
-    )
+    begin: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
+    resolved = resolve_run(recipe, overrides, root=FAMILIES[command].root, **begin)
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
-    begin: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     if places_ranks(resolved.config):
         return train_on_ray(resolved, recipe, overrides, command, {**begin, "quiet": quiet}).exit_code
 

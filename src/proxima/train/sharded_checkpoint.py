@@ -10,7 +10,6 @@ number of ranks.
 """
 
 import json
-import pickle
 import re
 import shutil
 import threading
@@ -323,7 +322,8 @@ def _write_index(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[st
 
 def _portable(error: Exception | None) -> Exception | None:
     """An error that other ranks can raise too."""
-    try:
-        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, error.strerror, error.filename)
+    if isinstance(error, NotFiniteError):
+        return NotFiniteError(str(error))
+    return None if error is None else RuntimeError(f"{type(error).__name__}: {error}")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import chain
 from typing import Any, Protocol
 
@@ -93,6 +93,8 @@ class TrainStack:
         self.max_grad_norm = max_grad_norm
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
+        self._plain: LoadedModel | None = None  # on rank 0 of several
+        self._gathers = False
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
         """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
@@ -131,29 +133,24 @@ class TrainStack:
         )
         return self.ranks.gather(own)
 
-    @cached_property
-    def plain(self) -> LoadedModel | None:
-        """The trained model as one process has it, for engines; on several ranks a copy, on rank 0 alone. It may be
-        older than the weights until `gather`. Collective at its first use."""
+    def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
+        """The trained model as one process has it, with the present weights, for engines: itself, or on several ranks
+        a copy on rank 0. The first call makes that copy, on `device`."""
         if self.ranks.size == 1:
             return self.model.loaded
-        from proxima.model.parallel.gather import plain_copy
+        with self.ranks.call(self.name, "gather", [None] * self.ranks.size):
+            self.follow_gather(device)
+        assert self._plain is not None
+        return self._plain
 
-        return plain_copy(self.model.loaded)
-
-    def gathered(self) -> LoadedModel:
-        """`plain`, with the present weights."""
-        if self.ranks.size > 1:
-            with self.ranks.call(self.name, "gather", [None] * self.ranks.size):
-                self.follow_gather()
-        assert self.plain is not None
-        return self.plain
-
-    def follow_gather(self) -> None:
+    def follow_gather(self, device: torch.device | str = "cpu") -> None:
         """Bring the weights of all ranks together on the first."""
-        from proxima.model.parallel.gather import gather_into
+        from proxima.model.parallel.gather import gather_into, plain_copy
 
-        gather_into(self.model.model, None if self.plain is None else self.plain.model)
+        if self._gathers:
+            gather_into(self.model.model, None if self._plain is None else self._plain.model)
+        else:
+            self._plain, self._gathers = plain_copy(self.model.loaded, device), True
 
     def update(
         self,

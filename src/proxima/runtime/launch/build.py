@@ -49,7 +49,9 @@ def make_controller(
 ) -> Controller:
     """Everything that the loop touches, and the loop."""
     recorder = RolloutRecorder(services.store, data.source, services.observer)
-    generator = make_generator(config, services.compute.call(learner.stack.gathered), data, services)
+    computes = getattr(config.engine, "needs_weights", False)  # in this process, beside the training
+    device = learner.stack.model.device if computes else "cpu"
+    generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services)
     evaluation = make_evaluation(config, data, generator, services)
     collector: Collector
     if not isinstance(data.source, PromptSource):

@@ -34,7 +34,7 @@ class HeldOutSamples:
     ) -> None:
         self.prompts, self.stack, self.compute = prompts, stack, compute
         self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        whole = compute.call(stack.gathered)
+        whole = compute.call(stack.gathered, stack.model.device)
         self.engine = Local(slots=len(prompts)).build(EngineSetup.of(whole, max_length=max_length, compute=compute))
 
     async def groups(self, version: int) -> list[Group]:
