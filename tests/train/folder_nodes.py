@@ -31,7 +31,7 @@ def versions_on_nodes(rank: int, folder: Path) -> None:
     local = sum(other == NODE_OF[rank] for other in NODE_OF[:rank])
     os.environ["LOCAL_RANK"] = str(local)
     node_folders.CHUNK = 100_000
-    ranks = ProcessRanks(dist.new_group(backend="gloo"))
+    ranks = ProcessRanks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
     folders = NodeFolders(ranks)
     kept: list[Path] = []
     for version in range(1, 6):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from proxima.core import AGGREGATES, CORRECTIONS, PENALTIES, SURROGATES, RewardLoss, TokenMean
@@ -140,7 +141,7 @@ def close(ours: float, theirs: float) -> bool:
 
 
 def same_updates(rank: int, folder: Path) -> None:
-    ranks = ProcessRanks()
+    ranks = ProcessRanks(rank, dist.get_world_size())
     for name, objective, updates, settings in cases():
         stack = stack_of(folder, ranks, **settings)
         if rank > 0:
@@ -169,7 +170,7 @@ def same_updates(rank: int, folder: Path) -> None:
 
 def same_columns(rank: int, folder: Path) -> None:
     """Forward stages, weights for an engine, and calls that rank 0 ends."""
-    ranks = ProcessRanks()
+    ranks = ProcessRanks(rank, dist.get_world_size())
     for scalar in (False, True):
         stack = stack_of(folder, ranks, scalar=scalar)
         stage = ValueStage if scalar else partial(LogProbStage, "reference_log_prob")

@@ -28,8 +28,7 @@ class Call:
 
 class ProcessRanks(Ranks):
     """The ranks of the default process group; `objects` is a group of the same ranks over gloo, which carries what is
-    not a tensor of the model; None: the default group. `writer`
-    is set once there is a process group."""
+    not a tensor of the model; None: the default group. `writer` is set once there is a process group."""
 
     def __init__(self, rank: int, size: int, objects: Any = None) -> None:
         self.rank, self.size, self.objects = rank, size, objects
