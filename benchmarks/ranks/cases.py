@@ -28,7 +28,7 @@ class Case:
         sizes: ranks.
         bound: on the deviation of every metric.
         torchrun: started by torchrun itself, and not forked with its environment.
-        replay: trains on the rollouts that a run of the same overrides has stored.
+        replay: trains on the rollouts that a run of the same overrides, and those of `source`, has stored.
         exact: the trajectories are the same; False: they depend on time, and only the ends are compared.
     """
 
@@ -43,19 +43,20 @@ class Case:
     bound: float = 1e-5
     torchrun: bool = False
     replay: bool = False
+    source: Sequence[str] = ()
     exact: bool = True
     sgd: bool = False
     bfloat16: bool = False
 
-    def words(self, models: Path, folder: Path, rollouts: Path | None) -> list[str]:
-        """The command line, without placement."""
-        offline = self.command != "train"
-        words = [self.command, f"recipes/{self.recipe}.yaml", f"model.path={models / self.model}", *COMMON]
-        words += [] if self.bfloat16 else FLOAT32
-        words += OFFLINE if offline else [EVEN, *RL]
-        words += [f"train.optimizer={SGD}"] if self.sgd else []
-        words += [text.replace("MODELS", str(models)) for text in self.overrides] + [f"folder={folder}"]
-        return words if rollouts is None else [*words, "--rollouts", str(rollouts)]
+    def words(self, models: Path, folder: Path, rollouts: Path | None = None, more: Sequence[str] = ()) -> list[str]:
+        """The command line, without placement; `more` overrides."""
+        overrides = [f"model.path={models / self.model}", *COMMON, *(() if self.bfloat16 else FLOAT32)]
+        overrides += [*OFFLINE] if self.command != "train" else [EVEN, *RL]
+        overrides += [f"train.optimizer={SGD}"] if self.sgd else []
+        overrides += [text.replace("MODELS", str(models)) for text in [*self.overrides, *more]]
+        last = {text.partition("=")[0]: text for text in overrides}
+        words = [self.command, f"recipes/{self.recipe}.yaml", f"folder={folder}"]
+        return [*words, *last.values(), *([] if rollouts is None else ["--rollouts", str(rollouts)])]
 
 
 def write_uneven(models: Path) -> None:
@@ -122,15 +123,24 @@ def batches() -> Iterator[Case]:
         recipe="cpu/cppo_prune",
         overrides=(REFILL, "algorithm.dynamic_sampling.max_num_gen_batches=4"),
     )
-    yield Case(row=row, name="DAPO's dynamic sampling", recipe="cpu/dapo", overrides=(EVEN,))
+    yield Case(row=row, name="DAPO's dynamic sampling", recipe="cpu/dapo")
     yield Case(row=row, name="CPPO pruning, reference KL", recipe="cpu/cppo_prune")
-    for surrogate in ("clip_cov", "kl_cov", "m2po", "sapo", "dro", "gspo", "vespo"):
+    for surrogate in ("clip_cov", "m2po", "sapo", "dro", "gspo", "vespo"):
         yield Case(
             row=row,
             name=f"surrogate {surrogate}",
             overrides=(f"algorithm={{surrogate: {{kind: {surrogate}}}}}", "train.updates_per_step=2"),
             sgd=True,
+            replay=True,
         )
+    yield Case(  # of another policy: |l| has a kink at 0, where the sign of l is that of rounding
+        row=row,
+        name="surrogate kl_cov, replay of another policy",
+        overrides=("algorithm={surrogate: {kind: kl_cov, share: 0.3}, mismatch: {on_mismatch: warn}}",),
+        sgd=True,
+        replay=True,
+        source=("model.path=MODELS/teacher",),
+    )
     yield Case(
         row=row,
         name="correction second_moment",
@@ -139,7 +149,12 @@ def batches() -> Iterator[Case]:
     yield Case(
         row=row,
         name="early stop by target_kl",
-        overrides=("algorithm=ppo_clip", "train.epochs_per_step=4", "train.target_kl=0.00002", "train.updates_per_step=2"),
+        overrides=(
+            "algorithm={surrogate: {kind: ppo_clip}}",
+            "train.epochs_per_step=4",
+            "train.target_kl=0.00002",
+            "train.updates_per_step=2",
+        ),
     )
     yield Case(row=row, name="value head", recipe="cpu/ppo_critic", overrides=("critic={kind: head}",))
     yield Case(row=row, name="reference KL", overrides=("algorithm.reference_kl={kind: k3, coefficient: 0.1}",))
@@ -153,15 +168,13 @@ def batches() -> Iterator[Case]:
     )
     yield Case(row=row, name="uneven prompts", overrides=(*UNEVEN,), sgd=True)
     for command, recipe in (("sft", "cpu/sft"), ("dpo", "cpu/dpo"), ("reward", "cpu/reward")):
-        columns = "" if command == "sft" else ", prompt: prompt, chosen: chosen, rejected: rejected"
-        task = f"{{kind: jsonl, path: MODELS/uneven.jsonl{columns}}}"
         rest = ("eval.task=null", "eval.every=0", "eval.limit=0", "train.tokens_per_micro_batch=200")
         yield Case(
             row=row,
             name=f"uneven rows, {command}, micro-batches of 200",
             command=command,
             recipe=recipe,
-            overrides=(f"task={task}", *rest),
+            overrides=(UNEVEN[0], *rest),
             sgd=True,
         )
     yield Case(
@@ -191,15 +204,29 @@ def layouts() -> Iterator[Case]:
         ("hybrid, offload", "{kind: hybrid, offload: true}"),
     ):
         yield Case(
-            row=row, name=f"sharding {name}", model="qwen3", sgd=True, placed=(f"placement.sharding={sharding}",)
+            row=row,
+            sizes=(4,) if "hybrid" in name else (2,),
+            name=f"sharding {name}",
+            model="qwen3",
+            sgd=True,
+            placed=(f"placement.sharding={sharding}",),
         )
-    yield Case(row=row, name="sharding replicate, critic", recipe="cpu/ppo_critic", placed=("placement.sharding=replicate",))
-    yield Case(row=row, name="output layer of its own (Qwen2)", model="qwen2", sgd=True)
-    yield Case(row=row, name="gradient checkpointing", overrides=("model.gradient_checkpointing=true",), sgd=True)
-    yield Case(row=row, name="no shared prompt", overrides=("model.share_prompt=false",), sgd=True)
-    yield Case(row=row, name="bfloat16 products", bfloat16=True, bound=2e-2, sgd=True, replay=True)
     yield Case(
         row=row,
+        sizes=(2,),
+        name="sharding replicate, critic",
+        recipe="cpu/ppo_critic",
+        placed=("placement.sharding=replicate",),
+    )
+    yield Case(row=row, sizes=(2,), name="output layer of its own (Qwen2)", model="qwen2", sgd=True)
+    yield Case(
+        row=row, sizes=(2,), name="gradient checkpointing", overrides=("model.gradient_checkpointing=true",), sgd=True
+    )
+    yield Case(row=row, sizes=(2,), name="no shared prompt", overrides=("model.share_prompt=false",), sgd=True)
+    yield Case(row=row, sizes=(2,), name="bfloat16 products", bfloat16=True, bound=2e-2, sgd=True, replay=True)
+    yield Case(
+        row=row,
+        sizes=(2,),
         name="bfloat16 products, gathered in bfloat16",
         bfloat16=True,
         bound=2e-2,
@@ -208,51 +235,82 @@ def layouts() -> Iterator[Case]:
         placed=("placement.sharding={kind: full, param_dtype: bfloat16}",),
     )
     yield Case(
-        row=row, name="bfloat16 weights", bfloat16=True, bound=5e-2, replay=True, overrides=("model.dtype=bfloat16",)
+        row=row,
+        sizes=(2,),
+        name="bfloat16 weights",
+        bfloat16=True,
+        bound=5e-2,
+        replay=True,
+        overrides=("model.dtype=bfloat16",),
     )
 
 
 def odd() -> Iterator[Case]:
     """What else a run may be."""
     row = "odd runs"
-    yield Case(row=row, name="all advantages 0", overrides=(CONSTANT,))
+    yield Case(row=row, sizes=(2,), name="all advantages 0", overrides=(CONSTANT,))
     yield Case(
         row=row,
+        sizes=(2,),
         name="no trained token: every group dropped",
         overrides=(CONSTANT, "algorithm.selection=[{kind: drop_uniform_groups}]"),
     )
-    yield Case(row=row, name="groups over the micro-batch budget", overrides=("train.tokens_per_micro_batch=16",), sgd=True)
     yield Case(
         row=row,
-        name="two updates, three epochs",
-        overrides=("train.updates_per_step=2", "train.epochs_per_step=3", "algorithm=ppo_clip"),
+        sizes=(2,),
+        name="groups over the micro-batch budget",
+        overrides=("train.tokens_per_micro_batch=16",),
         sgd=True,
     )
     yield Case(
-        row=row, name="KTO", command="dpo", recipe="cpu/dpo", overrides=("preference.loss=[{kind: kto}]",), sgd=True
+        row=row,
+        sizes=(2,),
+        name="two updates, three epochs",
+        overrides=("train.updates_per_step=2", "train.epochs_per_step=3", "algorithm={surrogate: {kind: ppo_clip}}"),
+        sgd=True,
     )
-    yield Case(row=row, name="ORPO", command="dpo", recipe="cpu/dpo", overrides=("preference.loss=[{kind: orpo}]",))
-    yield Case(row=row, name="online DPO", recipe="cpu/online_dpo", overrides=("train.updates_per_step=1",))
-    yield Case(row=row, name="replay", replay=True)
     yield Case(
         row=row,
+        sizes=(2,),
+        name="KTO",
+        command="dpo",
+        recipe="cpu/dpo",
+        overrides=("preference.loss=[{kind: kto}]",),
+        sgd=True,
+    )
+    yield Case(
+        row=row, sizes=(2,), name="ORPO", command="dpo", recipe="cpu/dpo", overrides=("preference.loss=[{kind: orpo}]",)
+    )
+    yield Case(row=row, sizes=(2,), name="online DPO", recipe="cpu/online_dpo", overrides=("train.updates_per_step=1",))
+    yield Case(row=row, sizes=(2,), name="replay", replay=True)
+    yield Case(
+        row=row,
+        sizes=(2,),
         name="asynchronous, proximal: next",
         recipe="cpu/sdp",
         overrides=("engine.kind=local", *ASYNC),
         exact=False,
     )
-    yield Case(row=row, name="asynchronous, engine in its process", recipe="cpu/sdp", exact=False)
+    yield Case(row=row, sizes=(2,), name="asynchronous, engine in its process", recipe="cpu/sdp", exact=False)
     yield Case(
         row=row,
+        sizes=(2,),
         name="keep_best, evaluation every step",
         overrides=("eval.every=1", "checkpoint.every=1", "checkpoint.keep_best=true", "eval.metric=reward/mean"),
     )
-    plateau = "eval.stop_after={evaluations: 1, min_improvement: 10}"
-    yield Case(row=row, name="eval.stop_after", overrides=("eval.every=1", "eval.metric=reward/mean", plateau))
+    plateau = "eval.stop_after={patience: 1, min_delta: 0.9}"
+    yield Case(
+        row=row, sizes=(2,), name="eval.stop_after", overrides=("eval.every=1", "eval.metric=reward/mean", plateau)
+    )
     suite = "{kind: arithmetic, low: 1, high: 9, held_out: 0.25, split: test, size: 8}"
-    yield Case(row=row, name="two evaluation suites", overrides=(f"eval.suites={{a: {{task: {suite}}}}}", "eval.every=2"))
-    yield Case(row=row, name="max_grad_norm 0", overrides=("train.max_grad_norm=0",), sgd=True)
-    yield Case(row=row, name="clipped gradients", overrides=("train.max_grad_norm=0.05",), sgd=True)
+    yield Case(
+        row=row,
+        sizes=(2,),
+        name="two evaluation suites",
+        overrides=(f"eval.sets=[{{name: small, task: {suite}}}]", "eval.every=2"),
+    )
+    yield Case(row=row, sizes=(2,), name="max_grad_norm 0", overrides=("train.max_grad_norm=0",), sgd=True)
+    yield Case(row=row, sizes=(2,), name="clipped gradients", overrides=("train.max_grad_norm=0.05",), sgd=True)
 
 
 def all_cases() -> list[Case]:

@@ -8,10 +8,26 @@ from typing import Any
 LEFT_OUT = ("time", "sync", "memory", "rate")  # first words of what is measured of the machine, not of the training
 DIFFERENCES = 1.0
 """The unit of figures that are differences of nearly equal numbers, or means of what cancels: the loss and advantages
-(of order 1 after normalising), KL, log-prob differences and chi-square (nats, of log-probs of order 5), and covariances.
+(of order 1 after normalising), KL, log-prob differences and chi-square (nats, of log-probs of order 5), covariances.
 Their rounding is that of what was subtracted, however small the difference."""
+LOG_PROB = 5.0
+"""nats, the log-prob of a token of a random model. A ratio is the exponential of a difference of two: its relative
+error is their absolute one, compared with their size."""
+RATIOS = ("ratio", "rollout_is", "ppl")
 CANCELS = ("loss", "kl", "chi2", "ppl_diff", "absdiff", "deviation", "entropy", "advantage", "margin", "drift", "cov")
-CANCELS += ("logprob", "log_prob", "spend", "value", "score", "chosen", "rejected", "std", "divergence", "shift", "return")
+CANCELS += (
+    "logprob",
+    "log_prob",
+    "spend",
+    "value",
+    "score",
+    "chosen",
+    "rejected",
+    "std",
+    "divergence",
+    "shift",
+    "return",
+)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -49,18 +65,28 @@ def _deviation(name: str, a: Any, b: Any) -> tuple[float, float]:
     apart, size = abs(a - b), max(abs(a), abs(b))
     unit = DIFFERENCES if any(word in name for word in CANCELS) else 0.0
     share = apart / size
+    if any(word in name for word in RATIOS):
+        return share, share / LOG_PROB
     return (share, apart / max(size, unit)) if math.isfinite(share) else (math.inf, math.inf)
 
 
-def weights(folder: Path) -> dict[str, Any]:
-    """Those of the last checkpoint: the trained model and, by their name, others beside it."""
+def tensors(folder: Path) -> dict[str, Any]:
+    """All of the last checkpoint, by file and name."""
     from safetensors.torch import load_file
 
-    checkpoint = max((path for path in (folder / "checkpoints").glob("0*") if (path / "state.json").exists()))
+    checkpoint = max(path for path in (folder / "checkpoints").glob("0*") if (path / "state.json").exists())
+    files = sorted(checkpoint.rglob("*.safetensors"))
+    return {f"{file.relative_to(checkpoint)}:{name}": x for file in files for name, x in load_file(file).items()}
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """Those of the last checkpoint by folder and name, without the optimizers' state, which each layout has in files of
+    its own."""
     out = {}
-    for file in checkpoint.rglob("*.safetensors"):
-        if "optimizer" not in file.relative_to(checkpoint).parts[0] and "-opt" not in file.name:
-            out |= {f"{file.parent.name}/{name}": x for name, x in load_file(file).items()}
+    for name, x in tensors(folder).items():
+        file, _, parameter = name.partition(":")
+        if "optimizer" not in file:
+            out[f"{Path(file).parent}/{parameter}"] = x
     return out
 
 
