@@ -14,6 +14,7 @@ RL = ("eval.limit=4", "sampling.max_tokens=6", "engine.slots=8", "engine.dtype=f
 RL += ("train.prompts_per_step=4", "train.completions_per_prompt=4", "train.warmup_steps=2")
 OFFLINE = ("train.examples_per_step=4", "eval.limit=4")
 REFILL = "algorithm.selection=[{kind: drop_uniform_groups}, {kind: prune, rate: 0.5, allocate: true}]"
+SMALLER = ("train.updates_per_step=2", "train.steps=3", "train.optimizer.lr=0.02")  # unbounded ratios multiply rounding
 ASYNC = ("runtime.max_lag=2", "runtime.max_concurrent_rollouts=8", "engine.interrupt=finish")
 
 
@@ -129,7 +130,7 @@ def batches() -> Iterator[Case]:
         yield Case(
             row=row,
             name=f"surrogate {surrogate}",
-            overrides=(f"algorithm={{surrogate: {{kind: {surrogate}}}}}", "train.updates_per_step=2"),
+            overrides=(f"algorithm={{surrogate: {{kind: {surrogate}}}}}", *SMALLER),
             sgd=True,
             replay=True,
         )
@@ -266,7 +267,12 @@ def odd() -> Iterator[Case]:
         row=row,
         sizes=(2,),
         name="two updates, three epochs",
-        overrides=("train.updates_per_step=2", "train.epochs_per_step=3", "algorithm={surrogate: {kind: ppo_clip}}"),
+        overrides=(
+            "train.updates_per_step=2",
+            "train.epochs_per_step=3",
+            "train.steps=1",
+            "algorithm={surrogate: {kind: ppo_clip}}",
+        ),
         sgd=True,
     )
     yield Case(
@@ -275,11 +281,16 @@ def odd() -> Iterator[Case]:
         name="KTO",
         command="dpo",
         recipe="cpu/dpo",
-        overrides=("preference.loss=[{kind: kto}]",),
+        overrides=("preference.loss=[{kind: kto}]", *UNEVEN),
         sgd=True,
     )
     yield Case(
-        row=row, sizes=(2,), name="ORPO", command="dpo", recipe="cpu/dpo", overrides=("preference.loss=[{kind: orpo}]",)
+        row=row,
+        sizes=(2,),
+        name="two preference losses",
+        command="dpo",
+        recipe="cpu/dpo",
+        overrides=("preference.loss=[{kind: sigmoid, beta: 0.1}, {kind: sft}]",),
     )
     yield Case(row=row, sizes=(2,), name="online DPO", recipe="cpu/online_dpo", overrides=("train.updates_per_step=1",))
     yield Case(row=row, sizes=(2,), name="replay", replay=True)
@@ -296,12 +307,10 @@ def odd() -> Iterator[Case]:
         row=row,
         sizes=(2,),
         name="keep_best, evaluation every step",
-        overrides=("eval.every=1", "checkpoint.every=1", "checkpoint.keep_best=true", "eval.metric=reward/mean"),
+        overrides=("eval.every=1", "checkpoint.every=1", "checkpoint.keep_best=true", "eval.metric=reward"),
     )
     plateau = "eval.stop_after={patience: 1, min_delta: 0.9}"
-    yield Case(
-        row=row, sizes=(2,), name="eval.stop_after", overrides=("eval.every=1", "eval.metric=reward/mean", plateau)
-    )
+    yield Case(row=row, sizes=(2,), name="eval.stop_after", overrides=("eval.every=1", "eval.metric=reward", plateau))
     suite = "{kind: arithmetic, low: 1, high: 9, held_out: 0.25, split: test, size: 8}"
     yield Case(
         row=row,

@@ -63,11 +63,10 @@ def _deviation(name: str, a: Any, b: Any) -> tuple[float, float]:
     if not (isinstance(a, float) and isinstance(b, float)):
         return math.inf, math.inf
     apart, size = abs(a - b), max(abs(a), abs(b))
-    unit = DIFFERENCES if any(word in name for word in CANCELS) else 0.0
     share = apart / size
-    if any(word in name for word in RATIOS):
-        return share, share / LOG_PROB
-    return (share, apart / max(size, unit)) if math.isfinite(share) else (math.inf, math.inf)
+    if any(word in name for word in CANCELS):
+        return share, apart / max(size, DIFFERENCES)
+    return share, share / LOG_PROB if any(word in name for word in RATIOS) else share
 
 
 def tensors(folder: Path) -> dict[str, Any]:

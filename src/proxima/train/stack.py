@@ -191,6 +191,7 @@ class TrainStack:
                 objective,
                 [[part[i].item for i in places[rank]] for part, places in zip(run, parts, strict=True)],
                 judged=should_continue is not None,
+                planned=planned,
             )
             for rank in range(self.ranks.size)
         ]
@@ -199,7 +200,6 @@ class TrainStack:
             result = self._update(share, own, whole)
         skipped = [len(part) - len(rest) for part, rest in zip(active, run, strict=True)]
         result.skipped = sum(skipped[: result.updates])
-        self.updates += max(0, planned - result.updates)
         return result
 
     def follow_update(self, share: UpdateShare) -> None:
@@ -236,6 +236,7 @@ class TrainStack:
             result.updates += 1
             if share.judged and not self.ranks.broadcast(_goes_on(whole, number, state.metrics[already:])):
                 break
+        self.updates += max(0, share.planned - result.updates)  # on every rank: the schedule reads it
         result.tokens = int(self.ranks.sum(torch.tensor(result.tokens)))
         result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
             "loss": float(self.ranks.sum(state.loss)) / max(1, result.updates),
