@@ -5,7 +5,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-LEFT_OUT = ("time", "sync", "memory", "rate")  # first words of what is measured of the machine, not of the training
+LEFT_OUT = (
+    "time",
+    "sync",
+    "memory",
+    "rate",
+    "idle",
+    "async",
+)  # first words of what is measured of the machine, not of the training
 DIFFERENCES = 1.0
 """The unit of figures that are differences of nearly equal numbers, or means of what cancels: the loss and advantages
 (of order 1 after normalising), KL, log-prob differences and chi-square (nats, of log-probs of order 5), covariances.

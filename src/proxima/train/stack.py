@@ -123,6 +123,11 @@ class TrainStack:
                     out[name][place] = value
         return out
 
+    def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
+        """Stages that are made in the middle of a run, by every rank at once: loading their models is collective."""
+        with self.ranks.call(self.name, "stages", [None] * self.ranks.size):
+            return make()
+
     def follow_columns(self, stage: ForwardStage, share: ColumnShare) -> list[dict[str, list[Floats]]]:
         """Fill a share of the columns; on rank 0, those of all ranks."""
         budget, share_prompt = self.tokens_per_micro_batch, self.model.share_prompt
