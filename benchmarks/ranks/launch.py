@@ -13,6 +13,8 @@ from pathlib import Path
 
 from benchmarks import harness
 
+ROOT = harness.HERE.parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 SECONDS = 300.0  # for one run, after which its processes are killed
 
 
@@ -40,7 +42,8 @@ def start(words: Sequence[str], ranks: int, log: Path) -> list[int]:
             processes.append(pid)
             continue
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ.update({} if ranks == 1 else sizes | own)
+        os.environ.update(ONE_THREAD if ranks == 1 else ONE_THREAD | sizes | own)
+        os.chdir(ROOT)
         with log.open("a") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
@@ -85,10 +88,11 @@ def wait(processes: list[int], log: Path, until: Callable[[], bool] = lambda: Fa
 def _by_torchrun(words: Sequence[str], ranks: int, log: Path) -> str:
     torch_run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     torch_run += ["--master-port", str(free_port()), "-m", "proxima.cli.main"]
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     with log.open("w") as file:
         try:
             code = subprocess.run(
-                [*torch_run, *words], cwd=harness.HERE.parent, stdout=file, stderr=file, timeout=SECONDS
+                [*torch_run, *words], cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=SECONDS
             ).returncode
         except subprocess.TimeoutExpired:
             return f"no end after {SECONDS:g} seconds"

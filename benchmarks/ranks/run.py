@@ -3,7 +3,6 @@
 import importlib
 import json
 import math
-import os
 import pkgutil
 import shutil
 import sys
@@ -32,7 +31,6 @@ class Place:
 def prepare(root: Path, model: str | None) -> Place:
     """The models, and this process ready to be forked."""
     sys.path.insert(0, str(harness.HERE.parent))
-    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     import torch
 
     from tests.tiny import make_tiny
@@ -47,7 +45,6 @@ def prepare(root: Path, model: str | None) -> Place:
     write_uneven(models)
     if model is not None:
         (models / "smollm2").symlink_to(Path(model).resolve())
-    os.chdir(harness.HERE.parent)
     return Place(root, models)
 
 
@@ -148,9 +145,10 @@ def main() -> None:
     from benchmarks.ranks.resume import CASES, resumed  # which needs this module
 
     every = [*all_cases(), *CASES]
-    cases = [case for case in every if any(text in f"{case.row}: {case.name}" for text in options.only)][
-        : options.cases
-    ]
+    cases = [case for case in every if any(text in f"{case.row}: {case.name}" for text in options.only)]
+    if options.ranks:
+        cases = [replace(case, sizes=options.ranks) for case in cases]
+    cases = cases[: options.cases]
     needs_model = any(case.model == "smollm2" for case in cases)
     model = harness.need_model(options.model) if needs_model else None
     with tempfile.TemporaryDirectory() as temporary:
