@@ -25,6 +25,7 @@ CLAIMS = (
     "vllm_throughput",
     "kills",
     "nan_campaign",
+    "ranks",
     "decode_vs_hf",
     "step_vs_trl",
     "offline_vs_trl",
