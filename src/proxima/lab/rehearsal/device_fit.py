@@ -13,11 +13,14 @@ from proxima.config.memory_size import ENGINE_COPY, AnyConfig
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import ExampleStep, StepSize
+from proxima.config.training_memory import Share
 from proxima.data import UserError
 from proxima.lab.rehearsal.device_watch import ACTIVATIONS
 from proxima.lab.rehearsal.devices import Devices
 from proxima.lab.rehearsal.fake_training import StepShape
 from proxima.lab.rehearsal.rehearsed_step import GRADIENTS, MOMENTS, WEIGHTS, Rehearsal, rehearse_step
+from proxima.model.parallel.sharding import Sharding
+from proxima.runtime.launch.models import sharding_of
 
 CONTEXT = 2**30  # CUDA's context and its kernels
 FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
@@ -82,11 +85,12 @@ def rehearse_fit(resolved: Resolved[Any], devices: Devices) -> DeviceFit:
         UserError: its model's config can't be read.
     """
     config: AnyConfig = resolved.config
-    estimates = Estimates(resolved, gemm=1e12)  # no time is asked for
-    rehearsal = rehearse_step(config, shape_of(config, estimates.batch), ranks=devices.count)
+    share = Share(devices.count, (sharding_of(config) or Sharding()) if devices.count > 1 else None)
+    estimates = Estimates(resolved, gemm=1e12, share=share)  # no time is asked for
+    rehearsal = rehearse_step(config, shape_of(config, estimates.batch, devices.count), ranks=devices.count)
     memory = estimates.memory or {}
     beside = {name: size for name, size in memory.items() if name in ENGINE}
-    estimate = sum(memory.values()) - sum(beside.values()) if memory and devices.count == 1 else None
+    estimate = sum(memory.values()) - sum(beside.values()) if memory else None
     fit = DeviceFit(rehearsal, devices, sum(beside.values()), estimate)
     return fit if fit.fits else DeviceFit(rehearsal, devices, fit.engine, estimate, tuple(advice_of(config, fit)))
 
@@ -112,8 +116,8 @@ def _outcome(recipe: str, overrides: Sequence[str], devices: Devices, import_cod
         return str(error)
 
 
-def shape_of(config: AnyConfig, batch: StepSize | ExampleStep) -> StepShape:
-    """A step with micro-batches as full as they get, and only as many as show everything."""
+def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, ranks: int = 1) -> StepShape:
+    """A rank's part of a step, with micro-batches as full as they get, and only as many as show everything."""
     budget = config.train.tokens_per_micro_batch
     if isinstance(batch, StepSize) and isinstance(config, RunConfig):
         length = config.sampling.max_tokens
@@ -126,7 +130,11 @@ def shape_of(config: AnyConfig, batch: StepSize | ExampleStep) -> StepShape:
     tokens = MICRO_BATCHES * max(budget, prompt + length)
     size = min(wanted, max(2, math.ceil(tokens / length)))
     groups = max(1, math.ceil(tokens / (prompt + size * length)))
-    most = batch.prompts if isinstance(batch, StepSize) else batch.examples
+    if isinstance(batch, ExampleStep):
+        most = batch.examples
+    else:
+        most = batch.prompts // getattr(config.train, "updates_per_step", 1)
+    most = math.ceil(most / ranks)
     return StepShape(groups=max(1, min(groups, most)), size=size, prompt=prompt, length=length, updates=updates)
 
 
