@@ -36,6 +36,7 @@ TINY = {  # the options of each
     "bookkeeping": [],
     "replica_faults": ["--prompts", "8", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
+    "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
     "kills": ["--kills", "1"],
     "nan_campaign": ["--places", "1"],
     "decode_vs_hf": ["--rows", "4", "--prompts", "2", "--tokens", "3", "--dtype", "float32"],

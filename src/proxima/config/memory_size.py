@@ -14,6 +14,8 @@ from proxima.engine import ENGINES
 from proxima.reward import REWARDS
 
 ENGINE_COPY = "engine's copy of the weights"
+ENGINE = (ENGINE_COPY, "KV cache", "weights shared with the engine's process", "reward models")
+"""What rank 0 alone holds, beside what is trained."""
 
 AnyConfig = RunConfig | OfflineConfig
 

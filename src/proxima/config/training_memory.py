@@ -54,12 +54,17 @@ class Share:
         )
 
 
+def told_ranks() -> int | None:
+    """The ranks that a launcher has started, or that the user names in its place; None: nobody has."""
+    told = os.environ.get("WORLD_SIZE", "")
+    return int(told) if told.isdecimal() and int(told) > 0 else None
+
+
 def rank_share(placement: Any) -> Share:
     """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else `UNTOLD_RANKS`."""
     if placement is None or PLACEMENTS.holds(placement, "local"):
         return Share()
-    told = getattr(placement, "ranks", None) or int(os.environ.get("WORLD_SIZE", UNTOLD_RANKS))
-    return Share(told, placement.sharding)
+    return Share(getattr(placement, "ranks", None) or told_ranks() or UNTOLD_RANKS, placement.sharding)
 
 
 @dataclass(frozen=True)
@@ -95,19 +100,21 @@ def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, 
         gradients = max(0, gradients - activations)
     layer = model.layer or p // model.layers
     rounded = compute != gathered
-    if share.sharding is not None and spec.gradient_checkpointing:
-        copies = layer * compute
-    else:
-        copies = p * compute
+    kept_layers = 1 if share.sharding is not None and spec.gradient_checkpointing else model.layers
+    logits = _logits(spec, model, forwarded.tokens, gathered, compute)
+    turn = max(0, _between_layers(spec, model, forwarded.tokens, share, gathered) - logits)  # not with the logits
+    kept = 0
+    if share.sharding is not None:
+        kept = p if not share.sharding.reshard_after_forward else max(0, p - model.layers * layer)
     return {
         "weights": here * p * master // share.parts,
         "adapter": here * (model.adapter or 0) * 4 // share.parts,
         "gradients": gradients,
         "Adam's two moments": here * 2 * trained * 4 // share.parts,
-        "autocast copy of the weights": copies if rounded else 0,
-        GATHERED: _gathered(model, share, layer, gathered, trained == p),
-        ACTIVATIONS: activations,
-        LOGITS: _logits(spec, model, forwarded.tokens, gathered, compute),
+        "autocast copy of the weights": kept_layers * layer * compute if rounded else 0,
+        GATHERED: kept * gathered + (turn if share.sharding is not None else 0),
+        ACTIVATIONS: activations + (turn if share.sharding is None else 0),
+        LOGITS: logits,
     }
 
 
@@ -132,28 +139,29 @@ def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, res
     of_heads = (4 + e) * (queries + model.kv_width) if model.normed else 0
     gated = 4 * e * i + 2 * e * model.experts * h
     layer = tokens * (norms + inputs + attention + of_heads + gated) + forwarded.keys * keys + forwarded.masked * e
-    passing = tokens * (2 * e * i + 2 * residual * h)  # gradients of a layer on their way
     ends = tokens * 4 * residual * h  # embeddings, the last norm, and the states that predict
     if spec.gradient_checkpointing:
-        return model.layers * tokens * residual * h + layer + passing + ends
-    return model.layers * layer + passing + ends
+        return model.layers * tokens * residual * h + layer + ends
+    return model.layers * layer + ends
 
 
-def _gathered(model: ModelFacts, share: Share, layer: int, element: int, trains: bool) -> int:
-    """Whole layers of a sharded model, and their gradients on the way to the sum."""
+def _between_layers(spec: ModelConfig, model: ModelFacts, tokens: int, share: Share, residual: int) -> int:
+    """What exists in the backward pass of a layer alone: gradients on their way, that of the head, and whole layers of
+    a sharded model with what their sum is made in."""
+    e, layer = BYTES[spec.compute_dtype], model.layer or model.parameters // model.layers
+    passing = tokens * (2 * e * model.intermediate + 2 * residual * model.hidden)
+    if spec.lora is None:
+        passing += model.vocabulary * model.hidden * residual
     if share.sharding is None:
-        return 0
-    outer = model.parameters - model.layers * layer
-    if share.sharding.reshard_after_forward:
-        whole = outer + LAYERS_AT_ONCE * layer
-    else:
-        whole = model.parameters + layer
-    return whole * element + (layer * (element + 4) if trains else 0)
+        return passing
+    whole = LAYERS_AT_ONCE * layer if share.sharding.reshard_after_forward else layer
+    return passing + whole * residual + (layer * (residual + 4) if spec.lora is None else 0)
 
 
 def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, compute: int) -> int:
-    """A chunk of logits with its softmax, the rounded head, and the gradient of the head until it is added."""
-    chunk = min(spec.log_prob_chunk, tokens) * model.vocabulary * (compute + 8)
-    head = model.vocabulary * model.hidden
-    rounded = 2 * head * compute if compute != element else 0
-    return chunk + rounded + (head * element if spec.lora is None else 0)
+    """The more of two: a chunk of logits with its softmax and the rounded head; or a chunk of their gradient with that
+    of the head, which grows chunk by chunk."""
+    chunk, head = min(spec.log_prob_chunk, tokens) * model.vocabulary, model.vocabulary * model.hidden
+    rounded = head * compute if compute != element else 0
+    gradient = 0 if spec.lora is not None else head * (compute + element)
+    return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + gradient)
