@@ -23,6 +23,7 @@ CLAIMS = (
     "bookkeeping",
     "replica_faults",
     "vllm_throughput",
+    "rank_memory",
     "kills",
     "nan_campaign",
     "ranks",
