@@ -36,7 +36,6 @@ def test_a_model_too_large_for_the_device(proxima, here):
     assert {"engine.slots=32", "model.lora={rank: 16}"} <= {*words} and all(x["needed"] < fit["needed"] for x in fit["advice"])
     for word in words:
         resolve(ROOT / "recipes" / "qwen3_4b_grpo.yaml", ["model.path=model", word])
-    assert fit["estimate"] == pytest.approx(sum(fit["peak"].values()), rel=0.15)
 
 
 @pytest.mark.parametrize("devices", ["8xH100", "0xL4-24G", "x"])
