@@ -33,7 +33,8 @@ def test_a_model_too_large_for_the_device(proxima, here):
     assert fit["faults"] == [] and not any(wait["inside"] for wait in fit["waits"])
     assert (code, fit["fits"]) == (1, False)
     words = [change["word"] for change in fit["advice"] if not change["word"].startswith("--devices")]
-    assert {"engine.slots=32", "model.lora={rank: 16}"} <= {*words} and all(x["needed"] < fit["needed"] for x in fit["advice"])
+    assert {"engine.slots=32", "model.lora={rank: 16}"} <= {*words}
+    assert all(change["needed"] < fit["needed"] for change in fit["advice"])
     for word in words:
         resolve(ROOT / "recipes" / "qwen3_4b_grpo.yaml", ["model.path=model", word])
 
