@@ -33,10 +33,10 @@ def test_a_model_too_large_for_the_device(proxima, here):
     assert fit["faults"] == [] and not any(wait["inside"] for wait in fit["waits"])
     assert (code, fit["fits"]) == (1, False)
     words = [change["word"] for change in fit["advice"] if not change["word"].startswith("--devices")]
-    assert "model.gradient_checkpointing=true" in words and all(x["needed"] < fit["needed"] for x in fit["advice"])
+    assert {"engine.slots=32", "model.lora={rank: 16}"} <= {*words}
+    assert all(change["needed"] < fit["needed"] for change in fit["advice"])
     for word in words:
         resolve(ROOT / "recipes" / "qwen3_4b_grpo.yaml", ["model.path=model", word])
-    assert fit["estimate"] == pytest.approx(sum(fit["peak"].values()), rel=0.15)
 
 
 @pytest.mark.parametrize("devices", ["8xH100", "0xL4-24G", "x"])
