@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slow
 def cluster():
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     paths = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
-    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False, runtime_env=paths)
+    quiet = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+    ray.init(address="local", num_cpus=2, runtime_env=paths, **quiet)
     yield
     ray.shutdown()
 
