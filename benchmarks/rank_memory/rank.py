@@ -86,7 +86,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     resolved = resolve(settings["recipe"], settings["overrides"], root=None)
     config: Any = resolved.config
-    with ranks_of(config.placement) as ranks:
+    with ranks_of(config) as ranks:
         batch = Estimates(resolved, gemm=1e12).batch
         shape = shape_of(config, batch, ranks.size)
         one = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments

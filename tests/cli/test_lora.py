@@ -107,7 +107,8 @@ def test_explain_counts_the_adapter_and_no_reference(recipe, proxima):
         assert code == 0, err
         memory[name] = json.loads(out)["memory_bytes"]
     weights = memory["full"]["weights"]
-    assert memory["full"]["reference model"] == memory["full"]["gradients"] == weights
+    assert memory["full"]["reference model"] == weights
+    assert memory["full"].get("gradients", 0) <= weights  # those of a single micro-batch come as its activations go
     assert "reference model" not in memory["lora"] and memory["lora"]["weights"] == weights
-    assert memory["lora"]["adapter"] == memory["lora"]["gradients"] == 4 * 4096
+    assert memory["lora"]["adapter"] == 4 * 4096 and "gradients" not in memory["lora"]
     assert memory["lora"]["Adam's two moments"] == 2 * 4 * 4096

@@ -119,14 +119,14 @@ class FakeClient:
 )
 def test_following(capsys, monkeypatch, status, code, exit_code, said):
     monkeypatch.setattr(submit_command, "ANSWER_SECONDS", 0.0)
-    assert submit_command.follow(FakeClient(status, code), "job", "how") == exit_code
+    assert submit_command.follow_job(FakeClient(status, code), "job", "how") == exit_code
     assert tuple(capsys.readouterr()) == ("one\ntwo\n", said)  # each line once, over two connections
 
 
 def test_a_connection_that_stays_broken(monkeypatch):
     monkeypatch.setattr(submit_command, "ANSWER_SECONDS", 0.0)
     with pytest.raises(UserError, match="the connection to the job server broke: connection closed; how to follow"):
-        submit_command.follow(FakeClient("RUNNING", None, breaks=9), "job", "how to follow")
+        submit_command.follow_job(FakeClient("RUNNING", None, breaks=9), "job", "how to follow")
 
 
 @pytest.mark.timeout(SECONDS)

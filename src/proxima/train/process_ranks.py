@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.train.rank_status import RankStatus
-from proxima.train.ranks import RUN, RankError, Ranks, Refused, moved
+from proxima.train.ranks import RUN, RankError, Ranks, Refused, SharedProblem, moved
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class ProcessRanks(Ranks):
         self._scatter([Call(target, name, part) for part in parts])
         try:
             yield parts[0]
-        except NotFiniteError:  # raised by every rank
+        except SharedProblem:
             self.in_call = False
             raise
         finally:
@@ -83,7 +83,7 @@ class ProcessRanks(Ranks):
         if problem is not None:
             raise problem
         text, not_finite = problems[rank] or ("", False)
-        raise (NotFiniteError if not_finite else RankError)(f"{self.name(rank)}: {text}")
+        raise (SharedProblem if not_finite else RankError)(f"{self.name(rank)}: {text}")
 
     def broadcast(self, value: T) -> T:
         box: list[Any] = [moved(value, "cpu") if self.rank == 0 else None]

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from proxima.data import Trajectory
+from proxima.data import NotFiniteError, Trajectory
 from proxima.model.micro_batch import tokens_fed
 
 T = TypeVar("T")
@@ -48,6 +48,10 @@ class RanksWatch(Protocol):
 
     def cause(self, error: BaseException) -> Any:
         """The failure of a rank that an exception of this one follows from."""
+
+
+class SharedProblem(NotFiniteError):
+    """What every rank finds at the same point, so that none waits for another."""
 
 
 class RankError(Exception):
@@ -94,7 +98,7 @@ class Ranks:
         where it is rank 0's, `Refused` on the other ranks. Collective.
 
         Raises:
-            NotFiniteError: a rank has one.
+            SharedProblem: a rank has a NotFiniteError.
             RankError: another rank has another problem.
         """
         if problem is not None:

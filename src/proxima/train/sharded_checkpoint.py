@@ -9,6 +9,7 @@ Atomic as one process's: a temporary folder, fsync, state.json last, rename. `ch
 number of ranks.
 """
 
+import copy
 import json
 import re
 import shutil
@@ -103,7 +104,8 @@ class ShardedWriter:
             NotFiniteError: the optimizer state of some rank is not finite.
         """
         self.finish()
-        job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", dict(facts))
+        now = {"torch_rng": torch.get_rng_state().numpy().tobytes().hex(), **copy.deepcopy(dict(facts))}
+        job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", now)
         try:
             self._together(lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
             self._collect(job, "model", "", loaded, stack)

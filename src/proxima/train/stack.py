@@ -19,7 +19,7 @@ from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ColumnShare, ForwardStage, LogProbStage, stage_columns
 from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
-from proxima.train.ranks import ALONE, Ranks, moved, split
+from proxima.train.ranks import ALONE, Ranks, SharedProblem, moved, split
 from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, by_occurrence, in_order
 
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
@@ -253,13 +253,13 @@ class TrainStack:
         """What is measured and observed before the first optimizer step; rank 0 may refuse to make it."""
         problem: Exception | None = None
         if whole is not None:
-            if first:
-                state.metrics.append(objective.measure_first(first, self.model.device))
-            if whole.before_first is not None:
-                try:
+            try:
+                if first:
+                    state.metrics.append(objective.measure_first(first, self.model.device))
+                if whole.before_first is not None:
                     whole.before_first(first)
-                except Exception as error:  # the other ranks have to know before they step
-                    problem = error
+            except Exception as error:  # the other ranks have to know before they step
+                problem = error
         self.ranks.agree(problem)
 
     def _accumulate(
@@ -368,7 +368,7 @@ class TrainStack:
         norm = self.ranks.norm([p.grad for p in self.parameters if p.grad is not None])
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
-            raise NotFiniteError(f"the gradient norm of update {self.updates + 1} is {float(norm)}")
+            raise SharedProblem(f"the gradient norm of update {self.updates + 1} is {float(norm)}")
         if self.max_grad_norm > 0:
             self.ranks.clip(self.parameters, self.max_grad_norm, norm)
         factor = self.schedule.factor(self.updates)
@@ -387,10 +387,10 @@ class TrainStack:
         """The norm of the weights, which was `before` ahead of the last update."""
         norm = self._weight_norm()
         if not math.isfinite(norm):
-            raise NotFiniteError(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
+            raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
         if norm > EXPLODED * before > 0:
             grown = f"from {before:.3g} to {norm:.3g}"
-            raise NotFiniteError(f"the norm of the weights went {grown} in update {self.updates}")
+            raise SharedProblem(f"the norm of the weights went {grown} in update {self.updates}")
         return norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

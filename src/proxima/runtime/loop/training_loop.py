@@ -23,6 +23,7 @@ from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, read_checkpoint
+from proxima.train.ranks import RankError
 
 T = TypeVar("T")
 
@@ -143,16 +144,21 @@ class TrainingLoop:
             except Stopped:
                 done = False
             except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
+                await self._end_writing()
                 raise RunEnded(self.diverged(error)) from error
             except (RunEnded, UserError):
                 if self.step_complete:
                     with suppress(StoppedWaiting):
                         await self.checkpoint(self.journal.step)
+                await self._end_writing()
                 raise
-            await self.checkpoint(self.journal.step)
-            await self.compute.run(self.store.finish_checkpoint)
+            except RankError:
+                await self._end_writing()
+                raise
+            await self._complete_checkpoint(self.journal.step)
             return done
         except StoppedWaiting as error:  # perhaps in the middle of a step
+            await self._end_writing()
             saved = checkpoints(self.folder.checkpoints)
             place = f"from the checkpoint of step {saved[-1].step}" if saved else "from the start, without a checkpoint"
             self.observer.warning(f"{error}: stopped without another checkpoint; --resume continues {place}")
@@ -216,10 +222,28 @@ class TrainingLoop:
     async def checkpoint(self, step: int) -> None:
         """Everything a resume needs, written aside and renamed, and older ones deleted. An existing checkpoint of the
         step stays: a kill may have come before the deleting."""
-        await self.compute.run(self.store.finish_checkpoint)
+        await self.write_aside(self.store.finish_checkpoint)
         if step and read_checkpoint(self.folder.checkpoint(step)) is None:
             await self.write_checkpoint(step)
         self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+
+    async def _complete_checkpoint(self, step: int) -> None:
+        """The checkpoint of the step with which the run ends. Several ranks write beside the training; a full disk that
+        has ended the writing is asked again."""
+        await self.checkpoint(step)
+        if self.trained.stack.ranks.size > 1:
+            await self.write_aside(self.store.finish_checkpoint)
+            while step and read_checkpoint(self.folder.checkpoint(step)) is None:
+                await self.checkpoint(step)
+                await self.write_aside(self.store.finish_checkpoint)
+            self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+
+    async def _end_writing(self) -> None:
+        """Before the run ends otherwise: the checkpoint that the ranks are writing becomes complete, if they can."""
+        ranks = self.trained.stack.ranks
+        if ranks.writing and not ranks.in_call and not ranks.losing():
+            with suppress(Exception):
+                await self.compute.run(self.store.finish_checkpoint)
 
     async def write_checkpoint(self, step: int) -> None:
         self.observer.progress("checkpoint", 0, 1, "checkpoints")

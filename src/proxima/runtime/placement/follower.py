@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from proxima.data import NotFiniteError, UserError
+from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.forward_stage import by_column
-from proxima.train.ranks import Ranks, Refused
+from proxima.train.ranks import Ranks, Refused, SharedProblem
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
@@ -93,7 +93,11 @@ def _follow(make_work: Callable[[], RankWorkload], ranks: "ProcessRanks", folder
             continue
         try:
             obey(call.target, call.name, call.part, parts)
-        except (Refused, NotFiniteError) as error:  # on every rank; rank 0 decides what becomes of the run
+        except OSError as error:
+            if call.name not in ("checkpoint", "finish"):  # of these the writer raises it on every rank
+                raise
+            print(f"{call.name}: {error}")
+        except (Refused, SharedProblem) as error:  # on every rank; rank 0 decides what becomes of the run
             if error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)  # to rank 0's log
             continue

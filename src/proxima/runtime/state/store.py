@@ -1,6 +1,7 @@
 """What survives the process: the journal and the files of the run folder, and what a run reads back from them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -105,13 +106,22 @@ class RunStore:
         if self.ranks.size == 1:
             write_checkpoint(place, step, loaded, stack, facts, files, others)
             return
-        with self.ranks.call(RUN, "checkpoint", [(place, step)] * self.ranks.size):
+        with self._on_every_rank("checkpoint", (place, step)):
             self.ranks.writer.write(place, step, loaded, stack, facts, files, others, wait=False)
 
     def finish_checkpoint(self) -> None:
         if self.ranks.writing:
-            with self.ranks.call(RUN, "finish", [None] * self.ranks.size):
+            with self._on_every_rank("finish", None):
                 self.ranks.writer.finish()
+
+    @contextmanager
+    def _on_every_rank(self, name: str, part: Any) -> Iterator[None]:
+        with self.ranks.call(RUN, name, [part] * self.ranks.size):
+            try:
+                yield
+            except OSError:  # which the writer raises on every rank
+                self.ranks.in_call = False
+                raise
 
     async def replace_file(self, file: Path, write: Callable[[Any], object], content: Any) -> None:
         """Replace a file of the folder as a whole, a text or JSON, and record its checksum."""
