@@ -7,9 +7,9 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from proxima import __version__
 from proxima.cli.bug_report import RUN_FOLDER, report_bug
@@ -50,7 +50,11 @@ INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises one line instead of printing the usage and ending the process."""
+    """argparse that raises one line instead of printing the usage and ending the process, and takes no abbreviation of
+    an option for it."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
@@ -62,14 +66,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
-    arguments = argparse.Namespace()
+    return _guarded(lambda: _run(words, argparse.Namespace()))
+
+
+def train_rank(**arguments: Any) -> int:
+    """What a rank of a cluster calls: `train_recipe`, with the exit codes and messages of a command line."""
+    from proxima.cli.train import train_recipe
+
+    return _guarded(lambda: train_recipe(**arguments))
+
+
+def _guarded(run: Callable[[], int]) -> int:
     RUN_FOLDER.set(None)
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:  # torch has many lines about a process that is gone
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        if any("\0" in word for word in words):
-            raise UserError("an argument has a NUL character", remedy="leave it out")
-        return _run(words, arguments)
+        return run()
     except UserError as error:
         return 2 if _left_to_first(error) else _refuse(str(error))
     except KeyboardInterrupt:
@@ -104,6 +116,8 @@ def _left_to_first(error: Exception) -> bool:
 
 
 def _run(words: list[str], arguments: argparse.Namespace) -> int:
+    if any("\0" in word for word in words):
+        raise UserError("an argument has a NUL character", remedy="leave it out")
     parser = Parser(
         prog="proxima",
         description="Trust-region reinforcement learning for language models.",

@@ -130,6 +130,8 @@ def connect(address: str | None) -> "JobSubmissionClient":
     except ImportError:
         raise UserError("proxima submit needs the package ray", remedy="pip install 'proxima-rl[ray]'") from None
     logging.getLogger("ray").setLevel(logging.ERROR)  # it notes each connection that closes
+    if address is not None and "://" not in address:  # Ray would look for a cluster there, for a long time
+        raise UserError(f"--address {address} has no scheme", remedy=f"--address http://{address}")
     if address is not None:  # which the variables would overrule
         os.environ.pop("RAY_API_SERVER_ADDRESS", None)
         os.environ["RAY_ADDRESS"] = address

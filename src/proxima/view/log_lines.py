@@ -7,6 +7,7 @@
 """
 
 import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -288,6 +289,11 @@ def side_by_side(record: Record) -> str:
     return "  ".join(parts)
 
 
+def launched() -> bool:
+    """Whether torchrun, or srun, has started this process and others, as whoever resumes the run has to do again."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "PROXIMA_RANKS_STARTED_BY" not in os.environ
+
+
 def prompts_used(record: Record) -> str:
     """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used just the prompts
     that it generated."""
@@ -345,7 +351,7 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
-        run = "" if info is None else f"proxima {info.command} {quote(str(info.folder))} --resume"
+        run = "" if info is None or launched() else f"proxima {info.command} {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
         parts += [] if "--resume " in str(summary.get("error")) else [f"resume: {how}"]  # the error may say how
     elif info is not None:

@@ -170,8 +170,8 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch):
             supervise("no.such:thing", RayPlacement(ranks=4, gpus_per_rank=0.0), {})
         assert not ray.is_initialized()
 
-        code, _, err = _supervised(tmp_path / "none", RayPlacement(**spread, restarts=0), victim=1, code=70)
-        last = "ended with exit code 70; its last line: RuntimeError: a bad day; placement.restarts is 0: the run ends"
+        code, _, err = _supervised(tmp_path / "none", RayPlacement(**spread, restarts=2), victim=1, code=70)
+        last = "ended with exit code 70; its last line: RuntimeError: a bad day: the run ends, --resume continues it"
         assert code == 1 and f"error: rank 1 on {os.uname().nodename}" in err and last in err
 
         code, out, err = _supervised(tmp_path / "killed", RayPlacement(**spread, restarts=1), victim=1, code=-9)

@@ -1,5 +1,6 @@
 """From a config to loaded weights and what runs and trains them."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,9 @@ def make_policy(model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear
 
 
 def sharding_of(config: Any) -> Sharding | None:
-    """How the models of a config that trains lie on its ranks; None: there is one process."""
+    """How the models of a config that trains lie on its ranks; None: there is one process, or one rank."""
     spec = getattr(getattr(config, "placement", None), "sharding", None)
-    if spec is None:
+    if spec is None or os.environ.get("WORLD_SIZE") == "1":
         return None
     return Sharding(
         kind=spec.kind,

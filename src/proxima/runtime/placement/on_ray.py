@@ -12,7 +12,7 @@ from proxima.runtime.state.folder import new_run_folder
 if TYPE_CHECKING:
     from proxima.config.resolved import Resolved
 
-RANK = "proxima.cli.train:train_recipe"  # what each rank calls
+RANK = "proxima.cli.main:train_rank"  # what each rank calls
 LINES = "ranks.log"  # in the run folder, the lines of all ranks
 
 

@@ -66,8 +66,17 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
 
     is_rank()  # reads Slurm's variables
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
-        reason = f"no launcher has started this process: {missing[0]} is not in its environment"
+        reason = f"is for a process that a launcher has started, and {missing[0]} is not in the environment"
         raise FieldError("placement", "torchrun", reason, remedy=f"start it with {START}")
+    if PLACEMENTS.holds(placement, "ray") and "PROXIMA_RANKS_STARTED_BY" not in os.environ:
+        reason = "starts its ranks itself, and torchrun has started this process"
+        raise FieldError("placement", "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
+    if os.environ["WORLD_SIZE"] == "1":
+        if getattr(placement.sharding, "offload", False):
+            reason = "needs two ranks or more: one rank trains as one process does"
+            raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
+        yield ALONE
+        return
     from proxima.runtime.placement.meeting import first_rank, other_rank
 
     members = first_rank(config) if os.environ["RANK"] == "0" else other_rank(config)

@@ -16,6 +16,7 @@ from proxima.data import FieldError, UserError
 from proxima.runtime.placement.rank_host import RankHost, RankPlace
 from proxima.runtime.placement.ray_cluster import ADDRESS, bundle_of, first_line_of
 
+STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # in the environment of a rank, where it was not torchrun
 LOOK_SECONDS = 1.0  # between looks at Ctrl-C while Ray works
 KILL_SECONDS = 10.0  # for the processes to be gone before their devices are given on
 
@@ -184,6 +185,7 @@ def rank_variables(places: Sequence[RankPlace], port: int) -> list[dict[str, str
             "GROUP_RANK": str(nodes.index(place.node)),
             "MASTER_ADDR": places[0].address,
             "MASTER_PORT": str(port),
+            STARTED_BY: "ray",
         }
         devices = [gpu for other in places if other.node == place.node for gpu in other.gpus]
         variables.append(own | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}))

@@ -276,7 +276,8 @@ class RankWatch:
 
     def _during(self) -> str:
         own = self.own()
-        return f" during {', '.join(filter(None, (own['call'], own['part'])))}" if self.in_call() else ""
+        place = ", ".join(filter(None, (own["call"], own["part"])))
+        return f" during {place}" if place and self.in_call() else ""
 
     def _add(self, cause: RankFailure) -> None:
         if not self._causes:

@@ -78,9 +78,9 @@ def supervise(
     """Call a function in every rank, each in a process of its own with the variables of torchrun; the exit code.
 
     A rank's exit code is what the function returns: 2 after a `UserError`, 130 after Ctrl-C, 70 after any other
-    exception. Codes 0, 1, 2 and 130 of rank 0 are the run's own. A rank that is killed or lost, or that raises, ends
-    all of them, and they are started again, `spec.restarts` times at most. The first Ctrl-C goes to rank 0 alone, which
-    stops the run; a second one kills all ranks.
+    exception. Codes 0, 1, 2 and 130 of rank 0 are the run's own. A rank that is killed or lost ends all of them, and
+    they are started again, `spec.restarts` times at most; one that raises ends the run, for it would raise again. The
+    first Ctrl-C goes to rank 0 alone, which stops the run; a second one kills all ranks.
 
     Args:
         function: of a module, or "module:name".
@@ -119,6 +119,10 @@ def supervise(
                 lines.flush(at_once=True)
             if interrupts.count or end.exit_code in (0, FAILED, REFUSED, INTERRUPTED):
                 return INTERRUPTED if interrupts.count and end.exit_code != 0 else int(end.exit_code or 0)
+            if not end.killed:  # an exception, which would come again
+                if end.rank > 0:
+                    lines.say(f"error: {describe_end(end, group, lines)}: the run ends, --resume continues it")
+                return int(end.exit_code or FAILED)
             cause, died_at = describe_end(end, group, lines), end.at
             if starts < spec.restarts:
                 number = f"restart {starts + 1} of at most {spec.restarts}"
