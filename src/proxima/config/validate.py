@@ -93,6 +93,7 @@ CHECKS: Sequence[Check | IfSet] = (
     algorithm_section.next_policy_is_read,
     algorithm_section.next_policy_is_computed,
     placement_section.placement_is_installed,
+    placement_section.engines_can_rest,
     model_section.model_exists,
     model_section.adapters_are_ready,
     model_section.reward_head_is_new,

@@ -26,6 +26,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         ServerError: it does not answer, or not as vLLM does.
         UserError: it refuses the token, or the model that it serves makes no text.
     """
+    await _wake(client)
     models = await _models(client)
     version = await _optional(client, "/version")
     with as_expected(client, "/v1/models", models):
@@ -70,9 +71,23 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT"))
         and _of(config, "device_config", "device") == "cuda",
         more={"completions from": ask.route, **more},
+        sleeps=control and bool(_of(config, "model_config", "enable_sleep_mode")),
         route=ask.route,
         control=control,
     )
+
+
+async def _wake(client: ServerClient) -> None:
+    """Wake a server that a run before this one has left asleep, or paused, which vLLM does not tell apart."""
+    if _of(await _optional(client, "/is_sleeping"), "is_sleeping") is True:
+        await wake_up(client)
+        await client.post("/resume")
+
+
+async def wake_up(client: ServerClient) -> None:
+    """Take the memory again, first that of the weights; what has it already is left as it is."""
+    for tag in ("weights", "kv_cache"):
+        await client.post("/wake_up", query={"tags": tag})
 
 
 async def _models(client: ServerClient) -> Any:

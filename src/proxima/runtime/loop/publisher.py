@@ -1,8 +1,10 @@
 """New weights for the engine, and what the run hears from it."""
 
+from typing import cast
+
 from proxima.data import UserError
 from proxima.engine.executor import HookError
-from proxima.engine.protocol import Health, WeightUpdate
+from proxima.engine.protocol import Health, SleepingEngine, WeightUpdate
 from proxima.model.compute_thread import Compute
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded
@@ -24,6 +26,7 @@ class Publisher:
         compute: the thread of the tensor work.
         activity, observer: told of new weights.
         log: name of the engine's log in the run folder.
+        shares_devices: engine and trainer take turns: the engine sleeps from `rest_engine` until it is published to.
     """
 
     def __init__(
@@ -34,11 +37,46 @@ class Publisher:
         activity: Activity,
         observer: Observer,
         log: str,
+        *,
+        shares_devices: bool = False,
     ) -> None:
         self.generator, self.stack, self.compute = generator, stack, compute
         self.activity, self.observer = activity, observer
         self.watch = EngineWatch(log)
         self.failure: RunEnded | None = None
+        self.sleeper: SleepingEngine | None = None
+        if shares_devices and generator is not None and generator.engine.capabilities.sleeps:
+            self.sleeper = cast(SleepingEngine, generator.engine)
+        self._asleep = False
+
+    async def rest_engine(self) -> None:
+        """The engine leaves the devices to the trainer, where they share them.
+
+        Raises:
+            RunEnded: a hook of the pause failed.
+        """
+        if self.sleeper is None:
+            return
+        try:
+            with engine_errors():
+                await self.sleeper.pause()
+                await self.sleeper.sleep()
+        except HookError as error:
+            raise RunEnded(f"before an update: {error}; repair or remove the hook and resume (--resume)") from error
+        self._asleep = True
+
+    async def wake_engine(self) -> None:
+        """The engine has the devices again, and goes on with the weights that it has."""
+        if self.sleeper is not None and self._asleep:
+            with engine_errors():
+                await self._wake()
+                await self.sleeper.resume()
+
+    async def _wake(self) -> None:
+        if self.sleeper is not None and self._asleep:
+            await self.compute.run(self.stack.release)
+            await self.sleeper.wake()
+            self._asleep = False
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
         """The engine gets the weights `version` of `step`; `deferring` keeps what goes wrong until `end_if_failed`.
@@ -54,6 +92,7 @@ class Publisher:
                 await engine.pause()
                 self.generator.newest = version
                 whole = await self.compute.run(self.stack.gathered)
+                await self._wake()
                 await engine.publish(WeightUpdate(version=version, module=whole.model))
                 await engine.resume()
         except HookError as error:

@@ -118,6 +118,8 @@ def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
         stack.follow_columns(parts.stage(target, part.column), part)
     elif name == "gather" and stack is not None:
         stack.follow_gather()
+    elif name == "release" and stack is not None:
+        stack.follow_release()
     elif name == "restore":
         from proxima.train.checkpoint import restore
 
