@@ -72,6 +72,12 @@ class PlainDialect:
     async def resume(self, client, facts):
         await client.post("/resume")
 
+    async def sleep(self, client, facts):
+        await client.post("/sleep")
+
+    async def wake(self, client, facts):
+        await client.post("/wake")
+
     async def abort(self, client, facts, ids):
         await client.post("/abort", {"ids": list(ids)})
 

@@ -26,8 +26,8 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         ServerError: it does not answer, or not as vLLM does.
         UserError: it refuses the token, or the model that it serves makes no text.
     """
-    await _wake(client)
     models = await _models(client)
+    await _wake(client)
     version = await _optional(client, "/version")
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]
