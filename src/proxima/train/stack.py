@@ -158,9 +158,8 @@ class TrainStack:
             self.follow_release()
 
     def follow_release(self) -> None:
-        """The same on this rank."""
-        if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
+        """The same on this rank; nothing where it has used no GPU."""
+        torch.cuda.empty_cache()
 
     def update(
         self,

@@ -115,7 +115,8 @@ class Controller(TrainingLoop):
         self.activity.taken(group.prompt.uid for group, _ in collected.dropped)
         self.times[stage] -= collected.scoring_seconds
         self.times["score"] = collected.scoring_seconds
-        await self.publisher.rest_engine()
+        if self.publisher.turns is not None:
+            await self.publisher.turns.rest()
         return collected
 
     async def build_batch(self, step: int, collected: CollectedBatch) -> TrainingBatch:
@@ -143,8 +144,8 @@ class Controller(TrainingLoop):
         if result.updates:
             with self.timed("publish"):
                 await self.publisher.publish(version, self.journal.step + 1, deferring=True)
-        else:
-            await self.publisher.wake_engine()
+        elif self.publisher.turns is not None:
+            await self.publisher.turns.go_on()
         return version
 
     async def finish_step(

@@ -1,6 +1,6 @@
 """New weights for the engine, and what the run hears from it."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from proxima.data import UserError
 from proxima.engine.executor import HookError
@@ -12,6 +12,9 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.watch.observer import Observer
 from proxima.train import TrainStack
+
+if TYPE_CHECKING:
+    from proxima.runtime.loop.device_turns import DeviceTurns
 
 
 class Publisher:
@@ -26,7 +29,7 @@ class Publisher:
         compute: the thread of the tensor work.
         activity, observer: told of new weights.
         log: name of the engine's log in the run folder.
-        shares_devices: engine and trainer take turns: the engine sleeps from `rest_engine` until it is published to.
+        shares_devices: engine and trainer take turns: see `DeviceTurns`.
     """
 
     def __init__(
@@ -44,39 +47,11 @@ class Publisher:
         self.activity, self.observer = activity, observer
         self.watch = EngineWatch(log)
         self.failure: RunEnded | None = None
-        self.sleeper: SleepingEngine | None = None
+        self.turns: DeviceTurns | None = None
         if shares_devices and generator is not None and generator.engine.capabilities.sleeps:
-            self.sleeper = cast(SleepingEngine, generator.engine)
-        self._asleep = False
+            from proxima.runtime.loop import device_turns
 
-    async def rest_engine(self) -> None:
-        """The engine leaves the devices to the trainer, where they share them.
-
-        Raises:
-            RunEnded: a hook of the pause failed.
-        """
-        if self.sleeper is None:
-            return
-        try:
-            with engine_errors():
-                await self.sleeper.pause()
-                await self.sleeper.sleep()
-        except HookError as error:
-            raise RunEnded(f"before an update: {error}; repair or remove the hook and resume (--resume)") from error
-        self._asleep = True
-
-    async def wake_engine(self) -> None:
-        """The engine has the devices again, and goes on with the weights that it has."""
-        if self.sleeper is not None and self._asleep:
-            with engine_errors():
-                await self._wake()
-                await self.sleeper.resume()
-
-    async def _wake(self) -> None:
-        if self.sleeper is not None and self._asleep:
-            await self.compute.run(self.stack.release)
-            await self.sleeper.wake()
-            self._asleep = False
+            self.turns = device_turns.DeviceTurns(cast(SleepingEngine, generator.engine), stack, compute)
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
         """The engine gets the weights `version` of `step`; `deferring` keeps what goes wrong until `end_if_failed`.
@@ -92,7 +67,8 @@ class Publisher:
                 await engine.pause()
                 self.generator.newest = version
                 whole = await self.compute.run(self.stack.gathered)
-                await self._wake()
+                if self.turns is not None:
+                    await self.turns.wake()
                 await engine.publish(WeightUpdate(version=version, module=whole.model))
                 await engine.resume()
         except HookError as error:
