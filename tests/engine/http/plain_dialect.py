@@ -37,6 +37,8 @@ class PlainDialect:
 
     async def probe(self, client):
         told = await client.get("/facts")
+        if told.get("sleeps"):
+            await client.post("/wake")
         more = {name: told[name] for name in told if name not in ("letters", *SETS)}
         if "weight_updates" in more:
             more["weight_updates"] = tuple(more["weight_updates"])

@@ -1,6 +1,7 @@
 """Servers that leave their devices to the trainer by turns: what they are told, and what becomes of one that fails."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -92,6 +93,64 @@ def test_nothing_runs_between_sleep_and_resume(tmp_path):
 
     with fakes(2, facts=SLEEPS) as servers, engine_over(servers, tmp_path) as engine:
         check(asked, asyncio.run(go(engine, servers)), WEIGHTS)
+
+
+def test_a_server_that_comes_back_during_an_update_waits_for_its_end(tmp_path):
+    async def go(engine, servers):
+        await engine.publish(update(1, WEIGHTS[1]))
+        servers[0].failing.add("/load")  # its health check
+        await until(lambda: servers[0].url in engine._pool.events[-1] if engine._pool.events else False)
+        entered, leave = threading.Event(), threading.Event()
+        returning = engine._keeper._push
+
+        async def push(replica):
+            entered.set()
+            await asyncio.to_thread(leave.wait, 30)
+            return await returning(replica)
+
+        engine._keeper._push = push
+        servers[0].restart()
+        servers[0].failing.clear()
+        await until(entered.is_set)
+        await engine.pause()
+        await engine.sleep()
+        leave.set()
+        await until(lambda: servers[0].asleep)
+        task = asyncio.create_task(collect(engine, requests(4, 2)))
+        await asyncio.sleep(0.1)
+        assert [row["in_service"] for row in (await engine.health()).detail["servers"]] == [False, True]
+        await engine.wake()
+        await engine.resume()
+        given = await task
+
+        async def all_serve():
+            while (await engine.health()).detail["replicas"]["ready"] < 2:
+                await asyncio.sleep(0.01)
+
+        await asyncio.wait_for(all_serve(), 30)
+        assert not any(server.asleep for server in servers)
+        return given
+
+    with fakes(2, facts=SLEEPS) as servers, engine_over(servers, tmp_path) as engine:
+        check(requests(4, 2), asyncio.run(go(engine, servers)), WEIGHTS)
+
+
+def test_a_long_update_is_no_absence_of_the_servers(tmp_path):
+    async def go(engine, servers):
+        await engine.publish(update(1, WEIGHTS[1]))
+        servers[0].failing.add("/sleep")
+        await engine.pause()
+        await engine.sleep()
+        task = asyncio.create_task(collect(engine, requests(2, 2)))
+        await asyncio.sleep(0.5)  # longer than `away_seconds`
+        assert not task.done()
+        servers[0].failing.clear()
+        await engine.wake()
+        await engine.resume()
+        return await task
+
+    with fakes(1, facts=SLEEPS) as servers, engine_over(servers, tmp_path, away_seconds=0.3) as engine:
+        check(requests(2, 2), asyncio.run(go(engine, servers)), WEIGHTS)
 
 
 @pytest.mark.parametrize("call", ["sleep", "wake"])

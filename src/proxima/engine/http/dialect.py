@@ -186,7 +186,7 @@ class Dialect(Protocol):
     kind: ClassVar[str]
 
     async def probe(self, client: "ServerClient") -> ServerFacts:
-        """Ask what the server can do; generates a token or two to see."""
+        """Ask what the server can do; wakes one that sleeps, and generates a token or two to see."""
         ...
 
     def stream(self, client: "ServerClient", facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:

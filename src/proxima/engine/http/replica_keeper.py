@@ -255,9 +255,10 @@ class ReplicaKeeper:
             if not self.published and facts.weight_version and health.weight_version != proof.label:
                 raise ServerError(replica.url, "", f"it has weights {health.weight_version!r}, not {proof.label!r}")
             proof.instance = health.instance
-            if self.pool.asleep:  # since it began to return
+            if self.pool.asleep:  # since it began to return, which it does again when the trainer is done
                 await device_sharing.sleep(replica)
-            elif self.pool.paused:
+                raise ServerError(replica.url, "", "the trainer has its devices")
+            if self.pool.paused:
                 await replica.stop("interrupted")
             else:
                 await replica.resume()
@@ -266,7 +267,10 @@ class ReplicaKeeper:
 
     def _look_whether_any_is_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()
-        if pool.serving or pool.asleep:
+        if pool.asleep:  # nobody waits for them
+            self._away_since = None
+            return
+        if pool.serving:
             self._away_since = None
             self._look_whether_all_are_busy(now)
             return

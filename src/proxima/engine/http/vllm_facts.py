@@ -16,6 +16,7 @@ GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 BACKEND = "proxima_folder"  # of in_server/proxima_vllm_worker.py
 TRANSFER, RELOAD_PACKED, RELOAD = "transfer", "reload_packed", "reload"
 PROMPTS = ((17, 42, 99, 7), (300, 301, 302, 303), (5, 900, 31, 77))  # ids that every vocabulary has
+MOVE_SECONDS = 600.0  # that the weights may take to the host's memory, or back
 CLOSE = 1e-3  # nats: two numbers that a server computed from the same logits in float32
 
 
@@ -87,7 +88,7 @@ async def _wake(client: ServerClient) -> None:
 async def wake_up(client: ServerClient) -> None:
     """Take the memory again, first that of the weights; what has it already is left as it is."""
     for tag in ("weights", "kv_cache"):
-        await client.post("/wake_up", query={"tags": tag})
+        await client.post("/wake_up", query={"tags": tag}, seconds=MOVE_SECONDS)
 
 
 async def _models(client: ServerClient) -> Any:
