@@ -175,6 +175,7 @@ class Capabilities:
         log_probs: what the log-prob of a sampled token is of: `both` columns of a completion are always there;
             `processed`, the distribution really sampled; `untruncated`, that before truncation; `raw`, softmax(logits),
             without temperature and truncation.
+        sleeps: it is a `SleepingEngine`.
         max_length: tokens of prompt and completion together that it takes; None: what it was set up with.
     """
 
@@ -186,6 +187,7 @@ class Capabilities:
     sampling_mask: bool = False
     deterministic: bool = False
     log_probs: LogProbsOf = "both"
+    sleeps: bool = False
     max_length: int | None = None
 
     def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:
@@ -282,6 +284,7 @@ class EngineRequirements:
         measured: those that only metrics read; a run works without them.
         publishes: new weights come after each step, as a module.
         overlaps: they come while completions run.
+        sleeps: it must leave its devices to the trainer by turns.
         in_flight: `Engine.in_flight` will be called.
         score_temperatures: of the tokens that will be scored; empty: none will.
         sampling_mask: each training completion must come with the tokens that could be sampled (`SamplingMask`).
@@ -302,6 +305,7 @@ class EngineRequirements:
     measured: frozenset[LogProbName] = frozenset()
     publishes: bool = False
     overlaps: bool = False
+    sleeps: bool = False
     in_flight: bool = False
     score_temperatures: Sequence[float] = ()
     sampling_mask: bool = False
@@ -386,6 +390,18 @@ class Engine(Protocol):
 
     async def health(self) -> Health:
         """Health check; answers at once."""
+        ...
+
+
+class SleepingEngine(Engine, Protocol):
+    """An engine that can give up the memory of its devices. Both calls are for a paused one, which stays paused."""
+
+    async def sleep(self) -> None:
+        """Give it up; nothing is sampled, scored or published before `wake`."""
+        ...
+
+    async def wake(self) -> None:
+        """Take it again, with the weights as before."""
         ...
 
 

@@ -157,6 +157,15 @@ class TrainStack:
         else:
             self._plain, self._gathers = plain_copy(self.model.loaded, device), True
 
+    def release(self) -> None:
+        """Give the device memory that no tensor uses back, on every rank, to others that compute there."""
+        with self.ranks.call(self.name, "release", [None] * self.ranks.size):
+            self.follow_release()
+
+    def follow_release(self) -> None:
+        """The same on this rank; nothing where it has used no GPU."""
+        torch.cuda.empty_cache()
+
     def update(
         self,
         objective: Objective[Any],

@@ -70,6 +70,18 @@ def test_runs_on_fixed_data_have_it_too(family):
             "placement={kind: torchrun, timeout: 0}",
             "placement.timeout=0 (command line): must be finite and >= 1 second",
         ),
+        (
+            "placement={kind: ray, colocate: true}",
+            "placement.colocate=true (command line): needs servers, and engines is 0; set placement.engines",
+        ),
+        (
+            "placement={kind: ray, ranks: 3, engines: 2, colocate: true}",
+            "placement.engines=2 (command line): must divide ranks=3 with colocate",
+        ),
+        (
+            "placement={kind: ray, ranks: 4, engines: 2, gpus_per_engine: 4, colocate: true}",
+            "placement.gpus_per_engine=4 (command line): is not read with colocate: a server has the 2 of its ranks",
+        ),
         ("placement={kind: torchrun, timeout: 5}", "placement.heartbeat=10 (default): must be below timeout=5"),
         (
             "placement={kind: torchrun, sharding: {kind: replicate, offload: true}}",
@@ -97,6 +109,24 @@ def test_ray_is_not_installed(recipe, monkeypatch):
     line = "placement.kind=ray (command line): needs the package ray: pip install 'proxima-rl[ray]'"
     assert [str(problem) for problem in problems] == [line]
     assert load_recipe(recipe()).config.placement == LocalPlacement()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "runtime.max_concurrent_rollouts=8",
+            "placement.colocate=true (command line): lets servers and ranks take turns, and "
+            "runtime.max_concurrent_rollouts has both compute at once; set that to null, or colocate to false",
+        ),
+        ("algorithm.proximal=next", "placement.colocate=true (command line): has the servers asleep during updates"),
+    ],
+)
+def test_servers_that_sleep_are_asked_nothing(recipe, override, line):
+    colocated = ["placement={kind: ray, engines: 1, colocate: true}", "engine=vllm"]
+    assert not [problem for problem in check(resolve(recipe(), colocated)) if problem.path == "placement.colocate"]
+    problems = [str(problem) for problem in check(resolve(recipe(), [*colocated, override]))]
+    assert [text.startswith(line) for text in problems if text.startswith("placement")] == [True], problems
 
 
 def test_a_run_may_be_resumed_in_other_processes(recipe):

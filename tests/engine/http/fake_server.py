@@ -96,6 +96,7 @@ class FakeServer:
 
     def _boot(self) -> None:
         self.weights, self.label, self.paused = self.original, "start", False
+        self.asleep = False
         self.cache: dict[tuple[str | None, tuple[int, ...]], list[float]] = {}
         self.running: dict[str, FakeRequest] = {}
         self.handlers: set[asyncio.Task[None]] = set()
@@ -273,6 +274,15 @@ class FakeServer:
             await asyncio.sleep(0.001)
         prompt, tokens = body["prompt"], body["tokens"]
         return [float(x) for x in sequence_log_probs(self.weights, prompt, tokens)]
+
+    def _sleep(self, body: dict[str, Any]) -> tuple[int, Any]:
+        assert self.paused and not self.running
+        self.asleep = True
+        return 200, {}
+
+    def _wake(self, body: dict[str, Any]) -> tuple[int, Any]:
+        self.asleep = False
+        return 200, {}
 
     def _pause(self, body: Any) -> tuple[int, Any]:
         return 200, self._paused(body["mode"])

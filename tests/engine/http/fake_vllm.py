@@ -40,6 +40,7 @@ class FakeVllm:
         generate: it was started with --enable-scale-out.
         control: it was started with VLLM_SERVER_DEV_MODE=1.
         extension, backend: of its workers.
+        sleeps: it was started with --enable-sleep-mode.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class FakeVllm:
         control: bool = True,
         extension: str | None = "proxima_vllm_worker.ProximaWorker",
         backend: str | None = "proxima_folder",
+        sleeps: bool = False,
     ) -> None:
         self.processed, self.generate, self.control = processed, generate, control
         self.extension, self.backend = extension, backend
+        self.sleeps, self.asleep = sleeps, set[str]()
         self.length = LENGTH
         self.version, self.paused, self.busy = "default", False, False
         self.calls: list[tuple[str, Any]] = []
@@ -75,6 +78,8 @@ class FakeVllm:
             return httpx.Response(200, json={"version": "0.0.fake"})
         if path == "/tokenize":
             return httpx.Response(200, json={"tokens": [len(word) for word in body["prompt"].split()]})
+        if self.asleep and path in ("/inference/v1/generate", "/v1/completions"):
+            return httpx.Response(503, json={"detail": "asleep"})
         if path == "/inference/v1/generate":
             if not self.generate:
                 return httpx.Response(403, json={"detail": "Route not enabled."})
@@ -94,6 +99,15 @@ class FakeVllm:
             return httpx.Response(200, json={"results": [["pack_tied_heads"]]})
         if path == "/reset_prefix_cache":
             return httpx.Response(200, json={"success": not self.busy or query["reset_running_requests"] == "true"})
+        if path == "/is_sleeping":
+            return httpx.Response(200, json={"is_sleeping": self.paused or bool(self.asleep)})
+        if path == "/sleep":
+            self.asleep, self.paused = {"weights", "kv_cache"}, True
+        if path == "/wake_up":
+            self.asleep.discard(query["tags"])
+            self.paused = bool(self.asleep)
+        if "weights" in self.asleep and path.endswith("_weights"):
+            return httpx.Response(500, json={"detail": "asleep"})
         if path in ("/pause", "/resume"):
             self.paused = path == "/pause"
         if path == "/finish_weight_update":
@@ -104,7 +118,8 @@ class FakeVllm:
 
     def _settings(self) -> dict[str, Any]:
         return {
-            "model_config": {"dtype": "torch.bfloat16", "quantization": None, "return_sampling_mask": False},
+            "model_config": {"dtype": "torch.bfloat16", "quantization": None, "return_sampling_mask": False}
+            | {"enable_sleep_mode": self.sleeps},
             "cache_config": {"enable_prefix_caching": True},
             "parallel_config": {"worker_extension_cls": self.extension},
             "weight_transfer_config": None if self.backend is None else {"backend": self.backend},

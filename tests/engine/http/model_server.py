@@ -24,14 +24,17 @@ from tests.engine.http.fake_vllm import FakeVllm, log_softmax
 class ModelVllm(FakeVllm):
     """`FakeVllm` with the log-probs of a model, whose weights change when it is told so."""
 
-    def __init__(self, folder: str) -> None:
-        super().__init__()
+    def __init__(self, folder: str, *, sleeps: bool = False) -> None:
+        super().__init__(sleeps=sleeps)
         loaded = load(folder, dtype=torch.float32, device="cpu")
         self.model, self.tokenizer, self.folder = loaded.model, loaded.tokenizer, folder
         self.length, self.lock = 256, threading.Lock()
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
+        if calls := os.environ.get("MODEL_SERVER_CALLS"):  # a folder, where each server has a file of its calls
+            with open(os.path.join(calls, str(os.getpid())), "a") as file:
+                file.write(f"{path} {request.url.params}\n")
         with self.lock:
             if path == "/health":
                 return httpx.Response(200)
@@ -117,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     words = sys.argv[1:]
     torch.set_num_threads(1)
-    Handler.fake = ModelVllm(words[words.index("serve") + 1])
+    Handler.fake = ModelVllm(words[words.index("serve") + 1], sleeps="--enable-sleep-mode" in words)
     given = dict(pairwise(words))  # the last of an option counts, as at vLLM
     host, port = given["--host"], given["--port"]
     ThreadingHTTPServer((host, int(port)), Handler).serve_forever()

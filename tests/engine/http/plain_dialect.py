@@ -37,6 +37,8 @@ class PlainDialect:
 
     async def probe(self, client):
         told = await client.get("/facts")
+        if told.get("sleeps"):
+            await client.post("/wake")
         more = {name: told[name] for name in told if name not in ("letters", *SETS)}
         if "weight_updates" in more:
             more["weight_updates"] = tuple(more["weight_updates"])
@@ -71,6 +73,12 @@ class PlainDialect:
 
     async def resume(self, client, facts):
         await client.post("/resume")
+
+    async def sleep(self, client, facts):
+        await client.post("/sleep")
+
+    async def wake(self, client, facts):
+        await client.post("/wake")
 
     async def abort(self, client, facts, ids):
         await client.post("/abort", {"ids": list(ids)})

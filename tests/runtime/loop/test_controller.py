@@ -13,7 +13,7 @@ from proxima.core.advantage import needs_baseline
 from proxima.core.correction import MismatchGuard
 from proxima.core.selection import prompts_factor
 from proxima.data import Completion, Prompt, Score
-from proxima.engine.protocol import Health, Sampling
+from proxima.engine.protocol import Capabilities, Health, Sampling
 from proxima.evaluate.held_out import Evaluation
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
@@ -29,7 +29,7 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.runtime.watch.timeline import Timeline
-from proxima.train import PolicyObjective, TrainStack
+from proxima.train import PolicyObjective, TrainStack, UpdateResult
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import checkpoints
 from proxima.train.learner import Learner
@@ -65,6 +65,7 @@ class FakeEngine:
     seconds: float = 0.0
     lose: tuple[int, int] | None = None
     hang: bool = False
+    sleeps: bool = False
     fail: bool = False
     calls: list = field(default_factory=list)
     version: int = -1
@@ -103,6 +104,16 @@ class FakeEngine:
 
     async def health(self):
         return Health(ok=True, version=self.version, running=2, tokens=7)
+
+    @property
+    def capabilities(self):
+        return Capabilities(weight_updates=frozenset({"module"}), sleeps=self.sleeps)
+
+    async def sleep(self):
+        self.calls.append("sleep")
+
+    async def wake(self):
+        self.calls.append("wake")
 
     async def pause(self):
         self.calls.append("pause")
@@ -233,6 +244,26 @@ def test_the_state_of_prompts_at_each_stage(tmp_path):
     assert [r["policy_version"] for r in world.records()] == [1, 2]
     rows = read_rows(world.folder.rollout_file(2))
     assert {v for row in rows for v in row["policy_version"]} == {1}
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, tmp_path):
+    world = World(tmp_path / "run", engine={"sleeps": sleeps}, shares_devices=True, evaluation=True, evaluate_every=1)
+    inner, release = world.stack.update, world.stack.release
+    world.stack.update = lambda *a, **k: world.engine.calls.append("update") or inner(*a, **k)
+    world.stack.release = lambda: world.engine.calls.append("release") or release()
+    world.run()
+    first = ["pause", ("publish", 0), "resume"]
+    asleep = [["pause", "sleep", "update", "pause", "release", "wake", ("publish", n), "resume"] for n in (1, 2)]
+    awake = [["update", "pause", ("publish", n), "resume"] for n in (1, 2)]
+    assert world.engine.calls == sum(asleep if sleeps else awake, first)
+
+
+def test_a_step_without_an_update_wakes_the_engine_too(tmp_path):
+    world = World(tmp_path / "run", engine={"sleeps": True}, shares_devices=True, steps=1)
+    world.stack.update = lambda *a, **k: UpdateResult()
+    world.run()
+    assert world.engine.calls[3:] == ["pause", "sleep", "wake", "resume"]
 
 
 def test_times_are_of_the_injected_clock(tmp_path):

@@ -28,3 +28,15 @@ def placement_is_installed(placement: Any) -> Findings:
     """The package that starts the processes is installed."""
     if PLACEMENTS.holds(placement, "ray") and importlib.util.find_spec("ray") is None:
         yield "placement.kind", "needs the package ray: pip install 'proxima-rl[ray]'"
+
+
+def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:
+    """Nothing asks the servers while they leave their devices to the ranks."""
+    if not getattr(placement, "colocate", False):
+        return
+    if runtime.overlaps:
+        message = "lets servers and ranks take turns, and runtime.max_concurrent_rollouts has both compute at once"
+        yield "placement.colocate", f"{message}; set that to null, or colocate to false"
+    if algorithm.proximal == "next":
+        message = "has the servers asleep during updates, when algorithm.proximal=next asks them"
+        yield "placement.colocate", f"{message}; use another proximal, or set colocate to false"

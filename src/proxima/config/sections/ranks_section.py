@@ -98,6 +98,9 @@ class RayPlacement(RankPlacement):
     engines: Annotated[int, "servers of engine.kind that are started beside the ranks; 0: engine.url has them"] = 0
     gpus_per_engine: Annotated[float, "devices of each; 0: a cluster without GPUs"] = 1.0
     cpus_per_engine: Annotated[float, "cores reserved for each"] = 1.0
+    colocate: Annotated[
+        bool, "each server on the devices of ranks / engines ranks, which it leaves to them during updates"
+    ] = False
     reward_workers: Annotated[
         int, "actors of a core each that run what runtime.reward_workers processes would; 0: these, beside rank 0"
     ] = 0
@@ -113,6 +116,8 @@ class RayPlacement(RankPlacement):
         require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")
         require_at_least(self, 0, "engines")
         require_at_least(self, 0, "reward_workers")
+        if self.colocate:
+            self._check_colocation()
         devices = self.gpus_per_engine
         require(0 <= devices < math.inf, "gpus_per_engine", devices, "must be finite and >= 0")
         for name in ("cpus_per_rank", "cpus_per_engine"):
@@ -127,3 +132,24 @@ class RayPlacement(RankPlacement):
             secret = is_secret_name(name) or is_secret_value(value)
             remedy = "set it in the environment of the nodes"
             require(not secret, f"env.{name}", HIDDEN, "looks like a secret, and config.yaml is stored", remedy=remedy)
+
+    def _check_colocation(self) -> None:
+        count = self.engines
+        remedy = "set placement.engines, with engine.kind=vllm"
+        require(count > 0, "colocate", True, "needs servers, and engines is 0", remedy=remedy)
+        bound = f"must divide ranks={self.ranks} with colocate: each server has the devices of as many ranks"
+        require(self.ranks % count == 0, "engines", count, bound)
+        default, gpus = type(self).gpus_per_engine, self.gpus_of_ranks
+        given = self.gpus_per_engine
+        bound = f"is not read with colocate: a server has the {gpus:g} of its ranks; leave it out"
+        require(given in (default, gpus), "gpus_per_engine", given, bound)
+
+    @property
+    def bundles(self) -> int:
+        """How many parts of the cluster the ranks ask for: one each, or with `colocate` one with each server."""
+        return self.engines if self.colocate else self.ranks
+
+    @property
+    def gpus_of_ranks(self) -> float:
+        """Devices of the ranks in one bundle."""
+        return self.ranks // self.bundles * self.gpus_per_rank

@@ -4,8 +4,9 @@
 server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one server and
 what runs on it), `replica_states.py` (its states and what moves it from one to another, in one table),
 `version_proof.py` (which weights it has), `replica_pool.py` (which replica gets a request), `replica_keeper.py` (health
-checks, return to service, new weights), `engine.py` (the `Engine` over them), `folder_sync.py` (how new weights get
-there) and `weight_probe.py` (that a server computes with them).
+checks, return to service, new weights), `device_sharing.py` (sleep and wake, by turns with the trainer), `engine.py`
+(the `Engine` over them), `folder_sync.py` (how new weights get there) and `weight_probe.py` (that a server computes
+with them).
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
 `engine/__init__`, `runtime`, `check`, `cli`.
 To add a server: a file with a class that has the methods of `Dialect`, and a spec that derives from `ServerSpec` beside

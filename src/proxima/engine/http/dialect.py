@@ -47,6 +47,7 @@ class ServerFacts:
         routed_experts: it gives the experts of each token.
         batch_invariant: a completion does not depend on what else is running.
         route: the call that completions come from, where a kind of server has several.
+        sleeps: it can leave its devices to others and take them again, see `SleepingDialect`.
         control: it has the calls that pause it and load weights, where these have to be switched on.
         more: what else is worth a line of `proxima engine check`.
     """
@@ -71,6 +72,7 @@ class ServerFacts:
     sampling_mask: bool = False
     routed_experts: bool = False
     batch_invariant: bool = False
+    sleeps: bool = False
     route: str = ""
     control: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
@@ -184,7 +186,7 @@ class Dialect(Protocol):
     kind: ClassVar[str]
 
     async def probe(self, client: "ServerClient") -> ServerFacts:
-        """Ask what the server can do; generates a token or two to see."""
+        """Ask what the server can do; wakes one that sleeps, and generates a token or two to see."""
         ...
 
     def stream(self, client: "ServerClient", facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
@@ -223,4 +225,16 @@ class Dialect(Protocol):
 
     async def health(self, client: "ServerClient", facts: ServerFacts) -> ServerHealth:
         """A health check: cheap, and answered even while the server is busy or paused."""
+        ...
+
+
+class SleepingDialect(Dialect, Protocol):
+    """Of the kinds whose servers may have `ServerFacts.sleeps`."""
+
+    async def sleep(self, client: "ServerClient", facts: ServerFacts) -> None:
+        """Let a paused server, which holds no completion, give up the memory of its devices."""
+        ...
+
+    async def wake(self, client: "ServerClient", facts: ServerFacts) -> None:
+        """Let it take the memory again, with the weights that it had. It stays paused."""
         ...

@@ -78,6 +78,7 @@ class Replica:
         self.state = State.NEW
         self.reason = ""  # why it is not in service
         self.pause: Literal["none", "held", "stopped"] = "none"  # what runs was held in place, or ended
+        self.asleep = False  # its devices are left to the trainer
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or FIRST_LIMIT
         self.assigned = self.scoring = 0  # completions and scores that it has been given

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import UserError
+from proxima.engine.http import device_sharing
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.folder_sync import FolderSync, SyncReport, sync_figures
 from proxima.engine.http.replica import Replica, no_replica_left, too_busy
@@ -170,7 +171,7 @@ class ReplicaKeeper:
             soon.clear()
             if replica.in_service:
                 await self._check(replica)
-            elif replica.state is not State.BARRED:
+            elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
                 await self._try_return(replica)
             self._look_whether_any_is_left()
 
@@ -239,7 +240,7 @@ class ReplicaKeeper:
             problem = await self.expected.problem(dialect, client, facts)
         if problem is not None:
             raise ServerError(replica.url, "", problem)
-        replica.facts = facts
+        replica.facts, replica.asleep = facts, False
         async with self._syncing:
             self._loading.add(replica)
             health = await replica.health()
@@ -254,6 +255,9 @@ class ReplicaKeeper:
             if not self.published and facts.weight_version and health.weight_version != proof.label:
                 raise ServerError(replica.url, "", f"it has weights {health.weight_version!r}, not {proof.label!r}")
             proof.instance = health.instance
+            if self.pool.asleep:  # since it began to return, which it does again when the trainer is done
+                await device_sharing.sleep(replica)
+                raise ServerError(replica.url, "", "the trainer has its devices")
             if self.pool.paused:
                 await replica.stop("interrupted")
             else:
@@ -263,6 +267,9 @@ class ReplicaKeeper:
 
     def _look_whether_any_is_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()
+        if pool.asleep:  # nobody waits for them
+            self._away_since = None
+            return
         if pool.serving:
             self._away_since = None
             self._look_whether_all_are_busy(now)

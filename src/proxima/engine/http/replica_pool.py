@@ -38,6 +38,7 @@ class ReplicaPool:
         self.router = Router(replicas)
         self.paused = False  # by `pause`
         self.loading = False  # new weights
+        self.asleep = False  # see `device_sharing`
         self.finishing = False  # in a pause: completions that have started run to their end
         self.counts = Counter[str]()
         self.events: deque[str] = deque(maxlen=EVENTS)

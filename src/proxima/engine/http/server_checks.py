@@ -194,6 +194,9 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     if spec.quantization != facts.quantization:
         served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"
         raise FieldError("quantization", spec.quantization, f"is not what {name} has: {served}")
+    if needs.sleeps and not facts.sleeps:
+        remedy = "start it with --enable-sleep-mode, or set placement.colocate=false"
+        raise UserError(f"{name} can't leave its devices to the trainer", remedy=remedy)
     if needs.publishes:
         _check_weights(spec, facts, needs, name)
     for sampling in needs.samplings if needs.training is None else (*needs.samplings, needs.training):
@@ -241,4 +244,5 @@ def capabilities_of(
         deterministic=deterministic,
         log_probs=facts.log_probs,
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
+        sleeps=facts.sleeps,
     )

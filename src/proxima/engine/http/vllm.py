@@ -37,7 +37,7 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.vllm_facts import GENERATE, RELOAD_PACKED, TRANSFER, find_vllm_facts
+from proxima.engine.http.vllm_facts import GENERATE, MOVE_SECONDS, RELOAD_PACKED, TRANSFER, find_vllm_facts, wake_up
 from proxima.engine.http.weight_folder import weight_buckets
 from proxima.engine.protocol import EngineRequirements, PauseMode
 
@@ -154,6 +154,16 @@ class VllmDialect:
         answer = await client.post(path, query={"reset_running_requests": "true" if running else "false"})
         if not (isinstance(answer, dict) and answer.get("success") is True):
             raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
+
+    async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
+        """Level 1: the weights go to the host's memory and the KV cache is dropped, so that a step without an update
+        needs no new weights."""
+        await client.post("/sleep", query={"level": "1", "mode": "abort"}, seconds=MOVE_SECONDS)
+
+    async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
+        """The weights, then the KV cache. vLLM samples again with the latter, hence the pause."""
+        await wake_up(client)
+        await self.pause(client, facts, "abort")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """Its model and, where the server has control calls, the version of its weights."""

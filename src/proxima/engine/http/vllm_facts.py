@@ -16,6 +16,7 @@ GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 BACKEND = "proxima_folder"  # of in_server/proxima_vllm_worker.py
 TRANSFER, RELOAD_PACKED, RELOAD = "transfer", "reload_packed", "reload"
 PROMPTS = ((17, 42, 99, 7), (300, 301, 302, 303), (5, 900, 31, 77))  # ids that every vocabulary has
+MOVE_SECONDS = 600.0  # that the weights may take to the host's memory, or back
 CLOSE = 1e-3  # nats: two numbers that a server computed from the same logits in float32
 
 
@@ -27,6 +28,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         UserError: it refuses the token, or the model that it serves makes no text.
     """
     models = await _models(client)
+    await _wake(client)
     version = await _optional(client, "/version")
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]
@@ -70,9 +72,23 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT"))
         and _of(config, "device_config", "device") == "cuda",
         more={"completions from": ask.route, **more},
+        sleeps=control and bool(_of(config, "model_config", "enable_sleep_mode")),
         route=ask.route,
         control=control,
     )
+
+
+async def _wake(client: ServerClient) -> None:
+    """Wake a server that a run before this one has left asleep, or paused, which vLLM does not tell apart."""
+    if _of(await _optional(client, "/is_sleeping"), "is_sleeping") is True:
+        await wake_up(client)
+        await client.post("/resume")
+
+
+async def wake_up(client: ServerClient) -> None:
+    """Take the memory again, first that of the weights; what has it already is left as it is."""
+    for tag in ("weights", "kv_cache"):
+        await client.post("/wake_up", query={"tags": tag}, seconds=MOVE_SECONDS)
 
 
 async def _models(client: ServerClient) -> Any:

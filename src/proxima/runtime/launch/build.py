@@ -96,4 +96,5 @@ def make_plan(
         stall_seconds=config.runtime.stall_seconds,
         metric=metric,
         max_unscored_steps=max_unscored_steps,
+        shares_devices=getattr(config.placement, "colocate", False),
     )

@@ -100,6 +100,7 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRe
         measured=behavior if algorithm.mismatch.measure else frozenset(),
         publishes=True,
         overlaps=config.runtime.overlaps,
+        sleeps=bool(getattr(config.placement, "colocate", False) and config.placement.gpus_per_rank),
         in_flight=caches_next,
         score_temperatures=(config.sampling.temperature,) if caches_next and algorithm.next_from == "engine" else (),
         sampling_mask=replays_sampling_masks(config.sampling, config.algorithm) and not replayed,
@@ -135,6 +136,6 @@ def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int
 
 def _scoring(rollouts: EngineRequirements, role: str, temperatures: tuple[float, ...]) -> EngineRequirements:
     """The same model as the policy's, which is scored and never changes."""
-    idle: dict[str, Any] = {"training": None, "samplings": (), "publishes": False, "overlaps": False}
+    idle: dict[str, Any] = {"training": None, "samplings": (), "publishes": False, "overlaps": False, "sleeps": False}
     idle |= {"in_flight": False, "log_probs": frozenset(), "measured": frozenset()}
     return replace(rollouts, role=role, score_temperatures=temperatures, **idle)

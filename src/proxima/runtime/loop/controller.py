@@ -61,7 +61,13 @@ class Controller(TrainingLoop):
         self.collector, self.batch_builder = collector, batch_builder
         self.learner, self.evaluation = learner, evaluation
         self.publisher = Publisher(
-            collector.generator, learner.stack, self.compute, self.activity, observer, store.folder.engine_log.name
+            collector.generator,
+            learner.stack,
+            self.compute,
+            self.activity,
+            observer,
+            store.folder.engine_log.name,
+            shares_devices=plan.shares_devices,
         )
         self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps)
         self._accuracy_warned = False
@@ -89,7 +95,7 @@ class Controller(TrainingLoop):
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
     async def collect(self, step: int) -> CollectedBatch:
-        """Scored groups until they make a batch."""
+        """Scored groups until they make a batch; then the engine rests, where it shares devices with the trainer."""
         self.publisher.watch.begin_step()
         stage = self.collector.stage
         with self.timed(stage):
@@ -109,6 +115,8 @@ class Controller(TrainingLoop):
         self.activity.taken(group.prompt.uid for group, _ in collected.dropped)
         self.times[stage] -= collected.scoring_seconds
         self.times["score"] = collected.scoring_seconds
+        if self.publisher.turns is not None:
+            await self.publisher.turns.rest()
         return collected
 
     async def build_batch(self, step: int, collected: CollectedBatch) -> TrainingBatch:
@@ -136,6 +144,8 @@ class Controller(TrainingLoop):
         if result.updates:
             with self.timed("publish"):
                 await self.publisher.publish(version, self.journal.step + 1, deferring=True)
+        elif self.publisher.turns is not None:
+            await self.publisher.turns.go_on()
         return version
 
     async def finish_step(

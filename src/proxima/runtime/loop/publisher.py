@@ -1,8 +1,10 @@
 """New weights for the engine, and what the run hears from it."""
 
+from typing import TYPE_CHECKING, cast
+
 from proxima.data import UserError
 from proxima.engine.executor import HookError
-from proxima.engine.protocol import Health, WeightUpdate
+from proxima.engine.protocol import Health, SleepingEngine, WeightUpdate
 from proxima.model.compute_thread import Compute
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded
@@ -10,6 +12,9 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.watch.observer import Observer
 from proxima.train import TrainStack
+
+if TYPE_CHECKING:
+    from proxima.runtime.loop.device_turns import DeviceTurns
 
 
 class Publisher:
@@ -24,6 +29,7 @@ class Publisher:
         compute: the thread of the tensor work.
         activity, observer: told of new weights.
         log: name of the engine's log in the run folder.
+        shares_devices: engine and trainer take turns: see `DeviceTurns`.
     """
 
     def __init__(
@@ -34,11 +40,18 @@ class Publisher:
         activity: Activity,
         observer: Observer,
         log: str,
+        *,
+        shares_devices: bool = False,
     ) -> None:
         self.generator, self.stack, self.compute = generator, stack, compute
         self.activity, self.observer = activity, observer
         self.watch = EngineWatch(log)
         self.failure: RunEnded | None = None
+        self.turns: DeviceTurns | None = None
+        if shares_devices and generator is not None and generator.engine.capabilities.sleeps:
+            from proxima.runtime.loop import device_turns
+
+            self.turns = device_turns.DeviceTurns(cast(SleepingEngine, generator.engine), stack, compute)
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
         """The engine gets the weights `version` of `step`; `deferring` keeps what goes wrong until `end_if_failed`.
@@ -54,6 +67,8 @@ class Publisher:
                 await engine.pause()
                 self.generator.newest = version
                 whole = await self.compute.run(self.stack.gathered)
+                if self.turns is not None:
+                    await self.turns.wake()
                 await engine.publish(WeightUpdate(version=version, module=whole.model))
                 await engine.resume()
         except HookError as error:

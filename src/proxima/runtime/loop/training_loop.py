@@ -59,6 +59,7 @@ class Plan:
     keep_best: bool = False
     metric: str | None = None  # see `EvalConfig`
     max_unscored_steps: int = 0  # consecutive steps without a score after which the run ends; 0: never
+    shares_devices: bool = False  # engine and trainer take turns; an engine that can sleeps during updates
     stall_seconds: float = 0.0  # without a token or a finished stage, until a warning says what waits; 0: never
 
 

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from proxima.engine.serve import LAUNCHES, Serve
 from proxima.runtime.placement.engine_host import EngineHost, EnginePlace, EnginePlan
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.rank_group import python_path
-from proxima.runtime.placement.ray_cluster import first_line_of
+from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of
 
 ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
+SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on a GPU alone
 STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
 
 
@@ -43,6 +44,8 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
     for name, only, why in (("port", 0, "engines may share a node"), ("replicas", 1, "placement.engines counts them")):
         value = getattr(serve, name)
         require(value == only, f"engine.serve.{name}", value, f"must be {only} with placement.engines: {why}")
+    if config.placement.colocate and config.placement.gpus_per_rank:
+        serve = replace(serve, arguments=(SLEEP_MODE, *serve.arguments))
     return EnginePlan(
         kind=kind,
         serve=serve,
@@ -75,7 +78,7 @@ class PlacedEngine:
 
 
 class EngineGroup:
-    """Lives in the supervisor; see `engines_on`.
+    """Lives in the supervisor; see `engines_on`. With `colocate` its bundles have room for the ranks too.
 
     Args:
         say: takes lines for the user.
@@ -94,7 +97,9 @@ class EngineGroup:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one server reserves."""
+        """What one server reserves; with `colocate`, it and its ranks."""
+        if self.spec.colocate:
+            return bundle_of(self.spec)
         gpus = self.spec.gpus_per_engine
         return {"CPU": self.spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
 
@@ -121,6 +126,24 @@ class EngineGroup:
             if lost := next((engine for engine in self.engines if engine.deaths), None):
                 raise UserError(f"engine {lost.number} did not start: {self.last_loss}")
             time.sleep(LOOK_SECONDS)
+
+    def devices(self, look: Callable[[], None]) -> list[tuple[str, ...]]:
+        """With `colocate`: the devices of each rank. Waits for servers that are being started again, which need room on
+        these devices before the ranks have them.
+
+        Raises:
+            UserError: one did not start in time.
+        """
+        deadline = time.monotonic() + self.spec.start_timeout
+        while not all(engine.place for engine in self.engines):
+            look()
+            self.poll()
+            if time.monotonic() > deadline:
+                raise UserError(f"the ranks wait for their engines: {self.last_loss}")
+            time.sleep(LOOK_SECONDS)
+        ranks, gpus = self.spec.ranks // self.spec.engines, int(self.spec.gpus_per_rank)
+        places = [engine.place for engine in self.engines if engine.place is not None]
+        return [place.gpus[i * gpus : (i + 1) * gpus] for place in places for i in range(ranks)]
 
     def poll(self) -> None:
         """Start what has died again; returns at once."""
@@ -156,7 +179,7 @@ class EngineGroup:
         strategy = PlacementGroupSchedulingStrategy(self.granted, placement_group_bundle_index=engine.number)
         options = ray.remote(EngineHost).options(
             num_cpus=self.spec.cpus_per_engine,
-            num_gpus=self.spec.gpus_per_engine,
+            num_gpus=self.spec.gpus_of_ranks if self.spec.colocate else self.spec.gpus_per_engine,
             max_restarts=0,
             max_concurrency=2,
             scheduling_strategy=strategy,

@@ -29,12 +29,13 @@ class EnginePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlace:
-    """Where a server answers: `address` of its node, by the node's name `host`."""
+    """Where a server answers: `address` of its node, by the node's name `host`. `gpus` are the ids of its devices."""
 
     node: str
     host: str
     address: str
     port: int
+    gpus: tuple[str, ...] = ()
 
 
 class EngineHost:
@@ -71,8 +72,9 @@ class EngineHost:
         )
         address = str(ray.util.get_node_ip_address()) if remote else "127.0.0.1"
         port = int(self.servers.urls[0].rpartition(":")[2])
-        node = ray.get_runtime_context().get_node_id()
-        return EnginePlace(node=node, host=socket.gethostname(), address=address, port=port)
+        context = ray.get_runtime_context()
+        gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
+        return EnginePlace(node=context.get_node_id(), host=socket.gethostname(), address=address, port=port, gpus=gpus)
 
     def failure(self) -> str:
         """Wait until the server is given up; why."""

@@ -125,6 +125,8 @@ def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
         parts.late.update(by_column(parts.late_stages()))
     elif name == "gather" and stack is not None:
         stack.follow_gather()
+    elif name == "release" and stack is not None:
+        stack.follow_release()
     elif name == "restore":
         from proxima.train.checkpoint import restore
 

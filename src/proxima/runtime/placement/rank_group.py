@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +30,13 @@ class RankCall:
 
 
 class Attached(Protocol):
-    """What the ranks are told of."""
+    """What the ranks are told of; with `colocate`, they share its bundles."""
+
+    granted: Any
+
+    def devices(self, look: Callable[[], None]) -> list[tuple[str, ...]]:
+        """Of each rank, by bundle, with `colocate`."""
+        ...
 
     def attach(self, host: Any, nodes: Set[str]) -> Mapping[str, str]:
         """Variables of the ranks, which are on `nodes`; `host` is the actor of rank 0."""
@@ -41,7 +47,7 @@ class RankGroup:
     """The actors and places of the ranks, by rank.
 
     Args:
-        placement_group: Ray's; removed by `stop`.
+        placement_group: Ray's; removed by `stop`. None: it is another's.
     """
 
     def __init__(self, placement_group: Any, hosts: Sequence[Any]) -> None:
@@ -63,8 +69,9 @@ class RankGroup:
         for host in self.hosts:
             with suppress(Exception):
                 ray.kill(host)
-        with suppress(Exception):
-            ray.util.remove_placement_group(self.placement_group)
+        if self.placement_group is not None:
+            with suppress(Exception):
+                ray.util.remove_placement_group(self.placement_group)
 
 
 def start_group(
@@ -85,8 +92,11 @@ def start_group(
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     deadline = time.monotonic() + spec.start_timeout
-    granted = placement_group([bundle_of(spec)] * spec.ranks, strategy=spec.strategy)
-    group = RankGroup(granted, [])
+    shared = engines if spec.colocate else None
+    devices = [] if shared is None else shared.devices(look)
+    own = None if shared is not None else placement_group([bundle_of(spec)] * spec.ranks, strategy=spec.strategy)
+    granted: Any = own if shared is None else shared.granted
+    group = RankGroup(own, [])
     try:
         while not _granted(granted):
             look()
@@ -95,17 +105,20 @@ def start_group(
                 remedy = "others use its devices, or a node is lost: see `ray status`, wait, or lower placement.ranks"
                 raise FieldError("placement.start_timeout", spec.start_timeout, bound, remedy=remedy)
         actor = ray.remote(RankHost)
-        for bundle in range(spec.ranks):
+        for index in range(spec.ranks):
+            bundle = index * spec.bundles // spec.ranks
             strategy = PlacementGroupSchedulingStrategy(granted, placement_group_bundle_index=bundle)
             options = actor.options(
                 num_cpus=spec.cpus_per_rank,
-                num_gpus=spec.gpus_per_rank,
+                num_gpus=0 if shared is not None else spec.gpus_per_rank,  # its server has them
                 max_restarts=0,
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
             )
             group.hosts.append(options.remote())
         places: list[RankPlace] = _all([host.place.remote() for host in group.hosts], deadline, look)
+        if shared is not None:
+            places = [replace(place, gpus=gpus) for place, gpus in zip(places, devices, strict=True)]
         order = rank_order(places, ray.get_runtime_context().get_node_id())
         group.hosts = [group.hosts[index] for index in order]
         group.places = [places[index] for index in order]

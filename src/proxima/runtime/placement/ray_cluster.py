@@ -70,8 +70,9 @@ def first_line_of(error: BaseException) -> str:
 
 
 def bundle_of(spec: RayPlacement) -> dict[str, float]:
-    """What one rank reserves."""
-    return {"CPU": spec.cpus_per_rank} | ({"GPU": spec.gpus_per_rank} if spec.gpus_per_rank else {})
+    """What one rank reserves; with `colocate`, a server and its ranks."""
+    cpus = spec.ranks // spec.bundles * spec.cpus_per_rank + (spec.cpus_per_engine if spec.colocate else 0)
+    return {"CPU": cpus} | ({"GPU": spec.gpus_of_ranks} if spec.gpus_of_ranks else {})
 
 
 def check_devices(spec: RayPlacement) -> None:
@@ -87,7 +88,7 @@ def check_devices(spec: RayPlacement) -> None:
     fits = [min(int(node.get(name, 0) // amount) for name, amount in bundle.items()) for node in nodes]
     ranks = {"STRICT_PACK": max(fits, default=0), "STRICT_SPREAD": sum(fit > 0 for fit in fits)}
     possible = ranks.get(spec.strategy, sum(fits))
-    if possible >= spec.ranks:
+    if possible >= spec.bundles:
         return
     asked = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     totals = {name: sum(node.get(name, 0) for node in nodes) for name in bundle}
@@ -99,4 +100,5 @@ def check_devices(spec: RayPlacement) -> None:
     )
     no_gpu = spec.gpus_per_rank and not totals["GPU"]
     remedy = "set gpus_per_rank=0 to compute on CPUs, or add nodes" if no_gpu else "lower it, or add nodes"
-    raise FieldError("placement.ranks", spec.ranks, bound, remedy=remedy)
+    name = "engines" if spec.colocate else "ranks"
+    raise FieldError(f"placement.{name}", spec.bundles, bound, remedy=remedy)

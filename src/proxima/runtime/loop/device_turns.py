@@ -1,0 +1,50 @@
+"""Turns of engine and trainer on the same devices: the engine sleeps from a full batch until its new weights."""
+
+from proxima.engine.executor import HookError
+from proxima.engine.protocol import SleepingEngine
+from proxima.model.compute_thread import Compute
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.watch.engine_watch import engine_errors
+from proxima.train import TrainStack
+
+
+class DeviceTurns:
+    """Whose turn it is. The engine begins.
+
+    Args:
+        engine: one whose capabilities say that it sleeps.
+        stack: with the trained weights.
+        compute: the thread of the tensor work.
+    """
+
+    def __init__(self, engine: SleepingEngine, stack: TrainStack, compute: Compute) -> None:
+        self.engine, self.stack, self.compute = engine, stack, compute
+        self.asleep = False
+
+    async def rest(self) -> None:
+        """The engine is paused, and leaves the devices to the trainer.
+
+        Raises:
+            RunEnded: a hook of the pause failed.
+        """
+        try:
+            with engine_errors():
+                await self.engine.pause()
+                await self.engine.sleep()
+        except HookError as error:
+            raise RunEnded(f"before an update: {error}; repair or remove the hook and resume (--resume)") from error
+        self.asleep = True
+
+    async def wake(self) -> None:
+        """The trainer frees what it can, and the engine takes the devices again. It stays paused."""
+        if self.asleep:
+            await self.compute.run(self.stack.release)
+            await self.engine.wake()
+            self.asleep = False
+
+    async def go_on(self) -> None:
+        """The engine goes on with the weights that it has."""
+        if self.asleep:
+            with engine_errors():
+                await self.wake()
+                await self.engine.resume()
