@@ -47,7 +47,6 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima (sweep|compare) .*(results|dapo_parts|pruning|trust_regions --baseline grpo )", "takes hours"),
     (r"proxima submit", "needs a Ray cluster; tests/cli/test_submit.py has one"),
     (r"proxima train .*kind: ray", "starts a Ray cluster; tests/runtime/placement has those"),
-    (r"proxima rehearse examples/cluster", "needs a config.json of the hub; tests/examples rehearses nothing of 32B"),
     (r"proxima (train|eval) .*(runs/two|/shared/)", "needs the ranks' run"),
     (r"proxima train .*local_process", "starts a process of its own, which the README's cpu/async does here too"),
 )
