@@ -24,6 +24,7 @@ CLAIMS = (
     "replica_faults",
     "vllm_throughput",
     "rank_memory",
+    "rank_speed",
     "kills",
     "nan_campaign",
     "ranks",

@@ -37,6 +37,7 @@ TINY = {  # the options of each
     "replica_faults": ["--prompts", "8", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
     "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
+    "rank_speed": ["--repeats", "1", "--steps", "3", "--examples", "1", "--length", "20"],
     "kills": ["--kills", "1"],
     "nan_campaign": ["--places", "1"],
     "ranks": ["--only", "SFT, tiny Qwen3, SGD", "--ranks", "2"],

@@ -1,0 +1,71 @@
+"""What ranks cost: a step on one rank against one process, and on two ranks, with twice the batch, against one."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import HERE, finish, gemm_rate, need_model, parser, table
+
+SIDES = {"one process": (), "one rank": ("1",), "two ranks": ("2",)}  # name → the ranks that torchrun starts
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=2)
+    p.add_argument("--steps", type=int, default=8, help="of a run, of which the first two don't count (default: 8)")
+    p.add_argument("--examples", type=int, default=32, help="of a step on one rank (default: %(default)s)")
+    p.add_argument("--length", type=int, default=200, help="tokens of an example, about (default: %(default)s)")
+    o = p.parse_args()
+    model, rows = need_model(o.model), {name: list[dict[str, float]]() for name in SIDES}
+    gemm = gemm_rate(1, "float32") / 1e9
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "rows.jsonl"
+        text = " ".join(["word"] * (o.length // 2))
+        data.write_text(f'{{"question": "Say it.", "answer": "{text}"}}\n' * 4 * o.examples)
+        for repeat in range(o.repeats):
+            for name, ranks in SIDES.items():
+                examples = o.examples * (2 if ranks == ("2",) else 1)
+                words = [f"model.path={model}", f"task.path={data}", f"train.steps={o.steps}"]
+                words += [f"train.examples_per_step={examples}", f"folder={folder}/{name.replace(' ', '-')}-{repeat}"]
+                rows[name].append(step_of(words, ranks, Path(words[-1].removeprefix("folder="))))
+    middle = {name: statistics.median(row["rate"] for row in runs) for name, runs in rows.items()}
+    print(
+        f"{Path(model).name}, SFT, {o.examples} examples of about {o.length} tokens a rank, float32, one thread a rank"
+    )
+    print(f"GEMM, one thread: {gemm:,.0f} GFLOP/s\n")
+    cells = [[name, f"{rate:,.0f}", f"{rate / middle['one process']:.2f}"] for name, rate in middle.items()]
+    print(table(["", "tokens/s of training", "of one process"], cells))
+    finish(
+        {
+            "claim": "rank_speed",
+            "one_rank": round(middle["one rank"] / middle["one process"], 4),
+            "two_ranks": round(middle["two ranks"] / 2 / middle["one process"], 4),
+            "gemm": gemm,
+            "rows": rows,
+            "settings": {"steps": o.steps, "examples": o.examples, "length": o.length},
+            "model": Path(model).name,
+        },
+        o.json_out,
+    )
+
+
+def step_of(words: list[str], ranks: tuple[str, ...], folder: Path) -> dict[str, float]:
+    """Tokens a second of a run's steps, the median."""
+    import json
+
+    common = ["model.device=cpu", "model.compute_dtype=float32", "runtime.threads=1", "eval.before=false"]
+    common += ["eval.after=false", "checkpoint.every=0", "train.tokens_per_micro_batch=2048"]
+    recipe = str(HERE / "rank_speed" / "sft.yaml")
+    command = [sys.executable]
+    if ranks:
+        command += ["-m", "torch.distributed.run", "--nproc-per-node", *ranks]
+        common += ["placement=torchrun"]
+    command += ["-m", "proxima.cli.main", "sft", recipe, *words, *common, "--quiet"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, cwd=HERE.parent, env=env, check=True, stdout=subprocess.DEVNULL)
+    records: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "train"][2:]
+    return {"rate": statistics.median(record["tokens_per_second/train"] for record in steps)}
