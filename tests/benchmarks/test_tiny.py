@@ -36,8 +36,10 @@ TINY = {  # the options of each
     "bookkeeping": [],
     "replica_faults": ["--prompts", "8", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
+    "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
     "kills": ["--kills", "1"],
     "nan_campaign": ["--places", "1"],
+    "ranks": ["--only", "SFT, tiny Qwen3, SGD", "--ranks", "2"],
     "decode_vs_hf": ["--rows", "4", "--prompts", "2", "--tokens", "3", "--dtype", "float32"],
     "step_vs_trl": [*BATCH, "--max-tokens", "3", "--peer-python", "none"],
     "offline_vs_trl": ["--rows", "2", "--words", "10", "--peer-python", "none"],
@@ -104,7 +106,11 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
             for name, value in changes.items():
                 monkeypatch.setattr(place, name, value, raising=False)
         monkeypatch.setattr(harness, "commit", lambda: "none")
-        replaced = {"recipe": smaller(long_tail.recipe), "checkout": lambda _: harness.HERE.parent}
+        replaced = {
+            "recipe": smaller(long_tail.recipe),
+            "checkout": lambda _: harness.HERE.parent,
+            "import_everything": lambda: None,
+        }
         for name, value in (replaced | {"peer_python": lambda _: sys.executable}).items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
@@ -144,7 +150,7 @@ def own_side_of_vllm(module, model, out):
 def test_it_runs(claim, measured):
     result = measured(claim)
     assert result["machine"]["cores"] >= 1 and result["versions"]["proxima"]
-    if claim in ("kills", "nan_campaign"):
+    if claim in ("kills", "nan_campaign", "ranks"):
         assert result["wrong"] == []
     elif claim in ("replica_faults",):
         assert result["reached"]

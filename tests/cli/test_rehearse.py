@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
+from proxima.config import resolve
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,7 +31,12 @@ def test_a_model_too_large_for_the_device(proxima, here):
     assert fit["peak"]["weights"] == pytest.approx(weights, rel=1e-3)
     assert fit["peak"]["optimizer"] == pytest.approx(2 * weights, rel=1e-3)
     assert fit["faults"] == [] and not any(wait["inside"] for wait in fit["waits"])
-    assert (code, fit["fits"]) == (1, False) and fit["advice"]
+    assert (code, fit["fits"]) == (1, False)
+    words = [change["word"] for change in fit["advice"] if not change["word"].startswith("--devices")]
+    assert "model.gradient_checkpointing=true" in words and all(x["needed"] < fit["needed"] for x in fit["advice"])
+    for word in words:
+        resolve(ROOT / "recipes" / "qwen3_4b_grpo.yaml", ["model.path=model", word])
+    assert fit["estimate"] == pytest.approx(sum(fit["peak"].values()), rel=0.15)
 
 
 @pytest.mark.parametrize("devices", ["8xH100", "0xL4-24G", "x"])

@@ -16,7 +16,7 @@ EVERY_PURPOSE = set(Purpose)
         ("runtime.threads", EVERY_PURPOSE),
         ("placement.kind", EVERY_PURPOSE),
         ("placement.ranks", EVERY_PURPOSE),
-        ("placement.sharding.reduce_dtype", {Purpose.RESUME}),
+        ("placement.sharding.sum_gradients", {Purpose.RESUME}),
         ("seed", {Purpose.CELL}),
         ("train.steps", {Purpose.RESUME, Purpose.ACCURACY}),
         ("eval.every", {Purpose.RESUME, Purpose.ACCURACY}),

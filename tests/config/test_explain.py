@@ -154,7 +154,10 @@ def test_memory_adds_up(recipe, tiny_model):
     config = resolve(recipe(), overrides).config
     facts = model_facts(str(folder))
     found = memory_of(config, facts, batch_of(config, 40))
-    assert found["weights"] == found["gradients"] == 4 * facts.parameters
+    assert found["weights"] == 4 * facts.parameters
+    assert "gradients" not in found  # an update has one micro-batch: they come as its activations go
+    several = resolve(recipe(), [*overrides, "train.tokens_per_micro_batch=60"]).config
+    assert memory_of(several, facts, batch_of(several, 40))["gradients"] == 4 * facts.parameters
     assert found["Adam's two moments"] == 8 * facts.parameters
     assert found["KV cache"] == 2 * facts.layers * facts.kv_width * 64 * 64 * 4
     assert "reference model" not in found

@@ -176,6 +176,7 @@ def same_columns(rank: int, folder: Path) -> None:
         stage = ValueStage if scalar else partial(LogProbStage, "reference_log_prob")
         if rank > 0:
             follow(stack, ranks, [stage(stack.model)])
+            same_schedule(stack)
             continue
         one, items = stack_of(folder, None, scalar=scalar), trajectories()
         for some in (items, items[2:3], []):
@@ -190,6 +191,12 @@ def same_columns(rank: int, folder: Path) -> None:
         if not scalar:
             ended_calls(stack, items)
         ranks.end(None)
+        same_schedule(stack)
+
+
+def same_schedule(stack: TrainStack) -> None:
+    """Each rank steps its own shards, at the learning rate of its own count of updates."""
+    assert len(set(stack.ranks.gather_everywhere(stack.updates))) == 1
 
 
 def ended_calls(stack: TrainStack, items) -> None:
@@ -212,11 +219,13 @@ def ended_calls(stack: TrainStack, items) -> None:
     with pytest.raises(NotFiniteError, match="gradient norm|weights"):
         stack.update(policy(surrogate=SURROGATES["reinforce"](), aggregate=AGGREGATES["token_sum"]()), [large] * 2)
     assert not stack.ranks.in_call
-    judged = []
+    judged, before = [], stack.updates
     stop = EarlyStop(limit=1e-9, items=len(items))
     result = stack.update(
         policy(),
         [items[:5], items[5:], items[:5]],
         should_continue=lambda *seen: judged.append(len(seen[0])) or stop(*seen),
+        planned=3,
     )
+    assert stack.updates == before + 3
     assert judged == [5, len(items) - 5] and result.updates == 2

@@ -12,15 +12,19 @@ from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 
 
-def _written_now(path: str, sources: Mapping[str, str], changed: Collection[str]) -> bool:
+def _written_now(path: str, was: Any, sources: Mapping[str, str], changed: Collection[str]) -> bool:
     """Whether this command line sets the field, or gives the spec that it belongs to another kind.
 
     Args:
+        was: its value before; `ABSENT` where a spec around it was of another kind, which has no such field.
         sources: where each field was set.
         changed: the fields that differ.
     """
-    kind = f"{path.rpartition('.')[0]}.kind"
-    return any("command line" in sources.get(name, "") for name in {path, kind} & {path, *changed})
+    parts = path.split(".")
+    names = {path, ".".join([*parts[:-1], "kind"])} & {path, *changed}
+    if was is ABSENT:
+        names |= {".".join([*parts[:end], "kind"]) for end in range(1, len(parts))}
+    return any("command line" in sources.get(name, "") for name in names)
 
 
 def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
@@ -36,7 +40,7 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
     dropped = [
         f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
         for path, was, now in changes
-        if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, sources, changed)
+        if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, was, sources, changed)
     ]
     if dropped:
         command = command_of(resolved.config)

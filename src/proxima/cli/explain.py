@@ -66,7 +66,7 @@ def text_of(
     if getattr(config, "replayed", None) is not None:
         blocks.append(_replay_block(config))
     if estimates.memory is not None and estimates.model is not None:
-        blocks.append(_memory_block(estimates.memory, estimates.model.parameters, estimates.known_size))
+        blocks.append(_memory_block(estimates, estimates.memory, estimates.model.parameters))
     if estimates.time is not None:
         blocks.append(_time_block(estimates.time, estimates.steps, generates=estimates.batch.generates))
     remarks = [f"note     {note}" for note in estimates.notes]
@@ -155,12 +155,24 @@ def _replay_block(config: "RunConfig") -> str:
     return f"replay   steps 1 to {stored.steps} of {config.replayed}\n         SHA-256 {rollouts_sha(stored.hashes)}"
 
 
-def _memory_block(memory: dict[str, int], parameters: int, size_is_known: bool) -> str:
+def _memory_block(estimates: "Estimates", memory: dict[str, int], parameters: int) -> str:
+    from proxima.config.memory_size import ENGINE
     from proxima.view.formatting import magnitude
 
-    parts = "  ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items())
-    size = f"{magnitude(parameters)} parameters{' (known size)' if size_is_known else ''}"
-    return f"memory   about {sum(memory.values()) / 2**30:.2f} GiB for {size}, all at once\n         {parts}"
+    def in_gib(parts: dict[str, int]) -> str:
+        return "  ".join(f"{name} {size / 2**30:.2f}" for name, size in parts.items())
+
+    size = f"{magnitude(parameters)} parameters{' (known size)' if estimates.known_size else ''}"
+    count, total = estimates.share.ranks, sum(memory.values())
+    where = ""
+    if count > 1:
+        others = total - sum(memory.get(name, 0) for name in ENGINE)
+        more = f", {others / 2**30:.2f} on each other" if others < total else ""
+        where = f" on rank 0 of {count}{more}," if more else f" on each of {count} ranks,"
+    lines = [f"memory   about {total / 2**30:.2f} GiB{where} for {size}, all at once", f"         {in_gib(memory)}"]
+    if estimates.host:
+        lines.append(f"         in host memory: {in_gib(estimates.host)}")
+    return "\n".join(lines)
 
 
 def _time_block(time: "Time", steps: int, *, generates: bool) -> str:

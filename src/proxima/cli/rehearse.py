@@ -56,7 +56,11 @@ def text_of_fit(fit: "DeviceFit") -> str:
         lines.append(
             f"         `proxima explain` reckons {fit.estimate / 2**30:.1f} GiB for what was run, {ratio:+.0%}"
         )
-    lines += [f"change   {change}" for change in fit.advice]
+    if not fit.fits and not fit.advice:
+        lines.append("change   nothing that is known here helps: it needs a larger device")
+    for change in fit.advice:
+        verdict = ", which fits" if change.needed <= fit.devices.memory else ""
+        lines.append(f"change   {change.word}: about {change.needed / 2**30:.1f} GiB{verdict}")
     updates, micro = rehearsal.updates, rehearsal.micro_batches
     inside, total = rehearsal.inside, sum(rehearsal.waits.values())
     lines.append(f"waits    {inside} inside {micro} micro-batches, {total - inside} beside them in {updates} updates")

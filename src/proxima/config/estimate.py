@@ -16,7 +16,7 @@ import torch
 
 from proxima.config.describe import kind_of
 from proxima.config.families import command_of
-from proxima.config.memory_size import AnyConfig, memory_of
+from proxima.config.memory_size import AnyConfig, host_memory, memory_of
 from proxima.config.model_size import ModelFacts, critic_facts, known_facts, model_facts
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
@@ -24,6 +24,7 @@ from proxima.config.sections.critic_section import ModelCritic
 from proxima.config.sections.model_section import device_exists
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.step_size import ExampleStep, StepSize, at_once, pruned
+from proxima.config.training_memory import UNTOLD_RANKS, Share, rank_share, told_ranks
 from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
 from proxima.model.demo_path import is_downloadable
@@ -50,16 +51,22 @@ class Estimates:
     Args:
         resolved: the config.
         gemm: FLOP/s to reckon with; None measures it here.
+        share: of a rank; None: that of the config's placement.
     """
 
-    def __init__(self, resolved: Resolved[Any], gemm: float | None = None) -> None:
+    def __init__(self, resolved: Resolved[Any], gemm: float | None = None, share: Share | None = None) -> None:
         config: AnyConfig = resolved.config
+        self.share = share or rank_share(config.placement)
         self.notes: list[str] = []
         self.known_size = False
         self.model = self._size(config)
         self.prompt: int | None = None
         self.memory: dict[str, int] | None = None
+        self.host: dict[str, int] = {}
         self.time: Time | None = None
+        if share is None and self.share.ranks > 1 and not (hasattr(config.placement, "ranks") or told_ranks()):
+            told = f"torchrun says how many ranks there are; memory is reckoned for {UNTOLD_RANKS}"
+            self.notes.append(f"{told}: set WORLD_SIZE=8 before this command for another number")
         task = config.task
         if TASKS.holds(task, "mix") and (shares := self._read(lambda: task.shares(config.seed), "shares")):
             self.notes.append(f"task: {shares}")
@@ -76,7 +83,8 @@ class Estimates:
             if (distillation := config.algorithm.distillation) is not None:
                 teacher = self._read(lambda: model_facts(distillation.path), "teacher size")
             critic = self._read(lambda: critic_facts(config, own), "critic size")
-        self.memory = self._read(lambda: memory_of(config, own, self.batch, teacher, critic), "memory")
+        self.memory = self._read(lambda: memory_of(config, own, self.batch, teacher, critic, self.share), "memory")
+        self.host = self._read(lambda: host_memory(config, own, self.share), "host memory") or {}
         if gemm is None and not any(device_exists(config.model)):
             gemm = gemm_rate(config.model.compute_dtype, str(resolve_device(config.model.device)))
         if gemm is not None:

@@ -61,6 +61,8 @@ def as_json(resolved: Resolved[Any], gemm: float | None = None) -> dict[str, Any
         "parameters": estimates.model.parameters if estimates.model else None,
         "known_size": estimates.known_size,
         "memory_bytes": {**memory, "total": sum(memory.values())} if memory else None,
+        "ranks": estimates.share.ranks,
+        "host_memory_bytes": estimates.host,
         "seconds": {**vars(time), "step": time.step} if time else None,
         "notes": estimates.notes,
         "warnings": [str(problem) for problem in config_remarks(resolved)],

@@ -6,15 +6,16 @@ from typing import Any
 
 from proxima.config.model_size import ModelFacts, model_facts
 from proxima.config.schema import RunConfig
-from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.config.step_size import ExampleStep, StepSize
+from proxima.config.training_memory import ACTIVATIONS, BYTES, LOGITS, Forwarded, Share, offloaded_memory, rank_share
+from proxima.config.training_memory import training_memory as training_memory
 from proxima.engine import ENGINES
 from proxima.reward import REWARDS
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ACTIVATIONS = "activations of a micro-batch"
 ENGINE_COPY = "engine's copy of the weights"
+ENGINE = (ENGINE_COPY, "KV cache", "weights shared with the engine's process", "reward models")
+"""What rank 0 alone holds, beside what is trained."""
 
 AnyConfig = RunConfig | OfflineConfig
 
@@ -25,25 +26,56 @@ def memory_of(
     batch: StepSize | ExampleStep,
     teacher: ModelFacts | None = None,
     critic: ModelFacts | None = None,
+    share: Share | None = None,
 ) -> dict[str, int]:
-    """Bytes of a run on one device, by what they hold; the sum counts engine and trainer, which take turns, at once."""
-    forwarded = max(min(batch.budget, batch.tokens), batch.longest)
-    parts = training_memory(config.model, model, forwarded)
+    """Bytes of a run on one device, the first rank's, by what they hold; the sum counts engine and trainer, which take
+    turns, at once. `share` is that of the config's placement if it is left out."""
+    share = share or rank_share(config.placement)
+    forwarded = forwarded_of(config, batch, share)
+    parts = training_memory(config.model, model, forwarded, share)
     if isinstance(batch, StepSize) and isinstance(config, RunConfig):
-        activations, logits = parts.pop(ACTIVATIONS), parts.pop("logits")
+        activations, logits = parts.pop(ACTIVATIONS), parts.pop(LOGITS)
         if critic is not None:
-            own = training_memory(replace(config.model, lora=None), critic, forwarded)
+            own = training_memory(replace(config.model, lora=None), critic, replace(forwarded, alone=False), share)
             activations = max(activations, own[ACTIVATIONS])  # they take turns
             parts["critic's weights"] = own["weights"] + own["autocast copy of the weights"]
             parts["critic's gradients and Adam's moments"] = own["gradients"] + own["Adam's two moments"]
-        parts |= _frozen_memory(config, model, teacher) | _engine_memory(config, model, batch)
-        parts |= {ACTIVATIONS: activations, "logits": logits + _slots(config, batch) * model.vocabulary * 4}
+        parts |= _frozen_memory(config, model, teacher, share) | _engine_memory(config, model, batch)
+        parts |= {ACTIVATIONS: activations, LOGITS: logits + _slots(config, batch) * model.vocabulary * 4}
     elif config.eval.task is not None and isinstance(config.eval, SampledEvalConfig) and config.eval.samples:
         parts[ENGINE_COPY] = model.parameters * BYTES["bfloat16"]
     return {name: size for name, size in parts.items() if size}
 
 
-def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | None) -> dict[str, int]:
+def host_memory(config: AnyConfig, model: ModelFacts, share: Share) -> dict[str, int]:
+    """Bytes of host memory that the ranks of several devices take, by what they hold."""
+    copied = isinstance(config, RunConfig) and share.ranks > 1
+    parts = {
+        "offloaded by each rank": offloaded_memory(config.model, model, share),
+        "plain copy of the weights on rank 0": model.parameters * BYTES[config.model.dtype] if copied else 0,
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def forwarded_of(config: AnyConfig, batch: StepSize | ExampleStep, share: Share) -> Forwarded:
+    """The largest micro-batch of a rank."""
+    if not (isinstance(batch, StepSize) and isinstance(config, RunConfig)):
+        tokens = max(min(batch.budget, math.ceil(batch.tokens / share.ranks)), batch.longest)
+        own = batch.longest - batch.longest // 2  # half of an example is taken to be its prompt
+        masked = tokens // max(1, batch.longest) * own * batch.longest
+        return Forwarded(tokens, tokens + tokens // 2, masked, batch.tokens / share.ranks <= batch.budget)
+    updates = config.train.updates_per_step
+    update = math.ceil(batch.tokens / updates / share.ranks)
+    tokens = max(min(batch.budget, update), batch.longest)
+    length, size = config.sampling.max_tokens, batch.kept or batch.completions
+    prompt = batch.longest - length
+    of_group = prompt + size * length if config.model.share_prompt else size * batch.longest
+    rows = max(1, round(tokens * size / of_group))
+    keys = rows * batch.longest + (rows * prompt // size if config.model.share_prompt else rows * prompt)
+    return Forwarded(tokens, keys, rows * length * batch.longest, update <= batch.budget)
+
+
+def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | None, share: Share) -> dict[str, int]:
     """Bytes of the models that only score."""
     algorithm, engine = config.algorithm, config.algorithm.reference_engine
     rewards = {*config.reward, *(spec for held_out in config.eval.sets for spec in held_out.reward)}
@@ -55,8 +87,8 @@ def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | N
             for reward in rewards
             if REWARDS.holds(reward, "model")
         ),
-        "reference model": _scorer_bytes(config, model.parameters, engine) if frozen else 0,
-        "teacher model": _scorer_bytes(config, teacher.parameters, algorithm.distillation.engine)
+        "reference model": _scorer_bytes(config, model.parameters, engine, share) if frozen else 0,
+        "teacher model": _scorer_bytes(config, teacher.parameters, algorithm.distillation.engine, share)
         if teacher is not None and algorithm.distillation is not None
         else 0,
     }
@@ -94,26 +126,10 @@ def _weight_bytes(config: RunConfig, engine: Any) -> int:
     return BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
 
 
-def _scorer_bytes(config: RunConfig, parameters: int, engine: Any) -> int:
+def _scorer_bytes(config: RunConfig, parameters: int, engine: Any, share: Share) -> int:
     """Weights of a frozen model, and the copy of an engine that runs it; those of a server are its own."""
     if engine is not None and not engine.needs_weights:
         return 0
-    copied = 0 if engine is None else _weight_bytes(config, engine)
-    return parameters * (BYTES[config.model.dtype] + copied)
-
-
-def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: int) -> dict[str, int]:
-    """Bytes of the trainer alone, by what they hold, with `forwarded` tokens in a micro-batch; an entry may be 0."""
-    p, compute, master = model.parameters, BYTES[spec.compute_dtype], BYTES[spec.dtype]
-    per_layer = model.hidden if spec.gradient_checkpointing else 10 * model.hidden + 4 * model.intermediate
-    adapter = model.adapter or 0
-    trained, gradients = (p, p * master) if spec.lora is None else (adapter, adapter * 4)
-    return {
-        "weights": p * master,
-        "adapter": adapter * 4,
-        "gradients": gradients,
-        "Adam's two moments": 2 * trained * 4,
-        "autocast copy of the weights": p * compute if compute != master else 0,
-        ACTIVATIONS: forwarded * model.layers * per_layer * compute,
-        "logits": 3 * min(spec.log_prob_chunk, forwarded) * model.vocabulary * 4,
-    }
+    if engine is None:
+        return 0 if share.offloads else parameters * BYTES[config.model.dtype] // share.parts
+    return parameters * (BYTES[config.model.dtype] + _weight_bytes(config, engine))

@@ -7,6 +7,8 @@ there.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from proxima.config.schema import RunConfig
 from proxima.config.sections.critic_section import ModelCritic
 from proxima.model.load import load_shape
@@ -22,6 +24,10 @@ class ModelFacts:
         parameters: number of weights, tied ones once.
         layers, hidden, intermediate, vocabulary: as in config.json.
         kv_width: elements of one layer's keys of one token: key-value heads × head size.
+        query_width: elements of one layer's queries of one token; 0: as many as `hidden`.
+        layer: weights of a decoder layer; 0: `parameters` / `layers`.
+        normed: queries and keys have a norm each.
+        experts: of a token, in a layer with experts; `intermediate` is that of all of them together.
         adapter: number of an adapter's weights; None: without `model.lora`, or not counted.
     """
 
@@ -31,21 +37,25 @@ class ModelFacts:
     intermediate: int
     vocabulary: int
     kv_width: int
+    query_width: int = 0
+    layer: int = 0
+    normed: bool = False
+    experts: int = 0
     adapter: int | None = None
 
 
-# hub name without its owner, small letters → facts; the last is key-value heads × head size
+# hub name without its owner, small letters → facts; then as in `ModelFacts`
 KNOWN: dict[str, ModelFacts] = {
-    "qwen2.5-1.5b-instruct": ModelFacts(1_543_714_304, 28, 1536, 8960, 151_936, 2 * 128),
-    "qwen2.5-32b": ModelFacts(32_763_876_352, 64, 5120, 27_648, 152_064, 8 * 128),
-    "qwen2.5-7b": ModelFacts(7_615_616_512, 28, 3584, 18_944, 152_064, 4 * 128),
-    "qwen2.5-7b-instruct": ModelFacts(7_615_616_512, 28, 3584, 18_944, 152_064, 4 * 128),
-    "qwen3-30b-a3b": ModelFacts(30_532_122_624, 48, 2048, 6144, 151_936, 4 * 128),
-    "qwen3-30b-a3b-base": ModelFacts(30_532_122_624, 48, 2048, 6144, 151_936, 4 * 128),
-    "qwen3-4b": ModelFacts(4_022_468_096, 36, 2560, 9728, 151_936, 8 * 128),
-    "qwen3-4b-base": ModelFacts(4_022_468_096, 36, 2560, 9728, 151_936, 8 * 128),
-    "smollm2-135m": ModelFacts(134_515_008, 30, 576, 1536, 49_152, 3 * 64),
-    "smollm2-135m-instruct": ModelFacts(134_515_008, 30, 576, 1536, 49_152, 3 * 64),
+    "qwen2.5-1.5b-instruct": ModelFacts(1_543_714_304, 28, 1536, 8960, 151_936, 2 * 128, 1536, 46_797_824),
+    "qwen2.5-32b": ModelFacts(32_763_876_352, 64, 5120, 27_648, 152_064, 8 * 128, 5120, 487_605_248),
+    "qwen2.5-7b": (_7B := ModelFacts(7_615_616_512, 28, 3584, 18_944, 152_064, 4 * 128, 3584, 233_057_792)),
+    "qwen2.5-7b-instruct": _7B,
+    "qwen3-30b-a3b": (_30B := ModelFacts(30_532_122_624, 48, 2048, 6144, 151_936, 512, 4096, 623_120_640, True, 8)),
+    "qwen3-30b-a3b-base": _30B,
+    "qwen3-4b": (_4B := ModelFacts(4_022_468_096, 36, 2560, 9728, 151_936, 8 * 128, 4096, 100_930_816, True)),
+    "qwen3-4b-base": _4B,
+    "smollm2-135m": (_135M := ModelFacts(134_515_008, 30, 576, 1536, 49_152, 3 * 64, 576, 3_540_096)),
+    "smollm2-135m-instruct": _135M,
 }
 
 
@@ -61,15 +71,26 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
     text: Any = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", 1)
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=_weights)
+    experts = getattr(text, "num_experts_per_tok", None) or 0
+    of_experts = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
     return ModelFacts(
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=_weights(model),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        intermediate=of_experts or getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
         kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
+        query_width=heads * head_size,
+        layer=_weights(layers) // text.num_hidden_layers,
+        normed=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
+        experts=experts,
         adapter=None if lora is None else adapter_parameters(model, lora),
     )
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def critic_facts(config: RunConfig, model: ModelFacts) -> ModelFacts | None:

@@ -94,6 +94,7 @@ CHECKS: Sequence[Check | IfSet] = (
     algorithm_section.next_policy_is_computed,
     placement_section.placement_is_installed,
     placement_section.engines_can_rest,
+    placement_section.gathered_weights_are_precise,
     model_section.model_exists,
     model_section.adapters_are_ready,
     model_section.reward_head_is_new,

@@ -138,11 +138,14 @@ class PackedModel:
                     module.reshard()
 
     def sync_gradients(self, on: bool) -> None:
-        """Whether the next backward passes add up the gradients of all ranks. Off for all but the last micro-batch of
-        an update: each rank then keeps a whole gradient until that one. Alone it does nothing."""
+        """Whether the next backward passes end with the sum of all ranks' gradients. Off for all but the last
+        micro-batch of an update: until that one each rank keeps a whole gradient, or with `splits_gradients` its part
+        of the sum over the ranks that share a copy. Alone it does nothing."""
         if is_sharded(self.model):
+            sharding = self.loaded.sharding
             for module in self.roots():
-                module.set_requires_gradient_sync(on)
+                module.set_requires_gradient_sync(on or (sharding is not None and sharding.splits_gradients))
+                module.set_requires_all_reduce(on)
 
     def idle_pass(self, outputs: frozenset[str] = frozenset(), *, backward: bool) -> None:
         """Join the other ranks' forward pass with `outputs`, and their backward pass, without a sequence of one's own:

@@ -125,6 +125,11 @@ class TrainStack:
                     out[name][place] = value
         return out
 
+    def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
+        """Stages that are made in the middle of a run, by every rank at once: loading their models is collective."""
+        with self.ranks.call(self.name, "stages", [None] * self.ranks.size):
+            return make()
+
     def follow_columns(self, stage: ForwardStage, share: ColumnShare) -> list[dict[str, list[Floats]]]:
         """Fill a share of the columns; on rank 0, those of all ranks."""
         budget, share_prompt = self.tokens_per_micro_batch, self.model.share_prompt
@@ -197,6 +202,7 @@ class TrainStack:
                 objective,
                 [[part[i].item for i in places[rank]] for part, places in zip(run, parts, strict=True)],
                 judged=should_continue is not None,
+                planned=planned,
             )
             for rank in range(self.ranks.size)
         ]
@@ -205,7 +211,6 @@ class TrainStack:
             result = self._update(share, own, whole)
         skipped = [len(part) - len(rest) for part, rest in zip(active, run, strict=True)]
         result.skipped = sum(skipped[: result.updates])
-        self.updates += max(0, planned - result.updates)
         return result
 
     def follow_update(self, share: UpdateShare) -> None:
@@ -242,6 +247,7 @@ class TrainStack:
             result.updates += 1
             if share.judged and not self.ranks.broadcast(_goes_on(whole, number, state.metrics[already:])):
                 break
+        self.updates += max(0, share.planned - result.updates)  # on every rank: the schedule reads it
         result.tokens = int(self.ranks.sum(torch.tensor(result.tokens)))
         result.metrics = {key: value.value for key, value in on_host(merge_metrics(state.metrics)).items()} | {
             "loss": float(self.ranks.sum(state.loss)) / max(1, result.updates),

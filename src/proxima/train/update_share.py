@@ -29,6 +29,7 @@ class UpdateShare:
     objective: Objective[Any]
     updates: Sequence[Sequence[Any]]
     judged: bool = False  # rank 0 decides after each update whether there is another
+    planned: int = 0  # updates that the schedule counts for the call, where fewer are made
 
 
 @dataclass

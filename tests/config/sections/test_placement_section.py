@@ -95,6 +95,14 @@ def test_refusals(recipe, override, line):
     assert line in str(caught.value) and len(caught.value.problems) == 1
 
 
+def test_gathered_weights_are_as_precise_as_the_products(recipe):
+    rounded = ["placement={kind: torchrun, sharding: {param_dtype: bfloat16}}", "model.compute_dtype=float32"]
+    (problem,) = check(resolve(recipe(), rounded))
+    assert str(problem).startswith("placement.sharding.param_dtype=bfloat16 (command line): rounds the weights that")
+    assert check(resolve(recipe(), [rounded[0], "model.compute_dtype=bfloat16"])) == []
+    assert check(resolve(recipe(), ["placement=torchrun", rounded[1]])) == []
+
+
 def test_ray_is_not_installed(recipe, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     problems = check(resolve(recipe(), ["placement=ray"]))
@@ -132,6 +140,7 @@ def test_a_run_may_be_resumed_in_other_processes(recipe):
 def test_every_way_to_share_a_model_says_the_same_things():
     for kind, spec_class in SHARDINGS.items():
         spec = spec_class()
-        assert (spec.kind, spec.param_dtype, spec.reduce_dtype, spec.offload) == (kind, None, "float32", False)
+        assert (spec.kind, spec.param_dtype, spec.offload) == (kind, None, False)
+        assert spec.sum_gradients == ("update" if kind == "replicate" else "micro_batch")
         assert spec.reshard_after_forward == (kind != "replicate")
     assert set(PLACEMENTS) == {"local", "torchrun", "ray"}

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from proxima.lab.rehearsal.fake_ranks import whole_gradients
 from proxima.model import PackedModel, ScalarModel
 from proxima.model.lora import Lora, adapter_off
 from proxima.model.model_source import ModelSource
@@ -136,6 +137,7 @@ def all_passes(rank: int, folder: Path) -> None:
         both = policies(folder / "qwen2", sharding, head=True)
         compare(*both, value, parts=2, busy=max(1, size - 1))
         forward_only(*both)
+    when_summed(folder / "qwen2")
     for sharding, dora in ((full, True), (full, False), (Sharding(kind="replicate"), False)):
         both = policies(folder / "qwen2", sharding, lora=replace(LORA, dora=dora), gradient_checkpointing=True)
         compare(*both, parts=2)
@@ -143,6 +145,25 @@ def all_passes(rank: int, folder: Path) -> None:
             one, other = (policy(policy.pack(rows(*MIXED))).log_prob for policy in both)
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     rounded(folder / "qwen2")
+
+
+def when_summed(folder: Path) -> None:
+    """Gradients are the same whenever they are added up; between micro-batches a rank holds all of them or its part."""
+    size = dist.get_world_size()
+    layouts = [("full", None), ("hybrid", max(1, size // 2)), ("replicate", None)]
+    for kind, inner in layouts:
+        for when in ("micro_batch", "update"):
+            sharding = Sharding(kind=kind, ranks_per_node=inner, sum_gradients=when)
+            plain, sharded = policies(folder, sharding)
+            compare(plain, sharded, parts=3)
+            for _, p in sharded.named_parameters():
+                p.grad = None
+            sharded.sync_gradients(False)
+            loss(sharded, sharded.pack(rows(*MIXED)), NEEDS).backward()
+            assert (next(whole_gradients(sharded.model), None) is None) == sharding.splits_gradients, (kind, when)
+            sharded.sync_gradients(True)
+            sharded.idle_pass(NEEDS, backward=True)
+            resharded(sharded)
 
 
 def rounded(folder: Path) -> None:

@@ -16,6 +16,7 @@ from proxima.model.parallel.sharding import Sharding, fill_weight, is_sharded, p
         ({"kind": "hybrid", "ranks_per_node": 0}, "must be >= 1"),
         ({"ranks_per_node": 2}, "has no meaning with kind=full"),
         ({"param_dtype": "float16"}, "must be bfloat16"),
+        ({"sum_gradients": "step"}, "must be one of micro_batch, update"),
     ],
 )
 def test_bad_settings_are_refused(settings, bound):

@@ -116,7 +116,7 @@ def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path) -> N
     [(code, error, _)] = one_by_one([(words, {"WORLD_SIZE": "2"})])
     assert code == 2
     assert error.startswith("error: placement='local' ")
-    assert error.endswith("a launcher has started 2 processes of this run; set placement=torchrun\n")
+    assert error.endswith("is one process, and a launcher has started 2; set placement=torchrun\n")
     assert len(error.splitlines()) == 1
 
 

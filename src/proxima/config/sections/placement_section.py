@@ -6,6 +6,7 @@ from typing import Any
 
 from proxima.config.resolved import Findings
 from proxima.config.sections import PLACEMENTS
+from proxima.config.sections.model_section import ModelConfig
 
 PLACED = "the processes that compute"
 
@@ -13,6 +14,14 @@ PLACED = "the processes that compute"
 @dataclass(frozen=True, kw_only=True)
 class LocalPlacement:
     """One process."""
+
+
+def gathered_weights_are_precise(placement: Any, model: ModelConfig) -> Findings:
+    """Products that are to be in float32 have weights in float32."""
+    sharding = getattr(placement, "sharding", None)
+    if getattr(sharding, "param_dtype", None) == "bfloat16" and model.compute_dtype == "float32":
+        rounds = "rounds the weights that model.compute_dtype=float32 is to compute with"
+        yield "placement.sharding.param_dtype", f"{rounds}; set model.compute_dtype=bfloat16, or leave it out"
 
 
 def placement_is_installed(placement: Any) -> Findings:

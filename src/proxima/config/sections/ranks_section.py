@@ -23,6 +23,7 @@ class ShardingSpec:
     ] = None
     reshard_after_forward: ClassVar[bool] = False
     offload: ClassVar[bool] = False
+    sum_gradients: ClassVar[str] = "update"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,10 @@ class FullSharding(ShardingSpec):
         bool, "free gathered layers between forward and backward: less memory, gathered twice"
     ] = True
     offload: Annotated[bool, "keep the shards, and the optimizer's step, in CPU memory"] = False  # type: ignore[misc]
+    sum_gradients: Annotated[  # type: ignore[misc]
+        Literal["micro_batch", "update"],
+        "when ranks add up gradients; update: once, and until then each holds all of them in float32, 4 bytes a weight",
+    ] = "micro_batch"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,29 +1,42 @@
 """A recipe on given devices: what a rehearsed step needs of each, whether it fits, and what to change if not."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
 from proxima.config import resolve
 from proxima.config.estimate import Estimates
-from proxima.config.memory_size import ENGINE_COPY, AnyConfig
+from proxima.config.memory_size import ENGINE, AnyConfig
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import ExampleStep, StepSize
+from proxima.config.training_memory import Share
 from proxima.data import UserError
-from proxima.lab.rehearsal.device_watch import ACTIVATIONS
 from proxima.lab.rehearsal.devices import Devices
 from proxima.lab.rehearsal.fake_training import StepShape
 from proxima.lab.rehearsal.rehearsed_step import GRADIENTS, MOMENTS, WEIGHTS, Rehearsal, rehearse_step
+from proxima.model.parallel.sharding import Sharding
+from proxima.runtime.launch.models import sharding_of
 
 CONTEXT = 2**30  # CUDA's context and its kernels
 FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
 MICRO_BATCHES = 2  # of a rehearsed update: the second finds gradients, and there is no third kind
-ENGINE = (ENGINE_COPY, "KV cache", "weights shared with the engine's process", "reward models")  # not rehearsed
 STEADY = (WEIGHTS, GRADIENTS, MOMENTS)  # what more ranks share
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A word of the command line, and the bytes that one device then needs, about."""
+
+    word: str
+    needed: int
+
+
+Resolve = Callable[[str], Resolved[Any]]
+"""The recipe with one more word."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class DeviceFit:
     Args:
         rehearsal: what was measured. devices: what it is measured against.
         engine: bytes of what was not rehearsed, as `explain` reckons them.
-        estimate: what `explain` reckons for what was rehearsed; None where it can't, or for many ranks.
+        estimate: what `explain` reckons for what was rehearsed; None where it can't.
         advice: what to change, the best first; empty where it fits.
     """
 
@@ -41,7 +54,7 @@ class DeviceFit:
     devices: Devices
     engine: int
     estimate: int | None
-    advice: tuple[str, ...] = ()
+    advice: tuple[Saving, ...] = ()
 
     @property
     def needed(self) -> int:
@@ -70,25 +83,26 @@ class DeviceFit:
             "updates": rehearsal.updates,
             "micro_batches": rehearsal.micro_batches,
             "waits": [asdict(wait) | {"count": count} for wait, count in rehearsal.waits.items()],
-            "advice": self.advice,
+            "advice": [asdict(change) for change in self.advice],
             "seconds": rehearsal.seconds,
         }
 
 
-def rehearse_fit(resolved: Resolved[Any], devices: Devices) -> DeviceFit:
-    """Rehearse a recipe for one of these devices, the weights spread over all of them.
+def rehearse_fit(resolved: Resolved[Any], devices: Devices, again: Resolve) -> DeviceFit:
+    """Rehearse a recipe for one of these devices, the weights spread over all of them; `again` resolves it changed.
 
     Raises:
         UserError: its model's config can't be read.
     """
     config: AnyConfig = resolved.config
-    estimates = Estimates(resolved, gemm=1e12)  # no time is asked for
-    rehearsal = rehearse_step(config, shape_of(config, estimates.batch), ranks=devices.count)
+    share = Share(devices.count, (sharding_of(config) or Sharding()) if devices.count > 1 else None)
+    estimates = Estimates(resolved, gemm=1e12, share=share)  # no time is asked for
+    rehearsal = rehearse_step(config, shape_of(config, estimates.batch, devices.count), ranks=devices.count)
     memory = estimates.memory or {}
     beside = {name: size for name, size in memory.items() if name in ENGINE}
-    estimate = sum(memory.values()) - sum(beside.values()) if memory and devices.count == 1 else None
+    estimate = sum(memory.values()) - sum(beside.values()) if memory else None
     fit = DeviceFit(rehearsal, devices, sum(beside.values()), estimate)
-    return fit if fit.fits else DeviceFit(rehearsal, devices, fit.engine, estimate, tuple(advice_of(config, fit)))
+    return fit if fit.fits else replace(fit, advice=tuple(changes_of(resolved, again, fit)))
 
 
 def rehearse_recipe(recipe: str, overrides: Sequence[str], devices: Devices, *, import_code: bool = False) -> DeviceFit:
@@ -107,13 +121,16 @@ def rehearse_recipe(recipe: str, overrides: Sequence[str], devices: Devices, *, 
 def _outcome(recipe: str, overrides: Sequence[str], devices: Devices, import_code: bool) -> DeviceFit | str:
     """What is known of the recipe, or why it can't be."""
     try:
-        return rehearse_fit(resolve(recipe, overrides, root=None, import_code=import_code), devices)
+        resolved = resolve(recipe, overrides, root=None, import_code=import_code)
+        return rehearse_fit(
+            resolved, devices, lambda word: resolve(recipe, [*overrides, word], root=None, import_code=import_code)
+        )
     except UserError as error:  # its parts do not travel between processes
         return str(error)
 
 
-def shape_of(config: AnyConfig, batch: StepSize | ExampleStep) -> StepShape:
-    """A step with micro-batches as full as they get, and only as many as show everything."""
+def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, ranks: int = 1) -> StepShape:
+    """A rank's part of a step, with micro-batches as full as they get, and only as many as show everything."""
     budget = config.train.tokens_per_micro_batch
     if isinstance(batch, StepSize) and isinstance(config, RunConfig):
         length = config.sampling.max_tokens
@@ -126,7 +143,11 @@ def shape_of(config: AnyConfig, batch: StepSize | ExampleStep) -> StepShape:
     tokens = MICRO_BATCHES * max(budget, prompt + length)
     size = min(wanted, max(2, math.ceil(tokens / length)))
     groups = max(1, math.ceil(tokens / (prompt + size * length)))
-    most = batch.prompts if isinstance(batch, StepSize) else batch.examples
+    if isinstance(batch, ExampleStep):
+        most = batch.examples
+    else:
+        most = batch.prompts // getattr(config.train, "updates_per_step", 1)
+    most = math.ceil(most / ranks)
     return StepShape(groups=max(1, min(groups, most)), size=size, prompt=prompt, length=length, updates=updates)
 
 
@@ -137,25 +158,36 @@ def config_is_single(config: Any) -> bool:
     return command_of(config) == "sft" or (command_of(config) == "dpo" and config.preference.kto is not None)
 
 
-def advice_of(config: AnyConfig, fit: DeviceFit) -> list[str]:
-    """What would make it fit, the change that costs least first."""
-    peak, count, out = fit.rehearsal.peak_bytes, fit.devices.count, list[str]()
-    over = fit.needed - fit.devices.memory
-    steady = sum(peak.get(kind, 0) for kind in STEADY)
-    activations = peak.get(ACTIVATIONS, 0)
-    if activations > over / 4:
-        if not config.model.gradient_checkpointing:
-            out.append("model.gradient_checkpointing=true: activations are computed again in the backward pass")
-        if (budget := config.train.tokens_per_micro_batch) > 256:
-            out.append(f"train.tokens_per_micro_batch={budget // 2}: about half the activations")
-    if fit.engine > over / 4:
-        out.append("engine={kind: vllm, urls: …} on other devices, or fewer engine.slots: the engine's memory")
-    left = fit.devices.memory * (1 - FRAGMENTED) - CONTEXT - activations - fit.engine
-    if steady > over / 4:
-        if left > 0 and (more := math.ceil(steady * count / left)) > count:
-            out.append(f"--devices {more}x{fit.devices.name}: weights, gradients and optimizer are spread over more")
-        if config.model.lora is None:
-            out.append("model.lora={rank: 16}: no gradients and moments but those of an adapter")
-        if config.model.dtype == "float32":
-            out.append("placement with offload: weights and optimizer wait in host memory")
-    return out or ["a larger device"]
+def changes_of(resolved: Resolved[Any], again: Resolve, fit: DeviceFit) -> list[Saving]:
+    """What would need less, as words of the command line, the change that costs least time first. What each needs is
+    what was rehearsed less what `explain` reckons that it saves."""
+    config: AnyConfig = resolved.config
+    budget, slots = config.train.tokens_per_micro_batch, getattr(getattr(config, "engine", None), "slots", 0) or 0
+    words = [f"engine.slots={slots // 2}"] if slots > 1 else []
+    words += [f"train.tokens_per_micro_batch={budget // 2}"] if budget > 256 else []
+    words += ["model.gradient_checkpointing=true"]
+    sharding = "placement={kind: torchrun, sharding: {%s}}" if sharding_of(config) is None else "placement.sharding.%s"
+    if fit.devices.count > 1:
+        whole = sharding.startswith("placement={")
+        options = {"param_dtype": "bfloat16", "offload": "true"}
+        words += [sharding % f"{name}{': ' if whole else '='}{value}" for name, value in options.items()]
+    words += [] if config.model.lora is not None else ["model.lora={rank: 16}"]
+    count, out = fit.devices.count, list[Saving]()
+    before = _reckoned(resolved, count)
+    for word in words:
+        try:
+            other = again(word)
+        except UserError:
+            continue  # the recipe has a reason against it
+        if (saved := before - _reckoned(other, count)) > 0.01 * fit.needed:
+            out.append(Saving(word, max(CONTEXT, fit.needed - math.ceil(saved * (1 + FRAGMENTED)))))
+    steady = sum(fit.rehearsal.peak_bytes.get(kind, 0) for kind in STEADY)
+    left = fit.devices.memory - (fit.needed - steady)
+    if left > 0 and (more := math.ceil(steady * count / left)) > count:
+        out.append(Saving(f"--devices {more}x{fit.devices.name}", fit.needed - steady + steady * count // more))
+    return out
+
+
+def _reckoned(resolved: Resolved[Any], ranks: int) -> int:
+    share = Share(ranks, (sharding_of(resolved.config) or Sharding()) if ranks > 1 else None)
+    return sum((Estimates(resolved, gemm=1e12, share=share).memory or {}).values())

@@ -68,5 +68,7 @@ def whole_gradients(model: nn.Module) -> Iterator[Tensor]:
         if is_sharded(module):
             sharded: Any = module
             for group in sharded._get_fsdp_state()._fsdp_param_groups:
-                gradients = (parameter.unsharded_accumulated_grad for parameter in group.fsdp_params)
-                yield from (gradient for gradient in gradients if gradient is not None)
+                for parameter in group.fsdp_params:  # in one place if it has the dtype of the sum, else in the other
+                    whole = getattr(parameter, "_unsharded_param", None)
+                    gradients = (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad)
+                    yield from (gradient for gradient in gradients if gradient is not None)

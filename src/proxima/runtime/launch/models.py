@@ -41,6 +41,7 @@ def sharding_of(config: Any) -> Sharding | None:
         param_dtype=spec.param_dtype,
         reshard_after_forward=spec.reshard_after_forward,
         offload=spec.offload,
+        sum_gradients=spec.sum_gradients,
     )
 
 

@@ -28,15 +28,16 @@ FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
 @dataclass(frozen=True, kw_only=True)
 class RankParts:
     """What a rank computes with: the trained models by the name of their stack, and each stack's forward stages by
-    their column; `late_stages` makes those that may never be asked for."""
+    their column; `late_stages` makes those that rank 0 may never ask for, and `late` holds them once it has."""
 
     stacks: Mapping[str, TrainStack]
     stages: Mapping[str, Mapping[str, ForwardStage]] = field(default_factory=dict)
     late_stages: Callable[[], Sequence[ForwardStage]] = tuple
+    late: dict[str, ForwardStage] = field(default_factory=dict)
 
     def stage(self, target: str, column: str) -> ForwardStage:
         """The stage that fills a column; without one, the log-probs of the trained model."""
-        stages = self.stages.get(target) or by_column(self.late_stages())
+        stages = self.stages.get(target) or self.late
         return stages[column] if column in stages else LogProbStage(column, self.stacks[target].model)
 
 
@@ -116,6 +117,8 @@ def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
         stack.follow_update(part)
     elif name == "columns" and stack is not None:
         stack.follow_columns(parts.stage(target, part.column), part)
+    elif name == "stages":
+        parts.late.update(by_column(parts.late_stages()))
     elif name == "gather" and stack is not None:
         stack.follow_gather()
     elif name == "release" and stack is not None:

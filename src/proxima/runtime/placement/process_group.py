@@ -58,7 +58,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
             started = os.environ["WORLD_SIZE"]
             remedy = "set placement=torchrun"
             raise FieldError(
-                "placement", "local", f"a launcher has started {started} processes of this run", remedy=remedy
+                "placement", "local", f"is one process, and a launcher has started {started}", remedy=remedy
             )
         yield ALONE
         return

@@ -126,7 +126,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
     def _reference(self, trajectories: Sequence[Trajectory], progress: Progress, stack: TrainStack) -> list[Floats]:
         """[T] log-probs under the model that the run begins with. As many are run at once as `measure` runs: the
         start's own log-probs are these to the bit, whatever rounding does, and no pair of it has a margin."""
-        (stage,) = self.stages()
+        (stage,) = stack.late_stages(self.stages)
         done, total = 0, sum(map(len, trajectories))
         out: list[Floats] = []
         at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)

@@ -1,18 +1,21 @@
 """Reward models on the offline loop."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from proxima.core import RewardLoss
-from proxima.data import PreferencePair
+from proxima.data import PackedBatch, PreferencePair, Trajectory
 from proxima.evaluate.pair_metrics import ScoredPair, pair_metrics
-from proxima.model import LoadedModel, PackedModel, ScalarModel
-from proxima.model.scalar_model import pad_token, scalar_config, set_score_normalization
+from proxima.model import LoadedModel, ScalarModel
+from proxima.model.scalar_model import last_values, pad_token, scalar_config, set_score_normalization
 from proxima.task.protocol import Row
-from proxima.train import TrainStack
+from proxima.train import ForwardStage, TrainStack
 from proxima.train.objectives import RewardObjective
 from proxima.train.offline.method import OfflineMethod
 
@@ -37,6 +40,23 @@ class RewardSettings(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ScoreStage:
+    """The score of each trajectory, which comes `with_sentinel`, under a model with a scalar head, at every place of
+    its column; see `last_values`. pad: the padding token of the model's config."""
+
+    model: ScalarModel
+    pad: int | None
+    column: str = "score"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.model.pack(trajectories)
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        scores = last_values(batch, self.model.values(batch), self.pad)
+        return torch.repeat_interleave(scores, batch.cu_seqlens.diff())
+
+
 class RewardMethod(OfflineMethod[RewardSettings, PreferencePair]):
     """The better completion of a pair should score higher; see `RewardObjective`.
 
@@ -58,19 +78,23 @@ class RewardMethod(OfflineMethod[RewardSettings, PreferencePair]):
     def load(self, path: str | None) -> LoadedModel:
         return self.source.load_scalar(path, head_std=self.settings.reward_model.head_std)
 
-    def model(self, loaded: LoadedModel) -> PackedModel:
+    def model(self, loaded: LoadedModel) -> ScalarModel:
         self.pad = pad_token(loaded.model.config)
-        return self.source.scalar(loaded)
+        self.scored = self.source.scalar(loaded)
+        return self.scored
+
+    def stages(self) -> Sequence[ForwardStage]:
+        return [ScoreStage(self.scored, self.pad)]
 
     def objective(self) -> RewardObjective:
         section = self.settings.reward_model
         return RewardObjective(loss=RewardLoss(center=section.center), margin=section.margin, pad=self.pad)
 
     def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:
-        assert isinstance(stack.model, ScalarModel)
-        self.scored = stack.model
-        sides = [side for pair in items for side in (pair.chosen, pair.rejected)]
-        scores = stack.model.scores(sides, stack.tokens_per_micro_batch).reshape(-1, 2)
+        (stage,) = stack.late_stages(self.stages)
+        sides = [side.with_sentinel() for pair in items for side in (pair.chosen, pair.rejected)]
+        columns = stack.columns(stage, sides)[stage.column]
+        scores = np.array([column[0] for column in columns], np.float32).reshape(-1, 2)
         return [
             ScoredPair(
                 question=_question(pair),

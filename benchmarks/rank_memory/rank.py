@@ -1,0 +1,115 @@
+"""One rank: two updates of a recipe's policy, of which the second is measured."""
+
+import json
+import sys
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveTensors(TorchDispatchMode):
+    """Bytes of the storages that operations have made and that are alive, now and at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._sizes: dict[int, tuple[int, Any]] = {}
+
+    def add(self, tensors: Any) -> None:
+        for tensor in tree_leaves(tensors):
+            tensor = getattr(tensor, "_local_tensor", tensor)
+            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._sizes:
+                    self._sizes[key] = storage.nbytes(), weakref.ref(storage, partial(self._freed, key))
+                    self._count(storage.nbytes())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it comes again, as the operations on this rank's part
+        outputs = func(*args, **(kwargs or {}))
+        self.add(outputs)
+        return outputs
+
+    def __enter__(self) -> "LiveTensors":
+        storage: Any = torch.UntypedStorage
+        self._resize = storage.resize_
+        storage.resize_ = lambda own, size: self._resized(own, size)  # how FSDP frees what it has gathered
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        storage: Any = torch.UntypedStorage
+        storage.resize_ = self._resize
+
+    def _resized(self, storage: Any, size: int) -> Any:
+        result, key = self._resize(storage, size), storage._cdata
+        if key in self._sizes:
+            before, reference = self._sizes[key]
+            self._sizes[key] = storage.nbytes(), reference
+            self._count(storage.nbytes() - before)
+        return result
+
+    def _freed(self, key: int, _: Any) -> None:
+        self._count(-self._sizes.pop(key)[0])
+
+    def _count(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+def resident(name: str) -> int:
+    """VmRSS or VmHWM, bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def main() -> None:
+    from proxima.config import resolve
+    from proxima.config.estimate import Estimates
+    from proxima.lab.rehearsal.device_fit import shape_of
+    from proxima.lab.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
+    from proxima.runtime.launch.learning import make_objective
+    from proxima.runtime.launch.models import make_policy, make_stack, model_source, sharding_of
+    from proxima.runtime.placement.follower import RankParts, obey
+    from proxima.runtime.placement.process_group import ranks_of
+
+    torch.set_num_threads(1)
+    settings = json.loads(sys.argv[1])
+    resolved = resolve(settings["recipe"], settings["overrides"], root=None)
+    config: Any = resolved.config
+    with ranks_of(config.placement) as ranks:
+        batch = Estimates(resolved, gemm=1e12).batch
+        shape = shape_of(config, batch, ranks.size)
+        one = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments
+        before, live = resident("VmRSS"), LiveTensors()
+        with live:
+            loaded = model_source(config.model, config.seed, sharding_of(config)).load()
+            policy = make_policy(config.model, loaded)
+            stack = make_stack(config.train, policy, config.train.updates, ranks)
+            live.add([p.detach() for _, p in policy.named_parameters()])
+            objective = make_objective(config).at_version(VERSION)
+            training = Training("policy", stack, objective)
+            answer: dict[str, int] = {}
+            for sizes in (one, shape):
+                live.most = live.now
+                Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set is that from now on
+                if ranks.rank == 0:
+                    stack.update(objective, [fake_items(config, training, sizes, ranks.size)])
+                    answer = {"tensors": live.most, "resident": resident("VmHWM") - before}
+                else:
+                    call = ranks.receive()
+                    obey(call.target, call.name, call.part, RankParts(stacks={"policy": stack}))
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

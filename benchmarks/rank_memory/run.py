@@ -1,0 +1,97 @@
+"""The memory of a rank: what `proxima explain` reckons, what `proxima rehearse` counts, and what processes hold."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import HERE, finish, need_model, parser, table
+
+RECIPE = HERE.parent / "recipes" / "quickstart.yaml"
+LIMIT = 900  # seconds for the ranks of one row
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "full": ("placement.sharding=full",),
+    "update": ("placement.sharding=full", "placement.sharding.sum_gradients=update"),
+}
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=1)
+    p.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)")
+    p.add_argument("--tokens", type=int, default=1100, help="of a micro-batch (default: %(default)s)")
+    p.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=[*LAYOUTS], help="of several ranks (default: all)")
+    p.add_argument("--length", type=int, default=256, help="tokens of a completion (default: %(default)s)")
+    o = p.parse_args()
+    words = [f"model.path={need_model(o.model)}", f"sampling.max_tokens={o.length}"]
+    words += [f"train.tokens_per_micro_batch={o.tokens}", "model.device=cpu"]
+    rows = [row_of(words, ranks, name) for ranks in o.ranks for name in (o.layouts if ranks > 1 else ("one process",))]
+    print(f"{Path(o.model).name}: two micro-batches of at most {o.tokens} tokens, the second update; GiB\n")
+    names = ("explain", "rehearse", "tensors", "resident")
+    cells = [
+        [str(row["ranks"]), row["layout"]]
+        + [f"{row[name] / 2**30:.2f}" for name in names]
+        + [f"{row[name] / row['tensors']:.2f}" for name in ("explain", "rehearse")]
+        for row in rows
+    ]
+    print(table(["ranks", "layout", *names, "explain / tensors", "rehearse / tensors"], cells))
+    print("\nTensors: the most that are alive at once on rank 0. Resident: its peak RSS, less that before the model.")
+    worst = max((abs(row[name] / row["tensors"] - 1) for row in rows for name in ("explain", "rehearse")), default=0.0)
+    settings = {"tokens": o.tokens, "length": o.length}
+    finish(
+        {
+            "claim": "rank_memory",
+            "worst": round(worst, 4),
+            "rows": rows,
+            "settings": settings,
+            "model": Path(o.model).name,
+        },
+        o.json_out,
+    )
+
+
+def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
+    """One line of the table, bytes."""
+    from proxima.lab.rehearsal.device_fit import rehearse_recipe
+    from proxima.lab.rehearsal.devices import read_devices
+
+    words = words + (["placement=torchrun", *LAYOUTS[layout]] if ranks > 1 else [])
+    fit = rehearse_recipe(str(RECIPE), words, read_devices(f"{ranks}xB200-180G"))
+    if fit.rehearsal.faults or fit.estimate is None:
+        raise RuntimeError(f"the rehearsal failed: {fit.rehearsal.faults}")
+    return {"ranks": ranks, "layout": layout, "explain": fit.estimate, "rehearse": fit.rehearsal.peak} | measured(
+        words, ranks
+    )
+
+
+def measured(words: list[str], ranks: int) -> dict[str, int]:
+    """What rank 0 of real processes holds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = json.dumps({"recipe": str(RECIPE), "overrides": words})
+    group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    group |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.rank_memory.rank", settings],
+            cwd=HERE.parent,
+            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        texts = [process.communicate(timeout=LIMIT)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{ranks} ranks took more than {LIMIT} s") from None
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        raise RuntimeError(f"a rank of {ranks} failed; its error is above")
+    answer: dict[str, int] = json.loads(texts[0].splitlines()[-1])
+    return answer

@@ -1,0 +1,1 @@
+"""The same recipe on one process and on several."""

@@ -1,0 +1,126 @@
+"""How far two runs of the same recipe are apart."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+LEFT_OUT = (
+    "time",
+    "sync",
+    "memory",
+    "rate",
+    "idle",
+    "async",
+)  # first words of what is measured of the machine, not of the training
+DIFFERENCES = 1.0
+"""The unit of figures that are differences of nearly equal numbers, or means of what cancels: the loss and advantages
+(of order 1 after normalising), KL, log-prob differences and chi-square (nats, of log-probs of order 5), covariances.
+Their rounding is that of what was subtracted, however small the difference."""
+LOG_PROB = 5.0
+"""nats, the log-prob of a token of a random model. A ratio is the exponential of a difference of two: its relative
+error is their absolute one, compared with their size."""
+RATIOS = ("ratio", "rollout_is", "ppl")
+CANCELS = ("loss", "kl", "chi2", "ppl_diff", "absdiff", "deviation", "entropy", "advantage", "margin", "drift", "cov")
+CANCELS += (
+    "logprob",
+    "log_prob",
+    "spend",
+    "value",
+    "score",
+    "chosen",
+    "rejected",
+    "std",
+    "divergence",
+    "shift",
+    "return",
+)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, without those of the machine; the last where a resume has written a step again."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = {(line.get("kind"), line.get("step"), line.get("label")): line for line in lines}
+    return [{name: x for name, x in line.items() if not _of_the_machine(name)} for line in kept.values()]
+
+
+def _of_the_machine(name: str) -> bool:
+    first = name.partition("/")[0]
+    return first in LEFT_OUT or "per_second" in name or "seconds" in name or "overlap" in name
+
+
+def metric_deviations(one: Path, several: Path) -> dict[str, tuple[float, float]]:
+    """The largest deviation of each metric that differs at all: as a share of it, and as `DIFFERENCES` judges it.
+    Infinite where a count, a text or the presence differs."""
+    first, second = records(one), records(several)
+    worst: dict[str, tuple[float, float]] = {}
+    if [(r["kind"], r.get("step")) for r in first] != [(r["kind"], r.get("step")) for r in second]:
+        worst["records"] = (math.inf, math.inf)
+    for a, b in zip(first, second, strict=False):
+        for name in a.keys() | b.keys():
+            pair = _deviation(name, a.get(name), b.get(name))
+            if pair > (0.0, 0.0):
+                worst[name] = max(worst.get(name, (0.0, 0.0)), pair, key=lambda each: each[1])
+    return worst
+
+
+def _deviation(name: str, a: Any, b: Any) -> tuple[float, float]:
+    if a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)):
+        return 0.0, 0.0
+    if not (isinstance(a, float) and isinstance(b, float)):
+        return math.inf, math.inf
+    apart, size = abs(a - b), max(abs(a), abs(b))
+    share = apart / size
+    if any(word in name for word in CANCELS):
+        return share, apart / max(size, DIFFERENCES)
+    return share, share / LOG_PROB if any(word in name for word in RATIOS) else share
+
+
+def tensors(folder: Path) -> dict[str, Any]:
+    """All of the last checkpoint, by file and name."""
+    from safetensors.torch import load_file
+
+    checkpoint = max(path for path in (folder / "checkpoints").glob("0*") if (path / "state.json").exists())
+    files = sorted(checkpoint.rglob("*.safetensors"))
+    return {f"{file.relative_to(checkpoint)}:{name}": x for file in files for name, x in load_file(file).items()}
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """Those of the last checkpoint by folder and name, without the optimizers' state, which each layout has in files of
+    its own."""
+    out = {}
+    for name, x in tensors(folder).items():
+        file, _, parameter = name.partition(":")
+        if "optimizer" not in file:
+            out[f"{Path(file).parent}/{parameter}"] = x
+    return out
+
+
+def weight_deviation(one: Path, several: Path, start: Path | None) -> tuple[float, float | None]:
+    """The largest difference of a weight over the largest of its tensor; and the norm of all differences over that of
+    what the run has moved (None: it is not known where it began)."""
+    first, second = weights(one), weights(several)
+    if first.keys() != second.keys():
+        return math.inf, None
+    largest = max(float((second[n] - x).abs().max() / x.abs().max().clamp(min=1e-30)) for n, x in first.items())
+    if start is None:
+        return largest, None
+    from safetensors.torch import load_file
+
+    before = {f"model/{name}": x for name, x in load_file(start / "model.safetensors").items()}
+    common = before.keys() & first.keys()
+    moved = sum(float((first[n].double() - before[n].double()).square().sum()) for n in common)
+    apart = sum(float((first[n].double() - second[n].double()).square().sum()) for n in common)
+    return largest, math.sqrt(apart / moved) if moved else None
+
+
+def completions(folder: Path) -> list[Any]:
+    """The tokens of all completions that the run has stored."""
+    import pyarrow.parquet as parquet
+
+    rows = []
+    for file in sorted((folder / "rollouts").glob("*.parquet")):
+        table = parquet.read_table(file)
+        name = next((n for n in ("tokens", "completion_tokens", "response_tokens") if n in table.column_names), None)
+        rows += [] if name is None else table.column(name).to_pylist()
+    return rows

@@ -1,0 +1,167 @@
+"""How many bytes the trainer holds at once on one device: alone, or as one of several ranks.
+
+Term by term what autograd and FSDP keep of a decoder of the Llama kind, at the moment when most is alive: the loss of
+an update's last micro-batch. `proxima rehearse` counts the same tensor by tensor, and a benchmark compares both with
+processes that train (`benchmarks/rank_memory`).
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.config.model_size import ModelFacts
+from proxima.config.sections import PLACEMENTS
+from proxima.config.sections.model_section import ModelConfig
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ACTIVATIONS = "activations of a micro-batch"
+LOGITS = "logits"
+GATHERED = "gathered layers"
+UNTOLD_RANKS, NODE = 2, 8  # ranks of a torchrun that has not started; of a node of which nothing is known
+LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
+
+
+@dataclass(frozen=True)
+class Share:
+    """How one rank holds a trained model.
+
+    Args:
+        ranks: of the run.
+        sharding: of its placement, or a `Sharding`; None: one process, which holds it plain.
+    """
+
+    ranks: int = 1
+    sharding: Any = None
+
+    @property
+    def parts(self) -> int:
+        """The ranks that a model is split over."""
+        kind = "replicate" if self.sharding is None else self.sharding.kind
+        if kind == "hybrid":
+            told = getattr(self.sharding, "ranks_per_node", None) or int(os.environ.get("LOCAL_WORLD_SIZE", NODE))
+            return min(self.ranks, told)
+        return self.ranks if kind == "full" else 1
+
+    @property
+    def offloads(self) -> bool:
+        return self.sharding is not None and bool(self.sharding.offload)
+
+    @property
+    def splits_gradients(self) -> bool:
+        return self.sharding is None or (self.sharding.kind, self.sharding.sum_gradients) in (
+            ("full", "micro_batch"),
+            ("hybrid", "micro_batch"),
+        )
+
+
+def told_ranks() -> int | None:
+    """The ranks that a launcher has started, or that the user names in its place; None: nobody has."""
+    told = os.environ.get("WORLD_SIZE", "")
+    return int(told) if told.isdecimal() and int(told) > 0 else None
+
+
+def rank_share(placement: Any) -> Share:
+    """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else `UNTOLD_RANKS`."""
+    if placement is None or PLACEMENTS.holds(placement, "local"):
+        return Share()
+    return Share(getattr(placement, "ranks", None) or told_ranks() or UNTOLD_RANKS, placement.sharding)
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """The largest micro-batch of a rank.
+
+    Args:
+        tokens: forwarded.
+        keys: that its queries attend to, those of a shared prompt once for each of its completions.
+        masked: queries × keys of the rows that attend to a prompt, whose mask every layer keeps.
+        alone: an update has no other: its gradients come as its activations go.
+    """
+
+    tokens: int
+    keys: int
+    masked: int = 0
+    alone: bool = False
+
+
+def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, share: Share) -> dict[str, int]:
+    """Bytes by what they hold; an entry may be 0."""
+    p, compute, master = model.parameters, BYTES[spec.compute_dtype], BYTES[spec.dtype]
+    gathered = 2 if getattr(share.sharding, "param_dtype", None) == "bfloat16" else master
+    here = 0 if share.offloads else 1
+    activations = _activations(spec, model, forwarded, gathered)
+    trained = p if spec.lora is None else model.adapter or 0
+    element = master if spec.lora is None else 4
+    if share.splits_gradients or forwarded.alone:
+        gradients = here * trained * element // share.parts
+    else:
+        gradients = trained * 4
+    if forwarded.alone:
+        gradients = max(0, gradients - activations)
+    layer = model.layer or p // model.layers
+    rounded = compute != gathered
+    kept_layers = 1 if share.sharding is not None and spec.gradient_checkpointing else model.layers
+    logits = _logits(spec, model, forwarded.tokens, gathered, compute)
+    turn = max(0, _between_layers(spec, model, forwarded.tokens, share, gathered) - logits)  # not with the logits
+    kept = 0
+    if share.sharding is not None:
+        kept = p if not share.sharding.reshard_after_forward else max(0, p - model.layers * layer)
+    return {
+        "weights": here * p * master // share.parts,
+        "adapter": here * (model.adapter or 0) * 4 // share.parts,
+        "gradients": gradients,
+        "Adam's two moments": here * 2 * trained * 4 // share.parts,
+        "autocast copy of the weights": kept_layers * layer * compute if rounded else 0,
+        GATHERED: kept * gathered + (turn if share.sharding is not None else 0),
+        ACTIVATIONS: activations + (turn if share.sharding is None else 0),
+        LOGITS: logits,
+    }
+
+
+def offloaded_memory(spec: ModelConfig, model: ModelFacts, share: Share) -> int:
+    """Bytes of weights, gradients and moments of a rank that wait in host memory."""
+    if not share.offloads:
+        return 0
+    adapter = model.adapter or 0
+    trained = model.parameters if spec.lora is None else adapter
+    whole = (model.parameters * BYTES[spec.dtype] + adapter * 4) // share.parts
+    return whole + trained * 8 // share.parts + trained * 4 // share.parts
+
+
+def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:
+    """What the layers keep for the backward pass. `residual`: bytes of an element between the layers."""
+    h, i, e = model.hidden, model.intermediate, BYTES[spec.compute_dtype]
+    queries, tokens = model.query_width or h, forwarded.tokens
+    norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
+    inputs = (5 if e < residual else 2) * e * h  # autocast rounds one for each of q, k, v, gate and up
+    attention = 3 * e * queries  # queries, the output, and that in the order of the tokens
+    keys = 2 * e * queries  # keys and values, repeated for each head of the queries
+    of_heads = (4 + e) * (queries + model.kv_width) if model.normed else 0
+    gated = 4 * e * i + 2 * e * model.experts * h
+    layer = tokens * (norms + inputs + attention + of_heads + gated) + forwarded.keys * keys + forwarded.masked * e
+    ends = tokens * 4 * residual * h  # embeddings, the last norm, and the states that predict
+    if spec.gradient_checkpointing:
+        return model.layers * tokens * residual * h + layer + ends
+    return model.layers * layer + ends
+
+
+def _between_layers(spec: ModelConfig, model: ModelFacts, tokens: int, share: Share, residual: int) -> int:
+    """What exists in the backward pass of a layer alone: gradients on their way, that of the head, and whole layers of
+    a sharded model with what their sum is made in."""
+    e, layer = BYTES[spec.compute_dtype], model.layer or model.parameters // model.layers
+    passing = tokens * (2 * e * model.intermediate + 2 * residual * model.hidden)
+    if spec.lora is None:
+        passing += model.vocabulary * model.hidden * residual
+    if share.sharding is None:
+        return passing
+    whole = LAYERS_AT_ONCE * layer if share.sharding.reshard_after_forward else layer
+    return passing + whole * residual + (layer * (residual + 4) if spec.lora is None else 0)
+
+
+def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, compute: int) -> int:
+    """The more of two: a chunk of logits with its softmax and the rounded head; or a chunk of their gradient with that
+    of the head, which grows chunk by chunk."""
+    chunk, head = min(spec.log_prob_chunk, tokens) * model.vocabulary, model.vocabulary * model.hidden
+    rounded = head * compute if compute != element else 0
+    gradient = 0 if spec.lora is not None else head * (compute + element)
+    return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + gradient)

@@ -1,0 +1,81 @@
+"""What the trainer of one rank holds, term by term."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxima.config import resolve
+from proxima.config.estimate import Estimates
+from proxima.config.memory_size import ENGINE, host_memory, memory_of
+from proxima.config.model_size import KNOWN
+from proxima.config.step_size import StepSize
+from proxima.config.training_memory import ACTIVATIONS, GATHERED, Forwarded, Share, rank_share, training_memory
+from proxima.model.parallel.sharding import Sharding
+
+MODEL = KNOWN["qwen3-4b"]
+BATCH = StepSize(64, 8, 512, 1100, 500_000, 128, 4096, 1)
+FULL = Forwarded(4096, 8192, 0)
+SHARDED = ("weights", "gradients", "Adam's two moments")
+
+
+def held(recipe, share, *overrides, forwarded=FULL):
+    return training_memory(resolve(recipe(), list(overrides)).config.model, MODEL, forwarded, share)
+
+
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_shards_are_divided(recipe, monkeypatch, kind):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    alone, one = held(recipe, Share()), held(recipe, Share(16, Sharding(kind=kind)))
+    parts = 16 if kind == "full" else 4
+    assert [one[name] for name in SHARDED] == [alone[name] // parts for name in SHARDED]
+    assert one[ACTIVATIONS] <= alone[ACTIVATIONS] and one[GATHERED] > 0 == alone[GATHERED]
+
+
+def test_gradients_are_whole_until_they_are_added_up(recipe):
+    whole = 4 * MODEL.parameters
+    late = Share(8, Sharding(sum_gradients="update"))
+    assert held(recipe, late)["gradients"] == held(recipe, Share(8, Sharding(kind="replicate")))["gradients"] == whole
+    assert held(recipe, late, forwarded=replace(FULL, alone=True))["gradients"] < whole / 8 + 1
+    assert held(recipe, Share(8, Sharding()))["gradients"] == whole // 8
+
+
+def test_offloaded_shards_wait_in_host_memory(recipe):
+    share, config = Share(8, Sharding(offload=True)), resolve(recipe()).config
+    assert not any(held(recipe, share)[name] for name in SHARDED)
+    host = host_memory(config, MODEL, share)
+    each = 16 * MODEL.parameters // 8
+    assert host == {
+        "offloaded by each rank": pytest.approx(each, abs=8),
+        "plain copy of the weights on rank 0": 4 * MODEL.parameters,
+    }
+    assert host_memory(config, MODEL, Share()) == {}
+
+
+def test_weights_gathered_in_half_precision_need_no_copies(recipe):
+    half = held(recipe, Share(8, Sharding(param_dtype="bfloat16")))
+    exact = held(recipe, Share(8, Sharding()))
+    copies = "autocast copy of the weights"
+    assert half[copies] == 0 < exact[copies] and half[GATHERED] < exact[GATHERED]
+    kept = held(recipe, Share(8, Sharding(reshard_after_forward=False)))
+    assert kept[GATHERED] >= 4 * MODEL.parameters
+    again = held(recipe, Share(8, Sharding()), "model.gradient_checkpointing=true")
+    assert again[copies] < exact[copies] / 30 and again[ACTIVATIONS] < exact[ACTIVATIONS] / 5
+
+
+def test_the_ranks_of_a_placement(recipe, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    ray, torchrun = "placement={kind: ray, ranks: 4}", "placement=torchrun"
+    placements = [resolve(recipe(), [text]).config.placement for text in ("placement=local", ray, torchrun)]
+    assert [rank_share(placement).ranks for placement in placements] == [1, 4, 2]
+    assert [rank_share(placement).parts for placement in placements] == [1, 4, 2]
+    told = [note for note in Estimates(resolve(recipe(), [torchrun]), 1e12).notes if "WORLD_SIZE" in note]
+    assert len(told) == 1
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert rank_share(placements[2]).ranks == 8
+    assert not [note for note in Estimates(resolve(recipe(), [torchrun]), 1e12).notes if "WORLD_SIZE" in note]
+
+
+def test_the_first_rank_holds_the_engine_too(recipe):
+    config = resolve(recipe(), ["placement={kind: ray, ranks: 4}"]).config
+    memory = memory_of(config, MODEL, BATCH)
+    assert memory["weights"] == MODEL.parameters and any(name in memory for name in ENGINE)
