@@ -7,7 +7,7 @@ Face decoder), with `sampler.py` and `cache.py`. `local_process.py` is the same 
 `supervisor.py` keeps `served_engine.py` running (started by `process_start.py`), `channel.py` has the messages between
 them, and `shared_weights.py` the weights. `http/` has the engines that are servers, and `serve/` starts these.
 `event_loop_thread.py` has the event loop of an engine elsewhere. `executor.py` calls hooks around the pauses of any
-engine.
+engine; `sleeping_engine.py` has what one on shared devices does beside.
 Imports: torch, `proxima.data`, `proxima.model`. Imported by `rollout` and the rooms above.
 To add an engine: (1) a file with a frozen spec that derives from `EngineSpec` and has `build(setup)`; (2) a line in
 `ENGINES`; (3) the conformance tests in `tests/engine` find it in the dict: log-probs equal to the trainer's forward,

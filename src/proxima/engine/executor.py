@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from proxima.data import Completion
 from proxima.data.columns import Floats
@@ -18,7 +18,6 @@ from proxima.engine.protocol import (
     PauseMode,
     Request,
     ScoreRequest,
-    SleepingEngine,
     WeightUpdate,
     close_engine,
 )
@@ -198,12 +197,6 @@ class Executor:
 
     async def abort(self, prompt_uid: int) -> None:
         await self.engine.abort(prompt_uid)
-
-    async def sleep(self) -> None:
-        await cast(SleepingEngine, self.engine).sleep()
-
-    async def wake(self) -> None:
-        await cast(SleepingEngine, self.engine).wake()
 
     async def health(self) -> Health:
         return await self.engine.health()

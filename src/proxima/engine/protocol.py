@@ -393,18 +393,6 @@ class Engine(Protocol):
         ...
 
 
-class SleepingEngine(Engine, Protocol):
-    """An engine that can give up the memory of its devices. Both calls are for a paused one, which stays paused."""
-
-    async def sleep(self) -> None:
-        """Give it up; nothing is sampled, scored or published before `wake`."""
-        ...
-
-    async def wake(self) -> None:
-        """Take it again, with the weights as before."""
-        ...
-
-
 def close_engine(engine: Engine) -> None:
     """End what an engine has started beside this process. One that starts nothing needs no method `close`."""
     if (close := getattr(engine, "close", None)) is not None:

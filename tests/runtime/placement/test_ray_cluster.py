@@ -27,6 +27,11 @@ NODES = [{"CPU": 4.0}, {"CPU": 3.0, "GPU": 1.0}]
             {"ranks": 2},
             "ranks=2 asks for 1 CPU and 1 GPU each, with PACK, and the cluster has 7 CPU and 1 GPU on 2 nodes",
         ),
+        (
+            {"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0, "strategy": "STRICT_PACK"},
+            "engines=2 asks for 3 CPU each, with STRICT_PACK, and the cluster has 7 CPU on 2 nodes, room for 1",
+        ),
+        ({"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0}, None),
     ],
 )
 def test_devices(monkeypatch, fields, line):

@@ -32,11 +32,5 @@ def placement_is_installed(placement: Any) -> Findings:
 
 def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:
     """Nothing asks the servers while they leave their devices to the ranks."""
-    if not getattr(placement, "colocate", False):
-        return
-    if runtime.overlaps:
-        message = "lets servers and ranks take turns, and runtime.max_concurrent_rollouts has both compute at once"
-        yield "placement.colocate", f"{message}; set that to null, or colocate to false"
-    if algorithm.proximal == "next":
-        message = "has the servers asleep during updates, when algorithm.proximal=next asks them"
-        yield "placement.colocate", f"{message}; use another proximal, or set colocate to false"
+    if getattr(placement, "colocate", False):
+        yield from placement.askers_during_updates(runtime, algorithm)

@@ -1,7 +1,7 @@
 """The kinds of `placement` that compute in several processes, the ranks, and how these share the trained models."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -143,6 +143,15 @@ class RayPlacement(RankPlacement):
         given = self.gpus_per_engine
         bound = f"is not read with colocate: a server has the {gpus:g} of its ranks; leave it out"
         require(given in (default, gpus), "gpus_per_engine", given, bound)
+
+    def askers_during_updates(self, runtime: Any, algorithm: Any) -> Iterator[tuple[str, str]]:
+        """With `colocate`: what would ask servers that sleep."""
+        if runtime.overlaps:
+            message = "lets servers and ranks take turns, and runtime.max_concurrent_rollouts has both compute at once"
+            yield "placement.colocate", f"{message}; set that to null, or colocate to false"
+        if algorithm.proximal == "next":
+            message = "has the servers asleep during updates, when algorithm.proximal=next asks them"
+            yield "placement.colocate", f"{message}; use another proximal, or set colocate to false"
 
     @property
     def bundles(self) -> int:

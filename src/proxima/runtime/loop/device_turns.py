@@ -1,7 +1,10 @@
 """Turns of engine and trainer on the same devices: the engine sleeps from a full batch until its new weights."""
 
-from proxima.engine.executor import HookError
-from proxima.engine.protocol import SleepingEngine
+from typing import cast
+
+from proxima.engine.executor import Executor, HookError
+from proxima.engine.protocol import Engine
+from proxima.engine.sleeping_engine import SleepingEngine
 from proxima.model.compute_thread import Compute
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.watch.engine_watch import engine_errors
@@ -17,8 +20,9 @@ class DeviceTurns:
         compute: the thread of the tensor work.
     """
 
-    def __init__(self, engine: SleepingEngine, stack: TrainStack, compute: Compute) -> None:
+    def __init__(self, engine: Engine, stack: TrainStack, compute: Compute) -> None:
         self.engine, self.stack, self.compute = engine, stack, compute
+        self.sleeper = cast(SleepingEngine, engine.engine if isinstance(engine, Executor) else engine)
         self.asleep = False
 
     async def rest(self) -> None:
@@ -30,7 +34,7 @@ class DeviceTurns:
         try:
             with engine_errors():
                 await self.engine.pause()
-                await self.engine.sleep()
+                await self.sleeper.sleep()
         except HookError as error:
             raise RunEnded(f"before an update: {error}; repair or remove the hook and resume (--resume)") from error
         self.asleep = True
@@ -39,7 +43,7 @@ class DeviceTurns:
         """The trainer frees what it can, and the engine takes the devices again. It stays paused."""
         if self.asleep:
             await self.compute.run(self.stack.release)
-            await self.engine.wake()
+            await self.sleeper.wake()
             self.asleep = False
 
     async def go_on(self) -> None:

@@ -1,10 +1,10 @@
 """New weights for the engine, and what the run hears from it."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from proxima.data import UserError
 from proxima.engine.executor import HookError
-from proxima.engine.protocol import Health, SleepingEngine, WeightUpdate
+from proxima.engine.protocol import Health, WeightUpdate
 from proxima.model.compute_thread import Compute
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded
@@ -51,7 +51,7 @@ class Publisher:
         if shares_devices and generator is not None and generator.engine.capabilities.sleeps:
             from proxima.runtime.loop import device_turns
 
-            self.turns = device_turns.DeviceTurns(cast(SleepingEngine, generator.engine), stack, compute)
+            self.turns = device_turns.DeviceTurns(generator.engine, stack, compute)
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
         """The engine gets the weights `version` of `step`; `deferring` keeps what goes wrong until `end_if_failed`.
