@@ -65,7 +65,7 @@ def step_of(words: list[str], ranks: tuple[str, ...], folder: Path) -> dict[str,
         common += ["placement=torchrun"]
     command += ["-m", "proxima.cli.main", "sft", recipe, *words, *common, "--quiet"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, cwd=HERE.parent, env=env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=HERE.parent, env=env, check=True, stdout=subprocess.PIPE)
     records: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "train"][2:]
     return {"rate": statistics.median(record["tokens_per_second/train"] for record in steps)}

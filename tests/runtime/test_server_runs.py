@@ -94,7 +94,7 @@ def test_a_run_changes_its_engine_only_if_that_is_accepted(first, tiny_model, tm
     kinds = {"local": base["engine"], KIND: {"kind": KIND}}
     go(tmp_path / "run", base | {"engine": kinds[first], "train": base["train"] | {"steps": 2}})
     resolved = resolve({**base, "engine": kinds[second], "folder": str(tmp_path / "run")})
-    with pytest.raises(UserError, match=r"engine.kind=.*--accept-changes"):
+    with pytest.raises(UserError, match=r"(?s)engine.kind=.*--accept-changes"):
         train(resolved.config, resolved=resolved, resume=True)
     watcher = Watcher()
     done = train(resolved.config, resolved=resolved, resume=True, accept_changes=True, observer=watcher)

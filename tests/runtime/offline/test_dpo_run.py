@@ -76,9 +76,9 @@ def test_the_reference_is_computed_once_and_a_damaged_file_again(unbroken, tree,
     computed = []
     compute = preference_method.PreferenceMethod._reference
 
-    def counted(self, trajectories, progress):
+    def counted(self, trajectories, *others):
         computed.append(len(trajectories))
-        return compute(self, trajectories, progress)
+        return compute(self, trajectories, *others)
 
     monkeypatch.setattr(preference_method.PreferenceMethod, "_reference", counted)
     cache = tmp_path / "cache"

@@ -31,6 +31,7 @@ def test_the_variables_of_torchrun():
         "GROUP_RANK": "0",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "5000",
+        "PROXIMA_RANKS_STARTED_BY": "ray",
         "CUDA_VISIBLE_DEVICES": "4,2",
     }
     assert second == first | {"RANK": "1", "LOCAL_RANK": "1"}
