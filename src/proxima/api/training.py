@@ -98,24 +98,12 @@ def _run(
     from proxima.view.run_views import RunViews
 
     with overrides_named():
+        recipe, texts = plain(expand_user(recipe)), override_texts(overrides)
         resolved = resolve_run(
-            plain(expand_user(recipe)),
-            override_texts(overrides),
-            root=root,
-            resume=resume,
-            overwrite=overwrite,
-            accept_changes=accept_changes,
+            recipe, texts, root=root, resume=resume, overwrite=overwrite, accept_changes=accept_changes
         )
         if places_ranks(resolved.config):
-            return _on_ray(
-                resolved,
-                plain(expand_user(recipe)),
-                override_texts(overrides),
-                resume,
-                overwrite,
-                accept_changes,
-                quiet,
-            )
+            return _on_ray(resolved, recipe, texts, resume, overwrite, accept_changes, quiet)
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
             summary = train_run(

@@ -154,8 +154,8 @@ class ShardedWriter:
             adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
         else:
             job.models[job.temporary / name] = _weights(loaded.model), _conversion(loaded.model)
-        job.optimizers[job.temporary / f"{prefix}optimizer"] = self._together(lambda: _optimizer_state(stack))
-        job.trainers[f"{prefix}trainer"] = {"updates": stack.updates}
+        tensors, job.trainers[f"{prefix}trainer"] = self._together(stack.state)
+        job.optimizers[job.temporary / f"{prefix}optimizer"] = tensors
         self._together(lambda: _write_settings(loaded, job.temporary / name, adapter))
 
     def _write_files(self, job: _Unwritten, files: Mapping[str, Callable[[Path], None]], stack: TrainStack) -> None:
@@ -188,10 +188,7 @@ class ShardedWriter:
         rank, size, last = dist.get_rank(), dist.get_world_size(), max(files.values())
         file_of = {name: f"model-{i:05d}-of-{last:05d}.safetensors" for name, i in files.items()}
         mine = {name: file for name, file in file_of.items() if files[name] % size == rank}
-        own = self._together(lambda: _put_together(folder, mine, convert))
-        parts = list[Any]([None] * size)
-        dist.all_gather_object(parts, own, group=self._group)
-        places = {name: file for part in parts for name, file in part.items()}
+        places = self._merged(lambda: _put_together(folder, mine, convert))
         self._together(lambda: _write_index(folder, tensors, places) if rank == 0 else None)
 
     def _seal(self, temporary: Path) -> dict[str, str]:
@@ -204,10 +201,7 @@ class ShardedWriter:
                 sync_path(path)
             return {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in mine}
 
-        own = self._together(sealed)
-        parts = list[Any]([None] * size)
-        dist.all_gather_object(parts, own, group=self._group)
-        return {name: crc for part in parts for name, crc in part.items()}
+        return self._merged(sealed)
 
     def _publish(self, job: _Unwritten, crc32: Mapping[str, str]) -> None:
         if dist.get_rank() == 0:
@@ -224,6 +218,13 @@ class ShardedWriter:
             raise full from error
         if isinstance(error, CheckpointException):  # no Exception: nobody would expect it
             raise RuntimeError(f"{job.final}: {type(cause).__name__}: {cause}") from error
+
+    def _merged(self, function: Callable[[], dict[str, str]]) -> dict[str, str]:
+        """What `function()` gives on every rank, together."""
+        own = self._together(function)
+        parts = list[Any]([None] * dist.get_world_size())
+        dist.all_gather_object(parts, own, group=self._group)
+        return {name: value for part in parts for name, value in part.items()}
 
     def _together(self, function: Callable[[], T]) -> T:
         """`function()` on every rank; what one raises, all raise."""
@@ -251,21 +252,6 @@ def _weights(model: torch.nn.Module) -> dict[str, Tensor]:
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     return {name: parameter.detach() for name, parameter in model.named_parameters()} | buffers
-
-
-def _optimizer_state(stack: TrainStack) -> dict[str, Tensor]:
-    """As `TrainStack.state` names it, by this rank's slices."""
-    names = {id(p): name for name, p in stack.model.named_parameters()}
-    tensors = {
-        f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for parameter, slots in stack.optimizer.state.items()
-        for key, value in slots.items()
-    }
-    for name, value in tensors.items():
-        local = value.to_local() if isinstance(value, DTensor) else value
-        if not bool(local.sum().isfinite()):
-            raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
-    return tensors
 
 
 def _write_settings(loaded: LoadedModel, folder: Path, adapter: dict[str, Tensor] | None) -> None:

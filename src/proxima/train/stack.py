@@ -22,6 +22,7 @@ from proxima.train.optimizer import AdamW, Schedule
 from proxima.train.ranks import ALONE, Ranks, SharedProblem, moved, split
 from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, by_occurrence, in_order
 
+POLICY = "policy"  # the name of the stack that a run has first
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
 
 
@@ -83,7 +84,7 @@ class TrainStack:
         max_grad_norm: float = 1.0,
         tokens_per_micro_batch: int = 4096,
         ranks: Ranks = ALONE,
-        name: str = "policy",
+        name: str = POLICY,
     ) -> None:
         self.model, self.ranks, self.name = model, ranks, name
         self.parameters = [p for _, p in model.named_parameters() if p.requires_grad]
@@ -404,7 +405,7 @@ class TrainStack:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The
-        weights are not among them.
+        weights are not among them. On several ranks the tensors are sharded, and each rank judges its own slices.
 
         Raises:
             NotFiniteError: one of them is not finite: its weights would never move again.
@@ -415,8 +416,10 @@ class TrainStack:
             for parameter, slots in self.optimizer.state.items()
             for key, value in slots.items()
         }
-        if bad := next((name for name, value in tensors.items() if not bool(value.sum().isfinite())), None):
-            raise NotFiniteError(f"the optimizer state {bad!r} is NaN, infinite or too large to add up")
+        for name, value in tensors.items():
+            own: Any = value
+            if not bool((own.to_local() if hasattr(own, "to_local") else own).sum().isfinite()):
+                raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
         return tensors, {"updates": self.updates}
 
     def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@
 """
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -19,6 +18,7 @@ from proxima.config.step_size import group_arithmetic
 from proxima.data import Group
 from proxima.data.full_disk import is_disk_full
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
+from proxima.runtime.placement.process_group import is_launched
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
@@ -289,11 +289,6 @@ def side_by_side(record: Record) -> str:
     return "  ".join(parts)
 
 
-def launched() -> bool:
-    """Whether torchrun, or srun, has started this process and others, as whoever resumes the run has to do again."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "PROXIMA_RANKS_STARTED_BY" not in os.environ
-
-
 def prompts_used(record: Record) -> str:
     """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used just the prompts
     that it generated."""
@@ -351,7 +346,7 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
-        run = "" if info is None or launched() else f"proxima {info.command} {quote(str(info.folder))} --resume"
+        run = "" if info is None or is_launched() else f"proxima {info.command} {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
         parts += [] if "--resume " in str(summary.get("error")) else [f"resume: {how}"]  # the error may say how
     elif info is not None:

@@ -8,6 +8,7 @@ from proxima.config.resolved import Findings
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.model_section import ModelConfig
 
+STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # in the environment of a rank, where it was not torchrun
 PLACED = "the processes that compute"
 
 

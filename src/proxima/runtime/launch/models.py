@@ -13,6 +13,7 @@ from proxima.model.model_source import ModelSource
 from proxima.model.parallel.sharding import Sharding
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
+from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
@@ -65,7 +66,7 @@ def model_source(model: "ModelConfig", seed: int = 0, sharding: Sharding | None 
 
 
 def make_stack(
-    train: "OptimizationConfig", model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = "policy"
+    train: "OptimizationConfig", model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
 ) -> TrainStack:
     """Optimizer, micro-batches, and the schedule over the `updates` of the run."""
     return TrainStack(

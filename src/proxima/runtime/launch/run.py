@@ -1,7 +1,7 @@
 """A run, of whatever kind: folder, journal, resume, loop, Ctrl-C, summary. What every training command calls."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -181,8 +181,8 @@ async def _run(
     if resuming:
         checkpoint = await disk.write(_rewind, work, folder, clock, observer, mode == "change")
     observer.progress("load", 0, 1, "models")
-    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(work.hashes))  # beside the loading
-    await compute.run(_compare_files, work, folder, ranks)
+    hashes = await compute.run(_compare_files, work, folder, ranks)
+    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # beside the loading
     loaded = await compute.run(_load_weights, work, checkpoint, ranks)
     with await disk.write(Journal, folder.journal, clock) as journal:  # from here on the folder contains a run
         await disk.write(check_resume, journal, config)
@@ -267,15 +267,17 @@ def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summ
     return replace(summary, links=links, warnings=warnings.records())
 
 
-def _compare_files(work: Workload, folder: RunFolder, ranks: Ranks) -> None:
-    """Does every node read what this one does?"""
+def _compare_files(work: Workload, folder: RunFolder, ranks: Ranks) -> Callable[[], dict[str, str]]:
+    """Does every node read what this one does? Returns what gives the hashes, which many ranks compare before the
+    loading."""
     if ranks.size == 1:
-        return
+        return work.hashes
     from proxima.runtime.placement.agreement import compare_files
 
     with ranks.call(RUN, "preflight", [folder.path] * ranks.size):
         hashes = ranks.gather(work.hashes())
     compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(hashes)})
+    return lambda: hashes[0]
 
 
 def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:

@@ -15,6 +15,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.forward_stage import by_column
 from proxima.train.ranks import Ranks, Refused, SharedProblem
+from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
@@ -34,6 +35,11 @@ class RankParts:
     stages: Mapping[str, Mapping[str, ForwardStage]] = field(default_factory=dict)
     late_stages: Callable[[], Sequence[ForwardStage]] = tuple
     late: dict[str, ForwardStage] = field(default_factory=dict)
+
+    @property
+    def others(self) -> dict[str, TrainStack]:
+        """The stacks beside the policy's."""
+        return {name: stack for name, stack in self.stacks.items() if name != POLICY}
 
     def stage(self, target: str, column: str) -> ForwardStage:
         """The stage that fills a column; without one, the log-probs of the trained model."""
@@ -130,12 +136,12 @@ def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
     elif name == "restore":
         from proxima.train.checkpoint import restore
 
-        restore(part, parts.stacks["policy"], {key: value for key, value in parts.stacks.items() if key != "policy"})
+        restore(part, parts.stacks[POLICY], parts.others)
     elif name == "checkpoint":
         folder, step = part
-        (policy, *_), others = parts.stacks.values(), dict(list(parts.stacks.items())[1:])
-        policy.ranks.writer.write(folder, step, policy.model.loaded, policy, {}, {}, others, wait=False)
+        policy = parts.stacks[POLICY]
+        policy.ranks.writer.write(folder, step, policy.model.loaded, policy, {}, {}, parts.others, wait=False)
     elif name == "finish":
-        next(iter(parts.stacks.values())).ranks.writer.finish()
+        parts.stacks[POLICY].ranks.writer.finish()
     else:
         raise ValueError(f"rank 0 asked for {name!r} of {target!r}, which this rank does not know")

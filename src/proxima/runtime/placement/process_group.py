@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxima.config.sections import PLACEMENTS
+from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import FieldError
 from proxima.train.ranks import ALONE, Ranks
 
@@ -21,6 +22,11 @@ def is_rank() -> bool:
 def is_first() -> bool:
     """Whether this process speaks for the run."""
     return not is_rank() or os.environ.get("RANK", "0") == "0"
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or srun, has started this process and others, as whoever resumes the run has to do again."""
+    return is_rank() and STARTED_BY not in os.environ
 
 
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -68,7 +74,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
         reason = f"is for a process that a launcher has started, and {missing[0]} is not in the environment"
         raise FieldError("placement", "torchrun", reason, remedy=f"start it with {START}")
-    if PLACEMENTS.holds(placement, "ray") and "PROXIMA_RANKS_STARTED_BY" not in os.environ:
+    if PLACEMENTS.holds(placement, "ray") and STARTED_BY not in os.environ:
         reason = "starts its ranks itself, and torchrun has started this process"
         raise FieldError("placement", "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
     if os.environ["WORLD_SIZE"] == "1":

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import proxima
+from proxima.config.sections.placement_section import STARTED_BY
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement.rank_host import RankHost, RankPlace
 from proxima.runtime.placement.ray_cluster import ADDRESS, bundle_of, first_line_of
 
-STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # in the environment of a rank, where it was not torchrun
 LOOK_SECONDS = 1.0  # between looks at Ctrl-C while Ray works
 KILL_SECONDS = 10.0  # for the processes to be gone before their devices are given on
 

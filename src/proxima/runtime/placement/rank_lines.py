@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from proxima.runtime.placement.rank_messages import span_of
+
 FOLD_SECONDS = 0.5  # in which other ranks may print the same line
 
 
@@ -21,20 +23,8 @@ class FoldedLine:
 
     def __str__(self) -> str:
         ranks = sorted(set(self.ranks))
-        label = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_spans(ranks)}"
         times = len(self.ranks) // len(ranks)
-        return f"[{label}] {self.text}" + (f" (× {times})" if times > 1 else "")
-
-
-def _spans(ranks: list[int]) -> str:
-    """`1-3, 6` of 1, 2, 3, 6."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], rank]
-        else:
-            spans.append([rank])
-    return ", ".join("-".join(map(str, span)) for span in spans)
+        return f"[{span_of(ranks)}] {self.text}" + (f" (× {times})" if times > 1 else "")
 
 
 class RankLines:

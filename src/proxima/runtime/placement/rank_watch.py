@@ -20,6 +20,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.runtime.placement.lifeline import orphaned
+from proxima.runtime.placement.rank_lines import FoldedLine
 from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, span_of
 from proxima.train.rank_status import place_of
 
@@ -67,26 +68,25 @@ class LogOfRanks:
     """The lines of the other ranks in log.txt, equal ones folded."""
 
     path: Path | None = None
-    waiting: dict[str, tuple[float, list[int]]] = field(default_factory=dict)
+    waiting: dict[str, FoldedLine] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
 
     def add(self, rank: int, line: str) -> None:
         with self.lock:
-            self.waiting.setdefault(line, (time.monotonic(), []))[1].append(rank)
+            self.waiting.setdefault(line, FoldedLine(line, time.monotonic())).ranks.append(rank)
 
     def flush(self, *, at_once: bool = False) -> None:
         """Write what has waited for other ranks, once the folder is known."""
         now = time.monotonic()
         with self.lock:
-            ready = [] if self.path is None else list(self.waiting)
-            ready = [line for line in ready if at_once or now - self.waiting[line][0] >= FOLD]
-            lines = {line: self.waiting.pop(line)[1] for line in ready}
-        if self.path is None or not lines:
+            waiting = [] if self.path is None else [*self.waiting.values()]
+            ready = [folded for folded in waiting if at_once or now - folded.since >= FOLD]
+            for folded in ready:
+                del self.waiting[folded.text]
+        if self.path is None or not ready:
             return
         with suppress(OSError), self.path.open("a", encoding="utf-8", errors="replace") as file:
-            for line, ranks in lines.items():
-                times = len(ranks) // len(set(ranks))
-                file.write(f"[{span_of(sorted(set(ranks)))}] {line}{f' (× {times})' if times > 1 else ''}\n")
+            file.writelines(f"{folded}\n" for folded in ready)
 
 
 class RankWatch:
