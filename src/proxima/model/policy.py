@@ -68,10 +68,10 @@ class Policy(PackedModel):
         self.value_head = value_head
         self.backbone, self.head = parts(self.model)
         if value_head is not None and loaded.sharding is not None and not is_sharded(value_head):
-            from proxima.model.parallel.mesh import mesh_of
+            from proxima.model.parallel.mesh import meshes_of
             from proxima.model.parallel.shard import shard_head
 
-            shard_head(value_head, mesh_of(loaded.sharding, self.device), loaded.sharding)
+            shard_head(value_head, meshes_of(loaded.sharding, self.device), loaded.sharding)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         own = () if self.value_head is None else self.value_head.named_parameters("value_head")

@@ -28,10 +28,11 @@ class Call:
 
 class ProcessRanks(Ranks):
     """The ranks of the default process group; `objects` is a group of the same ranks over gloo, which carries what is
-    not a tensor of the model; None: the default group. `writer` is set once there is a process group."""
+    not a tensor of the model; None: the default group. `writer` is set once there is a process group. Each `together`
+    neighbours compute the same share."""
 
-    def __init__(self, rank: int, size: int, objects: Any = None) -> None:
-        self.rank, self.size, self.objects = rank, size, objects
+    def __init__(self, rank: int, size: int, objects: Any = None, together: int = 1) -> None:
+        self.rank, self.size, self.objects, self.together = rank, size, objects, together
         self.status = RankStatus(_collectives)
 
     @contextmanager
@@ -97,6 +98,10 @@ class ProcessRanks(Ranks):
             dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
         return [value] if values is None else values
 
+    def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
+        values = self.gather_everywhere(value) if everywhere else self.gather(value)
+        return values[:: self.together]
+
     def gather_everywhere(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
         with self.status.within("all_gather"):
@@ -105,6 +110,8 @@ class ProcessRanks(Ranks):
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().cpu().clone()
+        if self.rank % self.together:
+            total.zero_()
         with self.status.within("all_reduce"):
             dist.all_reduce(total, group=self.objects)
         return total.to(value.device)

@@ -63,10 +63,25 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    together: int = 1  # neighbouring ranks that compute the same share, split otherwise: by matrices, or by tokens
 
     writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
     in_call: bool = False  # the other ranks are in the middle of a call, and hear nothing before its end
     watch: "RanksWatch | None" = None  # on rank 0 of several
+
+    @property
+    def shares(self) -> int:
+        """Into how many parts an update is split."""
+        return self.size // self.together
+
+    @property
+    def share(self) -> int:
+        """The place of this rank's part among them."""
+        return self.rank // self.together
+
+    def dealt(self, parts: Sequence[T]) -> list[T]:
+        """For each rank, its own of one part a share."""
+        return [part for part in parts for _ in range(self.together)]
 
     @property
     def writing(self) -> bool:
@@ -112,12 +127,17 @@ class Ranks:
         """The values of all ranks, on rank 0; elsewhere this rank's alone. Collective; tensors come on the CPU."""
         return [value]
 
+    def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
+        """The values of all shares, each of the first rank that has it, on rank 0; elsewhere this rank's alone, unless
+        `everywhere`. Collective; tensors come on the CPU."""
+        return [value]
+
     def gather_everywhere(self, value: T) -> list[T]:
         """The values of all ranks, on every rank. Collective; tensors come on the CPU."""
         return [value]
 
     def sum(self, value: Tensor) -> Tensor:
-        """[] summed over the ranks; collective."""
+        """[] summed over the shares; collective."""
         return value
 
     def most(self, count: int) -> int:
@@ -136,17 +156,17 @@ class Ranks:
 ALONE = Ranks()
 
 
-def split(items: Sequence[Sequence[Trajectory]], ranks: int, *, share_prompt: bool) -> list[list[int]]:
-    """The indices of the items that each rank takes, in order.
+def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: bool) -> list[list[int]]:
+    """The indices of the items of each share, in order.
 
     The cost of an item is the tokens that it feeds to the model. Neighbours of one group, whose prompt is run once,
-    stay together; the most expensive of these runs goes first, each to the rank that has least so far. A rank may get
-    nothing.
+    stay together; the most expensive of these runs goes first, each to the share that has least so far. A share may be
+    empty.
 
     Args:
         items: the sequences of each.
     """
-    if ranks == 1:
+    if shares == 1:
         return [list(range(len(items)))]
     runs: list[list[int]] = []
     for i, sequences in enumerate(items):
@@ -156,11 +176,11 @@ def split(items: Sequence[Sequence[Trajectory]], ranks: int, *, share_prompt: bo
         else:
             runs.append([i])
     costs = [tokens_fed([items[i] for i in run], share_prompt=share_prompt) for run in runs]
-    load, parts = [0] * ranks, [list[int]() for _ in range(ranks)]
+    load, parts = [0] * shares, [list[int]() for _ in range(shares)]
     for number in sorted(range(len(runs)), key=lambda number: -costs[number]):
-        rank = load.index(min(load))
-        load[rank] += costs[number]
-        parts[rank] += runs[number]
+        share = load.index(min(load))
+        load[share] += costs[number]
+        parts[share] += runs[number]
     return [sorted(part) for part in parts]
 
 

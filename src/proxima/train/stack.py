@@ -117,7 +117,7 @@ class TrainStack:
         parts = self._split([(trajectory,) for trajectory in trajectories])
         filler = min(trajectories, key=len, default=None)
         shares = [ColumnShare(stage.column, [trajectories[i] for i in part], filler) for part in parts]
-        with self.ranks.call(self.name, "columns", shares) as share:
+        with self.ranks.call(self.name, "columns", self.ranks.dealt(shares)) as share:
             columns = self.follow_columns(stage, share)
         out: dict[str, list[Any]] = {name: [None] * len(trajectories) for part in columns for name in part}
         for places, part in zip(parts, columns, strict=True):
@@ -132,12 +132,12 @@ class TrainStack:
             return make()
 
     def follow_columns(self, stage: ForwardStage, share: ColumnShare) -> list[dict[str, list[Floats]]]:
-        """Fill a share of the columns; on rank 0, those of all ranks."""
+        """Fill a share of the columns; on rank 0, all shares."""
         budget, share_prompt = self.tokens_per_micro_batch, self.model.share_prompt
         own = stage_columns(
             stage, share.trajectories, budget, share_prompt=share_prompt, ranks=self.ranks, filler=share.filler
         )
-        return self.ranks.gather(own)
+        return self.ranks.gather_shares(own)
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
         """The trained model as one process has it, with the present weights, for engines: itself, or on several ranks
@@ -201,14 +201,14 @@ class TrainStack:
         shares = [
             UpdateShare(
                 objective,
-                [[part[i].item for i in places[rank]] for part, places in zip(run, parts, strict=True)],
+                [[part[i].item for i in places[place]] for part, places in zip(run, parts, strict=True)],
                 judged=should_continue is not None,
                 planned=planned,
             )
-            for rank in range(self.ranks.size)
+            for place in range(self.ranks.shares)
         ]
         own = [[part[i] for i in places[0]] for part, places in zip(run, parts, strict=True)]
-        with self.ranks.call(self.name, "update", shares) as share:
+        with self.ranks.call(self.name, "update", self.ranks.dealt(shares)) as share:
             result = self._update(share, own, whole)
         skipped = [len(part) - len(rest) for part, rest in zip(active, run, strict=True)]
         result.skipped = sum(skipped[: result.updates])
@@ -324,8 +324,8 @@ class TrainStack:
             problem = problem or error
         self.ranks.agree(problem)
         if self.ranks.size > 1:
-            state.metrics[already:] = self.ranks.gather(merge_metrics(state.metrics[already:]))
-        everywhere = self.ranks.gather(statistics_of)
+            state.metrics[already:] = self.ranks.gather_shares(merge_metrics(state.metrics[already:]))
+        everywhere = self.ranks.gather_shares(statistics_of)
         first = [] if whole is None else in_order(whole.run[number], whole.parts[number], everywhere)
         for trajectory, values in first:
             state.result.token_statistics.setdefault(trajectory.key, values)
@@ -346,15 +346,15 @@ class TrainStack:
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
         for _ in range(idle):
             self.model.idle_pass(objective.statistics_outputs, backward=False)
-        everywhere = self.ranks.gather_everywhere((len(run), parts))
+        everywhere = self.ranks.gather_shares((len(run), parts), everywhere=True)
         if self.ranks.size > 1:
             parts = [moved(pair, self.model.device) for _, part in everywhere for pair in part]
-        start = sum(count for count, _ in everywhere[: self.ranks.rank])
+        start = sum(count for count, _ in everywhere[: self.ranks.share])
         rows = {run[i]: row for row, i in enumerate(chain.from_iterable(cuts), start)}
         return objective.batch_statistics(parts), rows
 
     def _split(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
-        return split(sequences, self.ranks.size, share_prompt=self.model.share_prompt)
+        return split(sequences, self.ranks.shares, share_prompt=self.model.share_prompt)
 
     def _fed(self, occurrences: Sequence[Occurrence]) -> int:
         return tokens_fed([occurrence.sequences for occurrence in occurrences], share_prompt=self.model.share_prompt)

@@ -62,16 +62,42 @@ class RankPlacement:
     sharding: Annotated[
         Any, Slot("proxima.config.sections:SHARDINGS", default="full"), "how ranks share a trained model"
     ] = field(default_factory=FullSharding)
+    tensor_parallel: Annotated[int, "neighbouring ranks that split each layer's matrices, and the vocabulary"] = 1
+    context_parallel: Annotated[int, "ranks that split the tokens of a micro-batch between them"] = 1
+    expert_parallel: Annotated[int, "ranks that split the experts of a mixture, and send each other its tokens"] = 1
     timeout: Annotated[float, "seconds that a rank waits for the others in a collective before the run fails"] = 1800.0
     heartbeat: Annotated[float, "seconds between signs of life of a rank; 0: none"] = 10.0
 
     def __post_init__(self) -> None:
+        require_at_least(self, 1, "tensor_parallel", "context_parallel", "expert_parallel")
         require(1 <= self.timeout < math.inf, "timeout", self.timeout, "must be finite and >= 1 second")
         require(
             0 <= self.heartbeat < math.inf, "heartbeat", self.heartbeat, "must be finite and >= 0", remedy="0: none"
         )
         beats = self.heartbeat < self.timeout
         require(beats, "heartbeat", self.heartbeat, f"must be below timeout={self.timeout:g}")
+
+
+def check_layout(placement: RankPlacement, ranks: int) -> None:
+    """FieldError where so many ranks can't be laid out as the placement says."""
+    tensor, context, expert = placement.tensor_parallel, placement.context_parallel, placement.expert_parallel
+    most = f"a divisor of the {ranks} ranks"
+    legal = _nearest_divisor(tensor, ranks)
+    require(ranks % tensor == 0, "tensor_parallel", tensor, f"must be {most}", remedy=f"set it to {legal}")
+    left = ranks // tensor
+    of_left = most if tensor == 1 else f"{most} over tensor_parallel={tensor}"
+    legal = _nearest_divisor(context, left)
+    require(left % context == 0, "context_parallel", context, f"must be {of_left}", remedy=f"set it to {legal}")
+    legal = _nearest_divisor(expert, left)
+    require(left % expert == 0, "expert_parallel", expert, f"must be {of_left}", remedy=f"set it to {legal}")
+    whole = expert == 1 or placement.sharding.kind != "replicate"
+    remedy = "use sharding full, or hybrid"
+    require(whole, "expert_parallel", expert, "splits experts, and sharding is replicate", remedy=remedy)
+
+
+def _nearest_divisor(value: int, number: int) -> int:
+    """The divisor of a number that is nearest to a value, the larger of two."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - value), -d))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +137,7 @@ class RayPlacement(RankPlacement):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, 1, "ranks")
+        check_layout(self, self.ranks)
         require_at_least(self, 0, "restarts", remedy="0 ends the run at the first death")
         gpus = self.gpus_per_rank
         require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")

@@ -13,8 +13,9 @@ T = TypeVar("T")
 
 
 @contextmanager
-def fake_ranks(count: int) -> Iterator[Ranks]:
-    """The ranks, and a process group of torch with them for as long as this lasts; one is a process alone.
+def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
+    """The ranks, and a process group of torch with them for as long as this lasts; one is a process alone. Each
+    `together` neighbours compute the same share.
 
     Raises:
         RuntimeError: this process has a process group already.
@@ -27,7 +28,7 @@ def fake_ranks(count: int) -> Iterator[Ranks]:
 
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
-        yield _FakeRanks(count)
+        yield _FakeRanks(count, together)
     finally:
         dist.destroy_process_group()
 
@@ -35,11 +36,14 @@ def fake_ranks(count: int) -> Iterator[Ranks]:
 class _FakeRanks(Ranks):
     """Every rank does what this one does."""
 
-    def __init__(self, count: int) -> None:
-        self.size = count
+    def __init__(self, count: int, together: int = 1) -> None:
+        self.size, self.together = count, together
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
+
+    def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
+        return [value] * self.shares
 
     def gather_everywhere(self, value: T) -> list[T]:
         return [value] * self.size

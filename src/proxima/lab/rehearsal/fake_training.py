@@ -187,9 +187,9 @@ def _of_examples(config: Any, place: Place) -> Training:
     return Training("model", make_stack(config.train, model, 1000, place.ranks), objective)
 
 
-def fake_items(config: AnyConfig, training: Training, shape: StepShape, ranks: int = 1) -> list[Any]:
-    """The items of an update, as the objective reads them, as many for each rank as the shape says."""
-    places = [(group, sample) for group in range(shape.groups * ranks) for sample in range(shape.size)]
+def fake_items(config: AnyConfig, training: Training, shape: StepShape, shares: int = 1) -> list[Any]:
+    """The items of an update, as the objective reads them, as many for each share as the shape says."""
+    places = [(group, sample) for group in range(shape.groups * shares) for sample in range(shape.size)]
     out = [_trajectory(config, training, *place, shape.prompt, shape.length) for place in places]
     if isinstance(config, RunConfig):
         if config.algorithm.preference is None:

@@ -66,9 +66,10 @@ def rehearse_step(config: AnyConfig, shape: StepShape, *, ranks: int = 1) -> Reh
     start, done = time.perf_counter(), _Rehearsed()
     device = fake_device()
     watch = DeviceWatch()
-    with fake_ranks(ranks) as group, FakeTensorMode(allow_non_fake_inputs=True), watch:
+    sharding = None if ranks == 1 else sharding_of(config) or Sharding()
+    together = 1 if sharding is None else sharding.together
+    with fake_ranks(ranks, together) as group, FakeTensorMode(allow_non_fake_inputs=True), watch:
         watch.kind = WEIGHTS
-        sharding = None if ranks == 1 else sharding_of(config) or Sharding()
         parts = trainings(config, Place(device, group, sharding))
         for part in parts:
             _label(watch, part)
@@ -78,7 +79,7 @@ def rehearse_step(config: AnyConfig, shape: StepShape, *, ranks: int = 1) -> Reh
                 watch.restart_peak()
                 done.updates = done.micro_batches = 0
             for part in parts:
-                items = fake_items(config, part, shape, ranks)
+                items = fake_items(config, part, shape, group.shares)
                 watch.kind = ACTIVATIONS
                 _step(part, [items] * shape.updates, done)
                 watch.kind = WEIGHTS
@@ -135,7 +136,7 @@ def _step(part: Training, updates: Sequence[Sequence[Any]], done: _Rehearsed) ->
     done.updates += result.updates
     shared = stack.model.share_prompt
     for items in updates:
-        items = items[: len(items) // stack.ranks.size]  # those of this rank
+        items = items[: len(items) // stack.ranks.shares]  # those of this rank
         sequences = [objective.sequences(item) for item in items]
         done.micro_batches += len(micro_batches(sequences, stack.tokens_per_micro_batch, share_prompt=shared))
 

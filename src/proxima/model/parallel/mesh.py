@@ -1,6 +1,18 @@
-"""The device mesh of a run's ranks, made once a process."""
+"""The device meshes of a run's ranks, made once a process.
+
+Ranks are laid out as (copies, shards, tensor), the last one running fastest, so that ranks which talk most are
+neighbours. A context is part of the shards: its ranks hold different weights and compute the same sequences. So is the
+group that splits the experts, whose ranks compute different ones.
+
+    8 ranks, tensor_parallel=2, context_parallel=2:    copies 1 × shards 4 × tensor 2
+        rank              0 1   2 3   4 5   6 7
+        sequences         a a   a a   b b   b b        two shares of an update
+        tokens of them    1 1   2 2   1 1   2 2
+        columns of matrices  1 2   1 2   1 2   1 2
+"""
 
 import os
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +24,24 @@ from proxima.data import FieldError
 from proxima.model.parallel.sharding import Sharding
 
 
+@dataclass(frozen=True)
+class Meshes:
+    """The ranks by what they share; None where a dimension has one rank.
+
+    Args:
+        shards: (shards,) or (copies, shards): weights are split over the last, gradients summed over both.
+        tensor, context: (ranks,), those that compute the same sequences.
+        expert: (ranks,), which split the experts among them.
+        expert_shards: as `shards`, over the ranks that have the same experts.
+    """
+
+    shards: DeviceMesh
+    tensor: DeviceMesh | None = None
+    context: DeviceMesh | None = None
+    expert: DeviceMesh | None = None
+    expert_shards: DeviceMesh | None = None
+
+
 def rank_device(device: str = "auto") -> torch.device:
     """Where this rank computes: cuda:LOCAL_RANK for any CUDA device, and for `auto` if there is one, else the CPU."""
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
@@ -19,26 +49,53 @@ def rank_device(device: str = "auto") -> torch.device:
     return torch.device("cpu" if device == "auto" else device)
 
 
-def mesh_of(sharding: Sharding, device: torch.device) -> DeviceMesh:
-    """The mesh that `sharding` asks for: (ranks,), or (copies, ranks of a copy). Collective at the first call.
+def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
+    """The meshes that `sharding` asks for. Collective at the first call.
 
     Raises:
-        FieldError: the number of ranks is no multiple of `ranks_per_node`.
+        FieldError: the ranks can't be laid out so.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # FSDP computes on the current one
-    world, inner = dist.get_world_size(), 1
+    world, copy = dist.get_world_size(), 0
     if sharding.kind == "hybrid":
-        inner = sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-        if world % inner:
+        copy = sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+        if world % copy:
             remedy = "start as many ranks on every node, or use kind=full"
-            raise FieldError("ranks_per_node", inner, f"must divide the number of ranks, {world}", remedy=remedy)
-    return _mesh(None if sharding.kind == "full" else inner, device.type, dist.group.WORLD)
+            raise FieldError("ranks_per_node", copy, f"must divide the number of ranks, {world}", remedy=remedy)
+    elif sharding.kind == "replicate":
+        copy = sharding.tensor_parallel
+    for name, needed in (("tensor_parallel", sharding.tensor_parallel), ("context_parallel", sharding.together)):
+        if world % needed or (sharding.kind == "hybrid" and copy % needed):
+            within = f"the {copy} ranks of a node" if copy and not copy % sharding.together else f"the {world} ranks"
+            bound = f"must, with tensor_parallel={sharding.tensor_parallel}, divide {within}"
+            raise FieldError(name, getattr(sharding, name), bound)
+    shards = (copy or world) // sharding.tensor_parallel
+    if shards % sharding.expert_parallel:
+        bound = f"must divide the {shards} ranks that split the weights of a copy"
+        raise FieldError("expert_parallel", sharding.expert_parallel, bound)
+    return _meshes(sharding, copy, device.type, dist.group.WORLD)
 
 
 @lru_cache(maxsize=8)
-def _mesh(inner: int | None, kind: str, group: Any) -> DeviceMesh:
-    world = dist.get_world_size(group)
-    if inner is None:
-        return init_device_mesh(kind, (world,), mesh_dim_names=("shard",))
-    return init_device_mesh(kind, (world // inner, inner), mesh_dim_names=("replicate", "shard"))
+def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
+    """`copy`: ranks of one copy of the weights; 0: all, and there is no dimension of copies."""
+    world, tensor = dist.get_world_size(group), sharding.tensor_parallel
+    copies, shards = world // (copy or world), (copy or world) // tensor
+
+    def laid_out(**sizes: int) -> Any:
+        kept = {name: size for name, size in sizes.items() if size > 0}
+        return init_device_mesh(kind, tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+    axes = ("replicate", "shard") if copy else ("shard",)
+    split = tensor if tensor > 1 else 0
+    whole = laid_out(replicate=copies if copy else 0, shard=shards, tensor=split)
+    context = expert = expert_shards = None
+    if sharding.context_parallel > 1:
+        together = sharding.context_parallel
+        context = laid_out(share=world // (together * tensor), context=together, tensor=tensor)["context"]
+    if sharding.expert_parallel > 1:
+        count = sharding.expert_parallel
+        parts = laid_out(replicate=copies if copy else 0, shard=shards // count, expert=count, tensor=split)
+        expert, expert_shards = parts["expert"], parts[axes]
+    return Meshes(whole[axes] if split else whole, whole["tensor"] if split else None, context, expert, expert_shards)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -18,23 +17,24 @@ from torch.distributed.fsdp import (
 )
 
 from proxima.model.lora import SCALAR_HEAD
+from proxima.model.parallel.mesh import Meshes
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_head import exact_product
 
 PASS = "packed_pass"  # the registered forward method of a sharded root
 
 
-def shard_model(model: nn.Module, mesh: DeviceMesh, sharding: Sharding) -> nn.Module:
-    """Shard a model in place over the ranks of `mesh`; its weights may be on the meta device. Collective, and every
+def shard_model(model: nn.Module, meshes: Meshes, sharding: Sharding) -> nn.Module:
+    """Shard a model in place over the ranks of `meshes`; its weights may be on the meta device. Collective, and every
     rank must hold the same weights.
 
     Gradients are sums over the ranks: FSDP divides by nothing. Whatever reads the weights must run within
     `model.packed_pass(function)`, a forward of the root, and return tensors or a dict of them.
     """
-    settings = _settings(model, mesh, sharding)
+    settings = _settings(model, meshes, sharding)
     head: Any = getattr(model, SCALAR_HEAD, None)
     if isinstance(head, nn.Linear):
-        shard_head(head, mesh, sharding)
+        shard_head(head, meshes, sharding)
     for layer in decoder_layers(model):
         fully_shard(layer, **settings, reshard_after_forward=sharding.reshard_after_forward)
     for unit in _outer_units(model):
@@ -49,9 +49,9 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, sharding: Sharding) -> nn.Mo
     return model
 
 
-def shard_head(head: nn.Linear, mesh: DeviceMesh, sharding: Sharding) -> nn.Linear:
+def shard_head(head: nn.Linear, meshes: Meshes, sharding: Sharding) -> nn.Linear:
     """Shard a scalar head in place, as a unit that always computes in float32 or wider. Collective."""
-    settings = _settings(head, mesh, sharding) | {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+    settings = _settings(head, meshes, sharding) | {"mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
     head.forward = MethodType(lambda self, hidden: _own(exact_product(hidden, self.weight)), head)  # type: ignore[method-assign]
     fully_shard(head, **settings, reshard_after_forward=True)
     _sum_gradients(head)
@@ -88,7 +88,8 @@ def _outer_units(model: nn.Module) -> list[Any]:
     return [embedding, [norms[0], head]]
 
 
-def _settings(module: nn.Module, mesh: DeviceMesh, sharding: Sharding) -> dict[str, Any]:
+def _settings(module: nn.Module, meshes: Meshes, sharding: Sharding) -> dict[str, Any]:
+    mesh = meshes.shards
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if sharding.offload else OffloadPolicy()
     reduced = torch.promote_types(next(module.parameters()).dtype, torch.float32)
     gathered = sharding.gathered_dtype

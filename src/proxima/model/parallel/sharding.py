@@ -32,6 +32,9 @@ class Sharding:
     sum_gradients: Annotated[
         Literal["micro_batch", "update"], "when the ranks that share a copy add up their gradients"
     ] = "micro_batch"
+    tensor_parallel: Annotated[int, "neighbouring ranks that split each layer's matrices, and the vocabulary"] = 1
+    context_parallel: Annotated[int, "ranks that split the tokens of a micro-batch between them"] = 1
+    expert_parallel: Annotated[int, "ranks that split the experts of a mixture, and send each other its tokens"] = 1
 
     def __post_init__(self) -> None:
         kinds = ("full", "hybrid", "replicate")
@@ -49,6 +52,11 @@ class Sharding:
 
         times = ("micro_batch", "update")
         require(self.sum_gradients in times, "sum_gradients", self.sum_gradients, f"must be one of {', '.join(times)}")
+
+    @property
+    def together(self) -> int:
+        """Neighbouring ranks that compute the same sequences."""
+        return self.tensor_parallel * self.context_parallel
 
     @property
     def splits_gradients(self) -> bool:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from proxima.model.parallel.mesh import mesh_of
+from proxima.model.parallel.mesh import meshes_of
 from proxima.model.parallel.shard import shard_model
 from proxima.model.parallel.sharding import Sharding, fill_weight
 
@@ -22,7 +22,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 def shard_whole(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
     """Shard a model in place that every rank holds whole, with the same weights. Collective."""
-    shard_model(model, mesh_of(sharding, device), sharding)
+    shard_model(model, meshes_of(sharding, device), sharding)
 
 
 def read_sliced(

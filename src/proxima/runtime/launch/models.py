@@ -44,6 +44,9 @@ def sharding_of(config: Any) -> Sharding | None:
         reshard_after_forward=spec.reshard_after_forward,
         offload=spec.offload,
         sum_gradients=spec.sum_gradients,
+        tensor_parallel=config.placement.tensor_parallel,
+        context_parallel=config.placement.context_parallel,
+        expert_parallel=config.placement.expert_parallel,
     )
 
 

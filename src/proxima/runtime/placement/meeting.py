@@ -30,7 +30,7 @@ def first_rank(config: Any) -> Iterator[Ranks]:
 
     placement = config.placement
     store, key = _store(_patience(placement))
-    ranks = _ranks()
+    ranks = _ranks(config.placement)
     watch = RankWatch(ranks.size, ranks.status.beat, lambda: ranks.in_call, placement.heartbeat, placement.timeout)
     ranks.watch = watch
     with terminated_by_launcher(watch):
@@ -67,7 +67,7 @@ def other_rank(config: Any) -> Iterator[Ranks]:
 
     placement = config.placement
     store, key = _store(_patience(placement))
-    ranks = _ranks()
+    ranks = _ranks(config.placement)
     lifeline = _lifeline(store, key, rank_facts(config, _device()), ranks, placement)
     obey_rank_zero()
     lines = ForwardedLines(lifeline)
@@ -142,10 +142,11 @@ def _store(seconds: float) -> tuple[Any, str]:
     return store, key
 
 
-def _ranks() -> "ProcessRanks":
+def _ranks(placement: Any) -> "ProcessRanks":
     from proxima.train.process_ranks import ProcessRanks
 
-    return ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    together = placement.tensor_parallel * placement.context_parallel
+    return ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), together=together)
 
 
 def _connect(store: Any, key: str, ranks: "ProcessRanks", placement: Any) -> None:

@@ -68,7 +68,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
             )
         yield ALONE
         return
-    from proxima.config.sections.ranks_section import RANK_VARIABLES
+    from proxima.config.sections.ranks_section import RANK_VARIABLES, check_layout
 
     is_rank()  # reads Slurm's variables
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
@@ -83,6 +83,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
             raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
         yield ALONE
         return
+    check_layout(placement, int(os.environ["WORLD_SIZE"]))
     from proxima.runtime.placement.meeting import first_rank, other_rank
 
     members = first_rank(config) if os.environ["RANK"] == "0" else other_rank(config)
