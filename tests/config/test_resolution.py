@@ -368,3 +368,14 @@ def test_an_evaluation_taken_away_is_not_asked_for(recipe):
     assert resolved.config.eval.every == 0
     assert resolved.entry("eval.every").source == "command line, eval.task=null, over 2 of run.yaml:5"
     assert resolve(name, ["eval.task=null", "eval.every=3"]).config.eval.every == 3
+
+
+def test_a_file_over_the_recipe_and_values_over_both(recipe, tmp_path):
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("train: {steps: 7, prompts_per_step: 4}\nplacement: {kind: ray, ranks: 8}\n")
+    resolved = resolve(recipe(), ["train.steps=9", f"@{cluster}"])
+    assert (resolved.config.train.steps, resolved.config.train.prompts_per_step) == (9, 4)
+    assert resolved.config.placement.ranks == 8
+    assert sources(resolved, "placement.ranks")["placement.ranks"].endswith("cluster.yaml:2")
+    with pytest.raises(ConfigError, match="no such recipe"):
+        resolve(recipe(), [f"@{tmp_path}/other.yaml"])

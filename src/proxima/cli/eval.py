@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
+from proxima.data.recipe_files import FILE
 
 if TYPE_CHECKING:
     from proxima.data import Group
@@ -107,10 +108,10 @@ def evaluate_model(
 
 
 def _recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    recipes = [word for word in words if "=" not in word]
+    recipes = [word for word in words if "=" not in word and not word.startswith(FILE)]
     if len(recipes) > 1:
         raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
-    return (recipes[0] if recipes else None), [word for word in words if "=" in word]
+    return (recipes[0] if recipes else None), [word for word in words if word not in recipes]
 
 
 def _ks(text: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from proxima.cli.parameters import add_command, option_strings, run_command
 from proxima.config.families import FAMILIES
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
+from proxima.data.recipe_files import FILE
 
 PEERS = "proxima-peers"  # the distribution of the commands that read other frameworks' files
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -174,6 +175,9 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequenc
             near = difflib.get_close_matches(word.partition("=")[0], options, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"see proxima {arguments.command} --help"
             raise UserError(f"unknown argument {word!r}; {hint}")
+        if word.startswith(FILE) and hasattr(arguments, "override"):
+            arguments.override = [*arguments.override, word]
+            continue
         if not equals or not hasattr(arguments, "override"):
             remedy = f"write {field}=VALUE" if word.startswith("-") else f"see proxima {arguments.command} --help"
             raise UserError(f"unknown argument {word!r}; {remedy}")

@@ -18,7 +18,7 @@ IMPORT_CODE = "import the classes and functions outside proxima that it names, w
 
 def override_help(example: str) -> str:
     """Of `key=value`; the example is a field of the recipes that the command reads."""
-    return f"a value over the recipe's: train.steps=20, {example}, folder=runs/mine"
+    return f"a value over the recipe's: train.steps=20, {example}, folder=runs/mine; @FILE: a recipe over it"
 
 
 def completer(name: str) -> Callable[..., list[str]]:

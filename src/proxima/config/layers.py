@@ -7,9 +7,10 @@ from typing import Any
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
 from proxima.config.families import Family
 from proxima.config.problems import Problem, suggestion
-from proxima.config.recipe_reader import read_overrides
+from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
+from proxima.data.recipe_files import FILE
 
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
@@ -18,13 +19,17 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tupl
     """The layers, the lowest first, then the overrides, over the presets that they name; and the sections whose preset
     is unknown, with their problems.
 
-    `root` is the config of the recipe's training command. Presets are written out after each layer, so that the next
-    one sees which kinds it changes. ConfigError for a malformed override, or an index beyond the end of its list.
+    An override `@FILE` stands for a recipe file over the others, as `@layouts/qwen3_30b_128xH800` for a cluster; every
+    `key=value` is over all files. `root` is the config of the recipe's training command. Presets are written out after
+    each layer, so that the next one sees which kinds it changes. ConfigError for a malformed override, or an index
+    beyond the end of its list.
     """
     layout = layout_of(root)
     tree = Node({}, layers[-1].source)
     refused: dict[str, Problem] = {}
-    for layer in [*layers, read_overrides(overrides, layout)]:
+    files = [layer for text in overrides if text.startswith(FILE) for layer in read_recipe(text.removeprefix(FILE))]
+    values = [text for text in overrides if not text.startswith(FILE)]
+    for layer in [*layers, *files, read_overrides(values, layout)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), layout), root, refused)
     return _with_evaluation_defaults(tree, layout), refused
 

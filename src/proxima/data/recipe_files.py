@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+FILE = "@"  # begins a word of the command line that names a recipe over the first
+
 
 def shipped_folder() -> Path:
     """The folder of the recipes that come with proxima: in the package of a wheel, at the top of a checkout."""

@@ -10,6 +10,7 @@ from proxima.config.families import OFFLINE
 from proxima.config.sections import PLACEMENTS, SHARDINGS
 from proxima.config.sections.placement_section import LocalPlacement
 from proxima.config.sections.ranks_section import FullSharding, RayPlacement, ReplicatedModel, TorchrunPlacement
+from proxima.data import FieldError
 
 ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}
 
@@ -144,3 +145,19 @@ def test_every_way_to_share_a_model_says_the_same_things():
         assert spec.sum_gradients == ("update" if kind == "replicate" else "micro_batch")
         assert spec.reshard_after_forward == (kind != "replicate")
     assert set(PLACEMENTS) == {"local", "torchrun", "ray"}
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"tensor_parallel": 3}, "tensor_parallel=3 must be a divisor of the 8 ranks; set it to 4"),
+        ({"tensor_parallel": 4, "context_parallel": 4}, "context_parallel=4 must be a divisor of the 8 ranks over"),
+        ({"expert_parallel": 16}, "expert_parallel=16 must be a divisor of the 8 ranks; set it to 8"),
+        ({"expert_parallel": 2, "sharding": ReplicatedModel()}, "expert_parallel=2 splits experts, and sharding is"),
+        ({"context_parallel": 0}, "context_parallel=0 must be >= 1"),
+    ],
+)
+def test_groups_that_ranks_can_not_form(fields, message):
+    with pytest.raises(FieldError) as error:
+        RayPlacement(ranks=8, **fields)
+    assert str(error.value).startswith(message)
