@@ -1,4 +1,5 @@
-"""Kill one of several ranks at random moments, resume with the same command, and compare with a run that nobody killed:
+"""Kill one of several ranks at random moments, half of them in the middle of a checkpoint; resume with the same command;
+compare with a run that nobody killed:
 
 python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
 """
@@ -44,6 +45,11 @@ def weights(folder: Path) -> dict[str, list[bytes]]:
     return {name: sorted(shards) for name, shards in parts.items()}
 
 
+def unfinished(checkpoints: Path) -> list[Path]:
+    """The folders of checkpoints that are being written."""
+    return [*checkpoints.glob(".*.part")]
+
+
 def check(folder: Path) -> None:
     """`proxima check` finds nothing lost and nothing doubled."""
     words = [sys.executable, "-m", "proxima.cli.main", "check", str(folder)]
@@ -58,17 +64,20 @@ def finish(words: list[str], ranks: int, output: Path) -> None:
             raise RuntimeError(output.read_text()[-3000:])
 
 
-def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float) -> bool:
-    """Start or resume, and kill a rank so long after the run began; False if it had ended. The line about it comes
-    before torchrun's."""
+def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, checkpoints: Path | None) -> bool:
+    """Start or resume, and kill a rank so long after the run began, or after that in the middle of the next checkpoint
+    in the folder `checkpoints`; False if it had ended. The line about it comes before torchrun's."""
     with started([words[0], "--resume", *words[1:]], ranks=ranks, output=output) as process:
         while "step = " not in output.read_text() and process.poll() is None:
             time.sleep(0.02)
         time.sleep(seconds)
+        while checkpoints is not None and not unfinished(checkpoints) and process.poll() is None:
+            time.sleep(0.001)
         pid = rank_pid(words, rank)
         if pid is None or process.poll() is not None:
             return False
         os.kill(pid, signal.SIGKILL)
+        saving = "" if checkpoints is None else ", in the middle of a checkpoint" if unfinished(checkpoints) else ""
         died = time.monotonic()
         process.wait(120)
         took = time.monotonic() - died
@@ -80,7 +89,7 @@ def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float) 
             raise RuntimeError(f"rank {rank} died and nobody said so:\n{text[-3000:]}")
         if left := processes(words):
             raise RuntimeError(f"processes {left} are left")
-        print(f"  rank {rank} after {seconds:.2f} s; all had ended {took:.1f} s later", flush=True)
+        print(f"  rank {rank} after {seconds:.2f} s{saving}; all had ended {took:.1f} s later", flush=True)
     return True
 
 
@@ -98,7 +107,8 @@ def campaign(kills: int, ranks: int, seed: int, root: Path) -> None:
         folder = root / f"run{run}"
         words = ranked(model, folder, **changes)
         for _ in range(min(AT_MOST, kills - done)):
-            done += kill(words, ranks, root / "out.txt", draw.randrange(ranks), draw.uniform(0, span))
+            saving = folder / "checkpoints" if draw.random() < 0.5 else None
+            done += kill(words, ranks, root / "out.txt", draw.randrange(ranks), draw.uniform(0, span), saving)
         finish(words, ranks, root / "out.txt")
         check(folder)
         if weights(folder) != expected:
