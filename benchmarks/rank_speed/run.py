@@ -10,7 +10,12 @@ from typing import Any
 
 from benchmarks.harness import HERE, finish, gemm_rate, need_model, parser, table
 
-SIDES = {"one process": (), "one rank": ("1",), "two ranks": ("2",)}  # name → the ranks that torchrun starts
+SIDES = {
+    "one process": ("", 1),
+    "one rank": ("torchrun", 1),
+    "one rank on Ray": ("ray", 1),
+    "two ranks": ("torchrun", 2),
+}
 
 
 def main() -> None:
@@ -18,6 +23,7 @@ def main() -> None:
     p.add_argument("--steps", type=int, default=8, help="of a run, of which the first two don't count (default: 8)")
     p.add_argument("--examples", type=int, default=32, help="of a step on one rank (default: %(default)s)")
     p.add_argument("--length", type=int, default=200, help="tokens of an example, about (default: %(default)s)")
+    p.add_argument("--sharding", default="replicate", help="of the ranks, as in a recipe (default: %(default)s)")
     o = p.parse_args()
     model, rows = need_model(o.model), {name: list[dict[str, float]]() for name in SIDES}
     gemm = gemm_rate(1, "float32") / 1e9
@@ -26,14 +32,14 @@ def main() -> None:
         text = " ".join(["word"] * (o.length // 2))
         data.write_text(f'{{"question": "Say it.", "answer": "{text}"}}\n' * 4 * o.examples)
         for repeat in range(o.repeats):
-            for name, ranks in SIDES.items():
-                examples = o.examples * (2 if ranks == ("2",) else 1)
+            for name, (launcher, ranks) in SIDES.items():
+                examples = o.examples * ranks
                 words = [f"model.path={model}", f"task.path={data}", f"train.steps={o.steps}"]
                 words += [f"train.examples_per_step={examples}", f"folder={folder}/{name.replace(' ', '-')}-{repeat}"]
-                rows[name].append(step_of(words, ranks, Path(words[-1].removeprefix("folder="))))
+                rows[name].append(step_of(words, launcher, ranks, o.sharding, Path(words[-1].removeprefix("folder="))))
     middle = {name: statistics.median(row["rate"] for row in runs) for name, runs in rows.items()}
     print(
-        f"{Path(model).name}, SFT, {o.examples} examples of about {o.length} tokens a rank, float32, one thread a rank"
+        f"{Path(model).name}, SFT, {o.examples} examples of about {o.length} tokens a rank, {o.sharding}, float32, one thread a rank"
     )
     print(f"GEMM, one thread: {gemm:,.0f} GFLOP/s\n")
     cells = [[name, f"{rate:,.0f}", f"{rate / middle['one process']:.2f}"] for name, rate in middle.items()]
@@ -42,17 +48,18 @@ def main() -> None:
         {
             "claim": "rank_speed",
             "one_rank": round(middle["one rank"] / middle["one process"], 4),
+            "one_rank_on_ray": round(middle["one rank on Ray"] / middle["one process"], 4),
             "two_ranks": round(middle["two ranks"] / 2 / middle["one process"], 4),
             "gemm": gemm,
             "rows": rows,
-            "settings": {"steps": o.steps, "examples": o.examples, "length": o.length},
+            "settings": {"steps": o.steps, "examples": o.examples, "length": o.length, "sharding": o.sharding},
             "model": Path(model).name,
         },
         o.json_out,
     )
 
 
-def step_of(words: list[str], ranks: tuple[str, ...], folder: Path) -> dict[str, float]:
+def step_of(words: list[str], launcher: str, ranks: int, sharding: str, folder: Path) -> dict[str, float]:
     """Tokens a second of a run's steps, the median."""
     import json
 
@@ -60,9 +67,11 @@ def step_of(words: list[str], ranks: tuple[str, ...], folder: Path) -> dict[str,
     common += ["eval.after=false", "checkpoint.every=0", "train.tokens_per_micro_batch=2048"]
     recipe = str(HERE / "rank_speed" / "sft.yaml")
     command = [sys.executable]
-    if ranks:
-        command += ["-m", "torch.distributed.run", "--nproc-per-node", *ranks]
-        common += ["placement=torchrun"]
+    if launcher == "torchrun":
+        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        common += [f"placement={{kind: torchrun, sharding: {sharding}}}"]
+    if launcher == "ray":
+        common += [f"placement={{kind: ray, ranks: {ranks}, gpus_per_rank: 0, sharding: {sharding}}}"]
     command += ["-m", "proxima.cli.main", "sft", recipe, *words, *common, "--quiet"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, cwd=HERE.parent, env=env, check=True, stdout=subprocess.PIPE)
