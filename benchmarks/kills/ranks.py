@@ -1,4 +1,4 @@
-"""Kill one of several ranks at random moments, half of them while a checkpoint is written; resume with the same command;
+"""Kill one of several ranks at random moments, half while a checkpoint is written; resume with the same command;
 compare with a run that nobody killed:
 
 python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
