@@ -38,9 +38,8 @@ def main() -> None:
                 words += [f"train.examples_per_step={examples}", f"folder={folder}/{name.replace(' ', '-')}-{repeat}"]
                 rows[name].append(step_of(words, launcher, ranks, o.sharding, Path(words[-1].removeprefix("folder="))))
     middle = {name: statistics.median(row["rate"] for row in runs) for name, runs in rows.items()}
-    print(
-        f"{Path(model).name}, SFT, {o.examples} examples of about {o.length} tokens a rank, {o.sharding}, float32, one thread a rank"
-    )
+    examples = f"{o.examples} examples of about {o.length} tokens a rank"
+    print(f"{Path(model).name}, SFT, {examples}, {o.sharding}, float32, one thread a rank")
     print(f"GEMM, one thread: {gemm:,.0f} GFLOP/s\n")
     cells = [[name, f"{rate:,.0f}", f"{rate / middle['one process']:.2f}"] for name, rate in middle.items()]
     print(table(["", "tokens/s of training", "of one process"], cells))
