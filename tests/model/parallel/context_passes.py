@@ -117,15 +117,16 @@ def saved(folder: Path, sharding: Sharding) -> None:
 def refused(folder: Path) -> None:
     size = dist.get_world_size()
     for kind, message in (
-        ("one_head", "must be at most the 1 query heads of a rank; set it to 1"),
-        ("recurrent", "splits packed tokens, and this model has recurrent layers; set it to 1"),
+        ("one_head", "must be at most the number of query heads, 1; set it to 1"),
+        ("recurrent", "splits packed tokens, and this model has layers of type linear_attention; set it to 1"),
         ("dynamic", "splits packed tokens, and this model turns positions by the longest sequence; set it to 1"),
     ):
         for load in ("load", "load_scalar"):
             settings = {"head_std": 0.1} if load == "load_scalar" else {}
             with pytest.raises(FieldError) as raised:  # there are no weights in the folder
                 getattr(source(folder / kind, sharding=Sharding(context_parallel=size)), load)(**settings)
-            assert str(raised.value) == f"placement.context_parallel={size} {message}"
+            got, expected = str(raised.value), f"placement.context_parallel={size} {message}"
+            assert got == expected, (got, expected)
     loaded = source(folder / "llama", sharding=Sharding(context_parallel=size)).load()
     with pytest.raises(FieldError, match=r"placement\.context_parallel=.*model\.attention=mask"):
         source(folder / "llama", attention="mask").policy(loaded)

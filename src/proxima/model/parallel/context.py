@@ -51,13 +51,14 @@ def check_context(path: str, revision: str | None, sharding: Sharding) -> None:
     longest = "'dynamic'" in rotary or "'longrope'" in rotary
     if other := "turns positions by the longest sequence" if longest else unpackable(model):
         raise FieldError(FIELD, count, f"splits packed tokens, and this model {other}", remedy="set it to 1")
-    heads = max(1, config.num_attention_heads // sharding.tensor_parallel)
+    tensor, all_heads = sharding.tensor_parallel, config.num_attention_heads
+    heads = max(1, all_heads // tensor)
     if count > heads:
-        left = dist.get_world_size() // sharding.tensor_parallel
+        left = dist.get_world_size() // tensor
         legal = max(number for number in range(1, heads + 1) if left % number == 0)
-        raise FieldError(
-            FIELD, count, f"must be at most the {heads} query heads of a rank", remedy=f"set it to {legal}"
-        )
+        bound = f"must be at most the number of query heads, {all_heads}"
+        bound += f", over tensor_parallel={tensor}" if tensor > 1 else ""
+        raise FieldError(FIELD, count, bound, remedy=f"set it to {legal}")
 
 
 class ContextGroup:
