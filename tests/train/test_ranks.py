@@ -16,7 +16,7 @@ def test_an_update_is_that_of_one_process(size, updates, tmp_path):
     run_ranks(updates, size, tmp_path)
 
 
-@pytest.mark.parametrize("size", [3])
+@pytest.mark.parametrize("size", [3, 4])
 def test_columns_weights_and_ended_calls(size, tmp_path):
     make_tiny("llama", tmp_path / "llama")
     run_ranks(same_columns, size, tmp_path)
