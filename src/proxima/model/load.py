@@ -271,7 +271,7 @@ def check_layers(path: str, revision: str | None, sharding: Sharding | None) -> 
     if sharding is not None and sharding.context_parallel > 1:
         from proxima.model.parallel.context import check_context
 
-        check_context(path, revision, sharding)
+        check_context(load_shape(path, revision), sharding)
 
 
 def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:

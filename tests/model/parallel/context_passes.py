@@ -10,6 +10,7 @@ import torch.distributed as dist
 from proxima.data import FieldError, Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.model import PackedModel, ScalarModel
+from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import plain_copy
 from proxima.model.parallel.sharding import Sharding
 from tests.model.parallel.passes import LORA, NEEDS, compare, forward_only, gradients, policies, scalars, source
@@ -44,6 +45,7 @@ def all_passes(rank: int, folder: Path) -> None:
         compare(*both, frozenset({"value"}))
         scores(*both)
     compare(*policies(folder / "llama", whole, share_prompt=False))
+    rounded(folder, whole)
     saved(folder, whole)
     refused(folder)
 
@@ -104,6 +106,17 @@ def short(plain: PackedModel, split: PackedModel) -> None:
 def scores(plain: ScalarModel, split: ScalarModel) -> None:
     """Of the last token's state, as a reward model gives them."""
     np.testing.assert_allclose(split.scores(rows(*MIXED), 30), plain.scores(rows(*MIXED), 30), rtol=1e-5, atol=1e-5)
+
+
+def rounded(folder: Path, sharding: Sharding) -> None:
+    """Products in bfloat16, of which heads are sent."""
+    log_probs = []
+    for settings in ({}, {"sharding": sharding}):
+        half = ModelSource(path=str(folder / "qwen3"), device="cpu", compute_dtype="bfloat16", **settings)
+        model = half.policy(half.load())
+        log_probs.append(model(model.pack(rows(*MIXED))).log_prob)
+    torch.testing.assert_close(*log_probs, rtol=0, atol=0.02)
+    log_probs[1].sum().backward()
 
 
 def saved(folder: Path, sharding: Sharding) -> None:

@@ -26,7 +26,6 @@ from torch.nn import functional as F
 from proxima.data import FieldError, PackedBatch
 from proxima.data.transfer import to_device
 from proxima.model.attention import Segments, attend_segments, packed_states, unpackable
-from proxima.model.load import load_shape
 from proxima.model.parallel.batch_part import part_of
 from proxima.model.parallel.exchange import add_parts, exchange
 from proxima.model.parallel.mesh import meshes_of
@@ -35,18 +34,15 @@ from proxima.model.parallel.sharding import Sharding
 FIELD = "placement.context_parallel"
 
 
-def check_context(path: str, revision: str | None, sharding: Sharding) -> None:
-    """Refuse a model whose tokens can't be split as `sharding` says; only its config is read.
+def check_context(model: nn.Module, sharding: Sharding) -> None:
+    """Refuse a model, which may lack its weights, whose tokens can't be split as `sharding` says.
 
     Raises:
         FieldError: it has fewer query heads than ranks, or carries information between tokens elsewhere than in an
             attention that proxima computes.
     """
-    count = sharding.context_parallel
-    if count == 1:
-        return
-    model = load_shape(path, revision)
-    config: Any = model.config.get_text_config()
+    whole: Any = model
+    config, count = whole.config.get_text_config(), sharding.context_parallel
     rotary = str(getattr(config, "rope_parameters", None))  # nested by the kind of layer in some
     longest = "'dynamic'" in rotary or "'longrope'" in rotary
     if other := "turns positions by the longest sequence" if longest else unpackable(model):
