@@ -59,15 +59,15 @@ class Sgd:
         return torch.optim.SGD(parameters, lr=self.lr)
 
 
+def sharding_of(ranks: ProcessRanks) -> Sharding:
+    if ranks.together > 1:
+        return Sharding(context_parallel=ranks.together)
+    return Sharding(kind="hybrid", ranks_per_node=2) if ranks.size == 4 else Sharding()
+
+
 def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, head: bool = False) -> TrainStack:
-    source = ModelSource(
-        path=str(folder / "llama"),
-        device="cpu",
-        compute_dtype="float32",
-        sharding=None
-        if ranks is None
-        else Sharding(kind="hybrid" if ranks.size == 4 else "full", ranks_per_node=2 if ranks.size == 4 else None),
-    )
+    sharding = None if ranks is None else sharding_of(ranks)
+    source = ModelSource(path=str(folder / "llama"), device="cpu", compute_dtype="float32", sharding=sharding)
     if scalar:
         model = source.scalar(source.load_scalar(head_std=0.3))
     else:
@@ -140,8 +140,13 @@ def close(ours: float, theirs: float) -> bool:
     return ours == pytest.approx(theirs, rel=1e-5, abs=2e-6, nan_ok=True)
 
 
-def same_updates(rank: int, folder: Path) -> None:
-    ranks = ProcessRanks(rank, dist.get_world_size())
+def same_updates_of_parts(rank: int, folder: Path) -> None:
+    """Two ranks compute each share, of which each has half of the tokens."""
+    same_updates(rank, folder, together=2)
+
+
+def same_updates(rank: int, folder: Path, together: int = 1) -> None:
+    ranks = ProcessRanks(rank, dist.get_world_size(), together=together)
     for name, objective, updates, settings in cases():
         stack = stack_of(folder, ranks, **settings)
         if rank > 0:
@@ -169,8 +174,8 @@ def same_updates(rank: int, folder: Path) -> None:
 
 
 def same_columns(rank: int, folder: Path) -> None:
-    """Forward stages, weights for an engine, and calls that rank 0 ends."""
-    ranks = ProcessRanks(rank, dist.get_world_size())
+    """Forward stages, weights for an engine, and calls that rank 0 ends; four ranks are two shares."""
+    ranks = ProcessRanks(rank, dist.get_world_size(), together=2 if dist.get_world_size() == 4 else 1)
     for scalar in (False, True):
         stack = stack_of(folder, ranks, scalar=scalar)
         stage = ValueStage if scalar else partial(LogProbStage, "reference_log_prob")

@@ -6,16 +6,17 @@ from proxima.train.ranks import split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.tiny import make_tiny
-from tests.train.shared_updates import same_columns, same_updates
+from tests.train.shared_updates import same_columns, same_updates, same_updates_of_parts
 
 
+@pytest.mark.parametrize("updates", [same_updates, same_updates_of_parts])
 @pytest.mark.parametrize("size", [2, 4])
-def test_an_update_is_that_of_one_process(size, tmp_path):
+def test_an_update_is_that_of_one_process(size, updates, tmp_path):
     make_tiny("llama", tmp_path / "llama")
-    run_ranks(same_updates, size, tmp_path)
+    run_ranks(updates, size, tmp_path)
 
 
-@pytest.mark.parametrize("size", [3])
+@pytest.mark.parametrize("size", [3, 4])
 def test_columns_weights_and_ended_calls(size, tmp_path):
     make_tiny("llama", tmp_path / "llama")
     run_ranks(same_columns, size, tmp_path)

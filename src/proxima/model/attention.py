@@ -55,7 +55,8 @@ class SegmentBlock:
 
 
 class Segments:
-    """Where each packed token goes inside attention, computed once a micro-batch and shared by all layers."""
+    """Where each packed token goes inside attention, computed once a micro-batch and shared by all layers. Of the batch
+    it reads `edges` and `parents` alone."""
 
     def __init__(self, batch: PackedBatch) -> None:
         parent = batch.parents
@@ -69,7 +70,7 @@ class Segments:
                 buckets.setdefault((parent[g] < 0, *sizes), []).append(g)
         self.blocks: list[SegmentBlock] = []
         self.masks: dict[tuple[int, int | None], Tensor] = {}
-        inverse = torch.zeros(len(batch.tokens), dtype=torch.long)
+        inverse = torch.zeros(batch.edges[-1], dtype=torch.long)
         offset = 0
         for members in buckets.values():
             own = [spans[g] for g in members]
@@ -136,17 +137,24 @@ def packed_attention(
         return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
     if segments is None:
         raise RuntimeError("packed attention was called without segments: call the model through proxima.model.Policy.")
+    return attend_segments(segments, q, k, v, scaling, sliding_window, dropout if module.training else 0.0)[None], None
+
+
+def attend_segments(
+    segments: Segments, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, dropout: float = 0.0
+) -> Tensor:
+    """[L, H, D]: each segment's tokens of q [L, H, D] attend to k, v [L, H_kv, D] of its parent and of itself."""
     outputs = []
     for i, block in enumerate(segments.blocks):
         rows, width = block.query.shape
         own = block.query.reshape(-1)
-        mask = segments.mask(i, sliding_window)
+        mask = segments.mask(i, window)
         seen = torch.cat([block.context, block.query], dim=1).reshape(-1)
         queries = q.index_select(0, own).view(rows, width, *q.shape[1:])
         keys, values = (x.index_select(0, seen).view(rows, -1, *x.shape[1:]) for x in (k, v))
-        out = _attention(queries, keys, values, mask, scaling, dropout if module.training else 0.0)
+        out = _attention(queries, keys, values, mask, scale, dropout)
         outputs.append(out.reshape(rows * width, *out.shape[2:]))
-    return torch.cat(outputs).index_select(0, segments.inverse)[None], None
+    return torch.cat(outputs).index_select(0, segments.inverse)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, dropout: float) -> Tensor:
@@ -176,7 +184,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     return F.scaled_dot_product_attention(queries, keys, values, **how).transpose(1, 2)
 
 
-def _hidden(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     """The states that predict the response tokens, of the packed axis in one row."""
     answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, **more)
     hidden: Tensor = answer.last_hidden_state[0]
@@ -184,7 +192,7 @@ def _hidden(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
 
 
 def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    return _hidden(backbone, batch, segments=Segments(batch))
+    return packed_states(backbone, batch, segments=Segments(batch))
 
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
@@ -192,7 +200,7 @@ def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     responses = sum(parent >= 0 for parent in batch.parents)
     if responses * 2 != len(batch.parents):
         raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
-    return _hidden(backbone, batch)
+    return packed_states(backbone, batch)
 
 
 def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
@@ -211,7 +219,7 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and _longest(batch) > window:
         raise UserError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
-    return _hidden(backbone, batch, attention_mask=mask)
+    return packed_states(backbone, batch, attention_mask=mask)
 
 
 def _longest(batch: PackedBatch) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,11 @@ class PackedModel:
         if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
         self.set_gradient_checkpointing(gradient_checkpointing)
+        self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
+        if loaded.sharding is not None and loaded.sharding.context_parallel > 1:
+            from proxima.model.parallel.context import ContextGroup
+
+            self.context = ContextGroup.of(loaded.sharding, self.device, attention)
 
     @property
     def device(self) -> torch.device:
@@ -120,15 +126,17 @@ class PackedModel:
         # a cache would hold the rounded weights of every layer until the end of the pass, which sharding is to avoid
         return torch.autocast(self.device.type, dtype=self.compute_dtype, cache_enabled=sharding is None)
 
-    def run(self, function: Callable[[], Any]) -> Any:
-        """`function()`, which reads the model's weights; every forward pass is one call of this, and none is within
-        another. On many ranks it is collective: the weights that `function` meets are whole, and what it returns, a
-        tensor or a dict of tensors, starts the sum of the gradients in its backward pass."""
+    def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
+        """`function(batch)`, which reads the model's weights; every forward pass is one call of this, and none is
+        within another. On many ranks it is collective: the weights that `function` meets are whole, and what it
+        returns, a tensor or a dict of tensors by response token, starts the sum of the gradients in its backward pass.
+        Where ranks split the tokens of a batch, `function` meets this rank's part, and all get what all parts give."""
         model: Any = self.model
         if not is_sharded(model):
-            return function()
+            return function(batch)
         try:
-            return model.packed_pass(function)
+            whole = function if self.context is None else partial(self.context.run, function)
+            return model.packed_pass(partial(whole, batch))
         except BaseException:
             model.reset_iter_state()
             raise
@@ -162,6 +170,9 @@ class PackedModel:
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
+        if self.context is not None:
+            states: Tensor = self.context.hidden(self.backbone, batch)
+            return states
         return ATTENTION[self.attention](self.backbone, batch)
 
     def _dummy(self, outputs: frozenset[str]) -> TokenOutputs:
@@ -191,7 +202,7 @@ class PackedModel:
             if is_sharded(self.model):
                 return self._nothing(frozenset({"value"})).need("value")
             return torch.zeros(0, device=self.device)
-        values: Tensor = self.run(lambda: self._values(batch))
+        values: Tensor = self.run(self._values, batch)
         return values
 
     def _values(self, batch: PackedBatch) -> Tensor:

@@ -108,7 +108,7 @@ class Policy(PackedModel):
                 )
             bucket = None if batch.bucket_token is None else batch.bucket_token.float()
             return replace(outputs, bucket_log_prob=bucket)
-        return TokenOutputs(**self.run(lambda: self._outputs(batch, needs)))
+        return TokenOutputs(**self.run(lambda part: self._outputs(part, needs), batch))
 
     def _outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor | None]:
         with self.autocast():
@@ -144,7 +144,7 @@ class Policy(PackedModel):
             self.idle_pass(backward=False)
             empty = torch.zeros(0, k, device=self.device)
             return TopTokens(empty.sum(1), empty.long(), empty)
-        return TopTokens(**self.run(lambda: self._top_tokens(batch, k, vocabulary)._asdict()))
+        return TopTokens(**self.run(lambda part: self._top_tokens(part, k, vocabulary)._asdict(), batch))
 
     def _top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
         with self.autocast():

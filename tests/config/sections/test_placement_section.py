@@ -96,6 +96,18 @@ def test_refusals(recipe, override, line):
     assert line in str(caught.value) and len(caught.value.problems) == 1
 
 
+def test_tokens_are_split_where_they_are_packed(recipe):
+    split = "placement={kind: torchrun, context_parallel: 2}"
+    (problem,) = check(resolve(recipe(), [split, "model.attention=padded"]))
+    text = "placement.context_parallel=2 (command line): splits packed tokens, and model.attention=padded does not keep"
+    assert str(problem).startswith(text) and str(problem).endswith("set it to 1, or model.attention to auto")
+    assert (
+        check(resolve(recipe(), [split]))
+        == check(resolve(recipe(), ["placement=torchrun", "model.attention=mask"]))
+        == []
+    )
+
+
 def test_gathered_weights_are_as_precise_as_the_products(recipe):
     rounded = ["placement={kind: torchrun, sharding: {param_dtype: bfloat16}}", "model.compute_dtype=float32"]
     (problem,) = check(resolve(recipe(), rounded))

@@ -95,3 +95,11 @@ def test_a_rank_of_eight(rehearse):
     assert one.faults == () and one.inside == 0 and one.micro_batches == alone.micro_batches
     assert waits_of(one) == POLICY
     assert one.peak_bytes["weights"] < 0.2 * alone.peak_bytes["weights"]  # an eighth, in blocks of 512 bytes
+
+
+def test_ranks_that_split_tokens(rehearse):
+    words = ["placement={kind: torchrun, context_parallel: 2}"]
+    for recipe, name in ((RL, "policy"), ("cpu/top_p_replay.yaml", "sampling masks")):
+        one = rehearse(rehearsed, recipe, words, SHAPE, 4)
+        assert one.faults == () and one.inside == 0 and one.micro_batches >= 4, name
+        assert waits_of(one) == POLICY, name

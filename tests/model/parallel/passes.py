@@ -35,9 +35,15 @@ def gradients(model: PackedModel) -> dict[str, torch.Tensor]:
     return {name: whole_tensor(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
+def place(model: PackedModel) -> tuple[int, int]:
+    """The share of this rank, and how many there are."""
+    together = model.loaded.sharding.together
+    return dist.get_rank() // together, dist.get_world_size() // together
+
+
 def compare(plain: PackedModel, sharded: PackedModel, needs=NEEDS, *, parts: int = 1, busy: int | None = None) -> None:
-    """Loss, gradients, norm and one clipped step; ranks from `busy` on have no sequence."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    """Loss, gradients, norm and one clipped step; shares from `busy` on have no sequence."""
+    rank, size = place(sharded)
     sequences = rows(*MIXED, temperature=(0.7, 1.3))
     for p in (*dict(plain.named_parameters()).values(), *dict(sharded.named_parameters()).values()):
         p.grad = None
@@ -54,6 +60,7 @@ def compare(plain: PackedModel, sharded: PackedModel, needs=NEEDS, *, parts: int
         else:
             sharded.idle_pass(needs, backward=True)
     dist.all_reduce(total)
+    total /= sharded.loaded.sharding.together
     torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=1e-5)
     own_gradients, theirs = gradients(sharded), gradients(plain)
     size_of = max(float(g.abs().max()) for g in theirs.values())
@@ -93,9 +100,10 @@ def forward_only(plain: PackedModel, sharded: PackedModel) -> None:
             top = sharded.top_tokens(sharded.pack(sequences), 3, 200)
             torch.testing.assert_close(top, plain.top_tokens(plain.pack(sequences), 3, 200), rtol=1e-5, atol=1e-5)
     empty = rows((3, (0,)))
-    sequences = sequences[:4] if dist.get_rank() else empty
+    share, _ = place(sharded)
+    sequences = sequences[:4] if share else empty
     outputs = sharded(sharded.pack(sequences), NEEDS)
-    assert (outputs.log_prob.numel() == 0) == (dist.get_rank() == 0)
+    assert (outputs.log_prob.numel() == 0) == (share == 0)
     (outputs.log_prob.sum() + outputs.entropy.sum()).backward()  # joins the others' reductions
     with torch.no_grad():
         parameter.div_(1.5 * 1.5)

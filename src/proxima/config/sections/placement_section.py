@@ -25,6 +25,13 @@ def gathered_weights_are_precise(placement: Any, model: ModelConfig) -> Findings
         yield "placement.sharding.param_dtype", f"{rounds}; set model.compute_dtype=bfloat16, or leave it out"
 
 
+def split_tokens_are_packed(placement: Any, model: ModelConfig) -> Findings:
+    """Ranks that split tokens cut a packed axis."""
+    if getattr(placement, "context_parallel", 1) > 1 and model.attention not in ("auto", "packed"):
+        message = f"splits packed tokens, and model.attention={model.attention} does not keep them so"
+        yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
+
+
 def placement_is_installed(placement: Any) -> Findings:
     """The package that starts the processes is installed."""
     if PLACEMENTS.holds(placement, "ray") and importlib.util.find_spec("ray") is None:

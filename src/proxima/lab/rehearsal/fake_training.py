@@ -17,7 +17,7 @@ from proxima.data import LabeledCompletion, PreferencePair, Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.lab.rehearsal.fake_ranks import shard_unloaded
 from proxima.model import PackedModel, Policy
-from proxima.model.load import DTYPES, LoadedModel, load_config
+from proxima.model.load import DTYPES, LoadedModel, check_layers, load_config
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.parallel.sharding import Sharding
@@ -76,10 +76,11 @@ def fake_model(
     """The architecture at `path` with weights on the fake device; no weights are read, and none are allocated.
 
     Raises:
-        UserError: its config.json can't be read.
+        UserError: its config.json can't be read, or the ranks can't split it so.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    check_layers(path, revision, place.sharding)
     config: Any = load_config(path, revision)
     kind: Any = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
     if scalar:

@@ -5,6 +5,9 @@ sees the same modules; importing this room imports nothing of torch.distributed.
     mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
     shard       `shard_model`, `shard_head`: what is a unit; the forward method through which weights are read
     slices      `read_sliced`: each rank reads its own slices; `shard_whole`: of a model that is here whole
+    context     `ContextGroup`: ranks that split the tokens of a batch; `check_context`: of which models
+    batch_part  `part_of`: the tokens of one of them
+    exchange    `exchange`, `add_parts`: collectives with a backward pass
     gather      `whole_weights`, `gather_into`, `plain_copy`: whole again, for engines and files
     norm        `total_norm`, `clip_gradients`
 

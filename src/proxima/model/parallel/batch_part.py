@@ -1,0 +1,54 @@
+"""A packed batch cut along its axis of tokens, from what of it is on the host: nothing here waits for a device."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxima.data import PackedBatch
+from proxima.data.field_checks import tensor_hints
+from proxima.data.transfer import to_device
+
+
+def part_of(batch: PackedBatch, rank: int, size: int) -> tuple[Tensor, PackedBatch]:
+    """One of `size` equal parts: which of the N response tokens are its own, those whose predicting state it holds, and
+    a batch with these rows and its tokens, which may be padding. Its segments and sequences are those of the whole."""
+    count = len(batch.tokens)
+    width = -(-count // size)
+    start = min(count, rank * width)
+    predict = _predicting(batch)
+    own = np.flatnonzero((predict >= start) & (predict < start + width))
+    rows = to_device(torch.from_numpy(own), batch.tokens.device)
+    pieces = {name: getattr(batch, name)[start : start + width] for name in ("tokens", "position")}
+    changed: dict[str, Any] = {name: F.pad(piece, (0, width - len(piece))) for name, piece in pieces.items()}
+    for name, hint in tensor_hints(PackedBatch).items():
+        if hint.split()[1] == "N" and (column := getattr(batch, name)) is not None:
+            changed[name] = column.index_select(0, rows)
+    changed["predict"] = changed["predict"] - start
+    return rows, replace(batch, **changed, **_kept(batch, own))
+
+
+def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
+    """[N] `batch.predict`."""
+    edges, responses = batch.edges, [g for g, parent in enumerate(batch.parents) if parent >= 0]
+    places = [np.zeros(0, np.int64)]
+    for segment, count in zip(responses, batch.tokens_of, strict=True):
+        if count:
+            places += [np.array([edges[batch.parents[segment] + 1] - 1]), np.arange(count - 1) + edges[segment]]
+    return np.concatenate(places)
+
+
+def _kept(batch: PackedBatch, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """The sets that the tokens of these rows were sampled from, as fields of a batch."""
+    if batch.sampling_mask is None:
+        return {}
+    edges = np.array(batch.sampling_mask_edges)
+    ids = np.concatenate([np.zeros(0, np.int64), *(np.arange(edges[n], edges[n + 1]) for n in rows)])
+    cuts = np.concatenate([[0], np.cumsum(np.diff(edges)[rows])])
+    index, offsets = (to_device(torch.from_numpy(array), batch.tokens.device) for array in (ids, cuts))
+    sets = {"sampling_mask": batch.sampling_mask.index_select(0, index), "sampling_mask_cu": offsets}
+    return {**sets, "sampling_mask_edges": tuple(cuts.tolist())}

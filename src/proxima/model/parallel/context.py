@@ -1,0 +1,126 @@
+"""Ranks that split the tokens of a packed batch between them: Ulysses.
+
+    L tokens of the axis    | rank 0       | rank 1       | rank 2    ·· |     equal parts; the last ones may be padding
+    embedding, linear layers, norms, rotary: each rank its own part
+    attention: rank r gets some heads of all L tokens, by an all-to-all, and gives them back by another
+    outputs of each response token: of the rank that holds the state which predicts it; then all have all of them
+
+So attention is the packed attention of one process, shared prompts and windows too, and a loss sees whole sequences.
+The ranks of a group compute the same loss, and each differentiates its own outputs alone: the sum of their gradients is
+that of one process.
+
+Source: arXiv 2309.14509. Differs: heads need not divide by the ranks, and key heads are repeated where they must be.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxima.data import FieldError, PackedBatch
+from proxima.data.transfer import to_device
+from proxima.model.attention import Segments, attend_segments, packed_states, unpackable
+from proxima.model.parallel.batch_part import part_of
+from proxima.model.parallel.exchange import add_parts, exchange
+from proxima.model.parallel.mesh import meshes_of
+from proxima.model.parallel.sharding import Sharding
+
+FIELD = "placement.context_parallel"
+
+
+def check_context(model: nn.Module, sharding: Sharding) -> None:
+    """Refuse a model, which may lack its weights, whose tokens can't be split as `sharding` says.
+
+    Raises:
+        FieldError: it has fewer query heads than ranks, or carries information between tokens elsewhere than in an
+            attention that proxima computes.
+    """
+    whole: Any = model
+    config, count = whole.config.get_text_config(), sharding.context_parallel
+    rotary = str(getattr(config, "rope_parameters", None))  # nested by the kind of layer in some
+    longest = "'dynamic'" in rotary or "'longrope'" in rotary
+    if other := "turns positions by the longest sequence" if longest else unpackable(model):
+        raise FieldError(FIELD, count, f"splits packed tokens, and this model {other}", remedy="set it to 1")
+    tensor, all_heads = sharding.tensor_parallel, config.num_attention_heads
+    heads = max(1, all_heads // tensor)
+    if count > heads:
+        left = dist.get_world_size() // tensor
+        legal = max(number for number in range(1, heads + 1) if left % number == 0)
+        bound = f"must be at most the number of query heads, {all_heads}"
+        bound += f", over tensor_parallel={tensor}" if tensor > 1 else ""
+        raise FieldError(FIELD, count, bound, remedy=f"set it to {legal}")
+
+
+class ContextGroup:
+    """The ranks that compute one packed batch together, of which this is one."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.size, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
+        self._deal = lru_cache(maxsize=16)(partial(_deal, self.size))  # of this model: its tensors may be fake ones
+
+    @classmethod
+    def of(cls, sharding: Sharding, device: torch.device, attention: str) -> "ContextGroup":
+        """The group of this rank.
+
+        Raises:
+            FieldError: the model's attention is not `packed`.
+        """
+        if attention != "packed":
+            bound = f"splits packed tokens, and model.attention={attention} does not keep them so"
+            raise FieldError(FIELD, sharding.context_parallel, bound, remedy="set it to 1")
+        mesh = meshes_of(sharding, device).context
+        assert mesh is not None
+        return cls(mesh.get_group())
+
+    def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
+        """What `function` gives for the parts of all ranks, [N, …] or a dict of such; its backward pass goes through
+        this rank's part. Collective."""
+        rows, part = part_of(batch, self.rank, self.size)
+        given, count = function(part), len(batch.target)
+        if isinstance(given, Tensor):
+            return self._gathered(given, rows, count)
+        return {name: None if own is None else self._gathered(own, rows, count) for name, own in given.items()}
+
+    def _gathered(self, own: Tensor, rows: Tensor, count: int) -> Tensor:
+        whole = own.new_zeros(count, *own.shape[1:]).index_copy(0, rows, own)
+        return add_parts(whole, self.group)
+
+    def hidden(self, backbone: nn.Module, part: PackedBatch) -> Tensor:
+        """[n, D] the states that predict the response tokens of a part. Collective. There is no dropout."""
+        attend = partial(self._attend, Segments(part), part.edges[-1])
+        return packed_states(backbone, part, attend=attend)
+
+    def _attend(self, segments: Segments, count: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+        """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], by way of some heads of all L."""
+        width, dim = q.shape[0], q.shape[2]
+        order, queries, keys = self._deal(q.shape[1], k.shape[1], q.device)
+        own, own_keys = queries[self.rank], keys[self.rank]
+        heads = torch.cat([q, k, v], dim=1).transpose(0, 1).index_select(0, order)
+        sent = [n + 2 * m for n, m in zip(queries, keys, strict=True)]
+        received = exchange(heads, [sent[self.rank]] * self.size, sent, self.group)
+        whole = received.view(self.size, sent[self.rank], width, dim).transpose(1, 2).flatten(0, 1)[:count]
+        out = attend_segments(segments, *whole.split([own, own_keys, own_keys], dim=1), *how)
+        padded = F.pad(out, (0, 0, 0, 0, 0, self.size * width - count))
+        back = padded.view(self.size, width, own, dim).transpose(1, 2).flatten(0, 1)
+        return exchange(back, queries, [own] * self.size, self.group).transpose(0, 1)
+
+
+def _deal(ranks: int, heads: int, key_heads: int, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
+    """Who computes which heads: the order in which those of (q, k, v), H + 2 H_kv in a row, are sent, rank by rank, and
+    how many query heads and key heads each rank gets. A rank's key heads divide its query heads; one that other query
+    heads read too is sent more than once."""
+    group = heads // key_heads
+    order, queries, keys = list[int](), list[int](), list[int]()
+    for start, end in pairwise(heads * rank // ranks for rank in range(ranks + 1)):
+        alike = end - start if start // group == (end - 1) // group else int(np.gcd.reduce([start, end, group]))
+        read = [heads + head // group for head in range(start, end, alike)]
+        order += [*range(start, end), *read, *(head + key_heads for head in read)]
+        queries.append(end - start)
+        keys.append(len(read))
+    return to_device(torch.tensor(order), device), queries, keys

@@ -1,0 +1,145 @@
+"""What every rank does in `test_context`: passes whose tokens are split over ranks, against one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from proxima.data import FieldError, Trajectory
+from proxima.data.sampling_mask import SamplingMask
+from proxima.model import PackedModel, ScalarModel
+from proxima.model.model_source import ModelSource
+from proxima.model.parallel.gather import plain_copy
+from proxima.model.parallel.sharding import Sharding
+from tests.model.parallel.passes import LORA, NEEDS, compare, forward_only, gradients, policies, scalars, source
+from tests.model.rows import MIXED, rows
+
+KINDS = ("llama", "qwen2", "qwen3", "gpt2", "windows", "experts")
+VALUE = NEEDS | {"value"}
+
+
+def layouts(size: int) -> list[Sharding]:
+    """All ranks one group; with 4 ranks also two groups of 2, under each kind of sharding."""
+    whole = [Sharding(context_parallel=size), Sharding(kind="replicate", context_parallel=2)]
+    hybrid = Sharding(kind="hybrid", ranks_per_node=2, context_parallel=2)
+    return [*whole, Sharding(context_parallel=2), hybrid] if size == 4 else whole
+
+
+def all_passes(rank: int, folder: Path) -> None:
+    whole, *others = layouts(dist.get_world_size())
+    for kind in KINDS:
+        both = policies(folder / kind, whole)
+        compare(*both, parts=3)
+        forward_only(*both)
+        outputs(*both)
+    short(*policies(folder / "qwen3", whole))
+    for sharding in (whole, *others):
+        for kind in ("llama", "qwen3"):
+            both = policies(folder / kind, sharding, head=True, gradient_checkpointing=True)
+            compare(*both, VALUE, parts=2, busy=1)
+            forward_only(*both)
+        compare(*policies(folder / "qwen2", sharding, lora=LORA, gradient_checkpointing=True), parts=2)
+        both = scalars(folder / "llama", sharding)
+        compare(*both, frozenset({"value"}))
+        scores(*both)
+    compare(*policies(folder / "llama", whole, share_prompt=False))
+    rounded(folder, whole)
+    saved(folder, whole)
+    refused(folder)
+
+
+def masked(sequences: list[Trajectory]) -> list[Trajectory]:
+    """Each with a set of tokens that it was sampled from, a top-k and a teacher's buckets."""
+    draw, out = np.random.default_rng(3), []
+    for row in sequences:
+        sets = [sorted({int(token), *draw.integers(3, 200, 5).tolist()}) for token in row.tokens]
+        sets[1:2] = [[] for _ in sets[1:2]]  # the whole vocabulary, of a token that was not sampled
+        sampled = np.arange(len(row.tokens)) != 1
+        out.append(
+            Trajectory(
+                group=row.group,
+                prompt_tokens=row.prompt_tokens,
+                tokens=row.tokens,
+                temperature=0.7,
+                sampled=sampled,
+                loss_mask=sampled,
+                sampling_mask=SamplingMask.of_sets(sets),
+                top_k=draw.integers(3, 200, (len(row.tokens), 3)),
+                behavior_top_k_log_prob=np.full((len(row.tokens), 3), -2.0),
+                bucket_token=draw.integers(3, 200, (len(row.tokens), 2)),
+                teacher_bucket_log_prob=np.full((len(row.tokens), 2), -2.0),
+            )
+        )
+    return out
+
+
+def outputs(plain: PackedModel, split: PackedModel) -> None:
+    """Every output of a policy, and the gradient through each."""
+    sequences = masked(rows(*MIXED))
+    given = []
+    for model in (plain, split):
+        for parameter in model.model.parameters():
+            parameter.grad = None
+        out = model(model.pack(sequences), NEEDS | {"log_sum_square"})
+        loss = out.log_prob.sin().sum() + out.entropy.sum() + out.bucket_log_prob.cos().sum()
+        loss.backward()
+        given.append({name: x for name, x in vars(out).items() if x is not None} | {"loss": loss})
+    assert given[0].keys() == given[1].keys() > {"top_k_log_prob", "log_sum_square", "bucket_log_prob"}
+    torch.testing.assert_close(given[1], given[0], rtol=1e-5, atol=1e-5)
+    expected, got = gradients(plain), gradients(split)
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-5, atol=1e-5 * largest, msg=name)
+
+
+def short(plain: PackedModel, split: PackedModel) -> None:
+    """Fewer tokens than ranks, and response tokens of one rank alone."""
+    for shape in ((1, (1,)), (1, (2,)), (9, (1, 1)), (1, (12,))):
+        sequences = rows(shape)
+        ours, theirs = (model(model.pack(sequences), NEEDS) for model in (split, plain))
+        torch.testing.assert_close(ours.log_prob, theirs.log_prob, rtol=1e-5, atol=1e-5)
+        (ours.log_prob.sum() + ours.entropy.sum()).backward()
+
+
+def scores(plain: ScalarModel, split: ScalarModel) -> None:
+    """Of the last token's state, as a reward model gives them."""
+    np.testing.assert_allclose(split.scores(rows(*MIXED), 30), plain.scores(rows(*MIXED), 30), rtol=1e-5, atol=1e-5)
+
+
+def rounded(folder: Path, sharding: Sharding) -> None:
+    """Products in bfloat16, of which heads are sent."""
+    log_probs = []
+    for settings in ({}, {"sharding": sharding}):
+        half = ModelSource(path=str(folder / "qwen3"), device="cpu", compute_dtype="bfloat16", **settings)
+        model = half.policy(half.load())
+        log_probs.append(model(model.pack(rows(*MIXED))).log_prob)
+    torch.testing.assert_close(*log_probs, rtol=0, atol=0.02)
+    log_probs[1].sum().backward()
+
+
+def saved(folder: Path, sharding: Sharding) -> None:
+    """A model of one process has the weights of ranks that split tokens."""
+    loaded = source(folder / "qwen3", sharding=sharding).load()
+    plain, one = plain_copy(loaded), source(folder / "qwen3").load()
+    for name, parameter in one.model.named_parameters():
+        assert plain is None or torch.equal(plain.model.get_parameter(name), parameter), name
+
+
+def refused(folder: Path) -> None:
+    size = dist.get_world_size()
+    for kind, message in (
+        ("one_head", "must be at most the number of query heads, 1; set it to 1"),
+        ("recurrent", "splits packed tokens, and this model has layers of type linear_attention; set it to 1"),
+        ("dynamic", "splits packed tokens, and this model turns positions by the longest sequence; set it to 1"),
+    ):
+        for load in ("load", "load_scalar"):
+            settings = {"head_std": 0.1} if load == "load_scalar" else {}
+            with pytest.raises(FieldError) as raised:  # there are no weights in the folder
+                getattr(source(folder / kind, sharding=Sharding(context_parallel=size)), load)(**settings)
+            got, expected = str(raised.value), f"placement.context_parallel={size} {message}"
+            assert got == expected, (got, expected)
+    loaded = source(folder / "llama", sharding=Sharding(context_parallel=size)).load()
+    with pytest.raises(FieldError, match=r"placement\.context_parallel=.*model\.attention=mask"):
+        source(folder / "llama", attention="mask").policy(loaded)

@@ -1,0 +1,78 @@
+"""Ranks that split the tokens of a batch compute what one process computes."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+
+from proxima.model import save
+from proxima.model.parallel.batch_part import part_of
+from proxima.model.parallel.context import _deal
+from tests.model.families import FAMILIES, make
+from tests.model.parallel.context_passes import all_passes, masked
+from tests.model.parallel.ranks import run_ranks
+from tests.model.rows import MIXED, policy, rows
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_passes_are_those_of_one_process(size, tiny_model, tmp_path):
+    for kind in ("llama", "qwen2", "qwen3", "gpt2"):
+        (tmp_path / kind).symlink_to(tiny_model(kind))
+    for kind, family in (("windows", "Mistral"), ("experts", "Qwen3-MoE")):
+        made = make(family)
+        save(made.model, made.tokenizer, tmp_path / kind)
+    llama = json.loads((tmp_path / "llama" / "config.json").read_text())
+    (tmp_path / "recurrent").mkdir()
+    FAMILIES["Mamba"][1].save_pretrained(tmp_path / "recurrent")
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    hf.LlamaConfig(**llama | {"rope_parameters": rope}).save_pretrained(tmp_path / "dynamic")
+    one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
+    hf.LlamaConfig(**llama | one).save_pretrained(tmp_path / "one_head")
+    run_ranks(all_passes, size, tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 200])
+def test_parts_hold_each_token_and_each_response_token_once(size):
+    batch = policy("llama").pack(masked(rows(*MIXED)))
+    parts = [part_of(batch, rank, size) for rank in range(size)]
+    assert torch.equal(torch.cat([part.tokens for _, part in parts])[: len(batch.tokens)], batch.tokens)
+    assert len({len(part.tokens) for _, part in parts}) == 1
+    order = torch.cat([rows for rows, _ in parts])
+    assert torch.equal(order.sort().values, torch.arange(len(batch.target)))
+    width = len(parts[0][1].tokens)
+    for rank, (rows_, part) in enumerate(parts):
+        assert torch.equal(part.predict + rank * width, batch.predict[rows_])
+        for name in ("target", "temperature", "top_k", "bucket_token"):
+            assert torch.equal(getattr(part, name), getattr(batch, name)[rows_])
+        assert part.sampling_mask_cu.tolist() == list(part.sampling_mask_edges)
+        for row, n in enumerate(rows_.tolist()):
+            kept = slice(*part.sampling_mask_edges[row : row + 2])
+            assert (
+                part.sampling_mask[kept].tolist()
+                == batch.sampling_mask[slice(*batch.sampling_mask_edges[n : n + 2])].tolist()
+            )
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "ranks", "expected"),
+    [
+        (4, 2, 2, ([2, 2], [1, 1])),
+        (4, 2, 4, ([1] * 4, [1] * 4)),  # a key head goes to two ranks
+        (32, 8, 4, ([8] * 4, [2] * 4)),
+        (6, 2, 4, ([1, 2, 1, 2], [1] * 4)),
+        (12, 4, 5, ([2, 2, 3, 2, 3], [1, 2, 3, 1, 1])),  # of 3 query heads that read two key heads, one key head each
+        (6, 3, 1, ([6], [3])),
+    ],
+)
+def test_every_rank_gets_the_key_heads_that_its_query_heads_read(heads, key_heads, ranks, expected):
+    order, queries, keys = _deal(ranks, heads, key_heads, torch.device("cpu"))
+    assert (queries, keys) == expected
+    dealt = []
+    for own, read in zip(queries, keys, strict=True):
+        (q, k, v), order = order[: own + 2 * read].split([own, read, read]), order[own + 2 * read :]
+        dealt += q.tolist()
+        group = heads // key_heads
+        assert [int(k[i // (own // read)]) for i in range(own)] == [heads + int(h) // group for h in q]
+        assert torch.equal(v, k + key_heads)
+    assert dealt == list(range(heads)) and not len(order)
