@@ -240,6 +240,7 @@ def load(
         FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
             adapter has changed; an adapter does not fit; it is a reward model.
     """
+    check_split(path, revision, sharding, adapters=lora is not None)
     if is_adapter(path):
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
@@ -263,6 +264,15 @@ def load(
         if loaded.sharding is not None:
             return replace(loaded, base=base)
     return on_ranks(loaded if lora is None else with_adapter(loaded, lora, seed=seed, **place), sharding, device)
+
+
+def check_split(path: str, revision: str | None, sharding: Sharding | None, *, adapters: bool) -> None:
+    """FieldError for a model that can't be split as `sharding` says; its config.json alone is read."""
+    if sharding is not None and sharding.tensor_parallel > 1:
+        from proxima.model.parallel.tensor import check_tensor_parallel
+
+        config, experts = load_config(path, revision), sharding.expert_parallel
+        check_tensor_parallel(config, sharding.tensor_parallel, adapters=adapters, expert_ranks=experts)
 
 
 def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:
