@@ -12,11 +12,10 @@ embedding is split as the head is, so that tied weights stay one.
 Source: arXiv 1909.08053, section 3, over DTensors.
 """
 
-import copy
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,7 +27,6 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.func import functional_call
 
 from proxima.data import FieldError, require
 from proxima.model.parallel.vocabulary import VocabularyPart
@@ -60,15 +58,13 @@ class _Experts(ParallelStyle):
         experts: Any = module
         own = experts.num_experts // device_mesh.size()
         first = own * device_mesh.get_local_rank()
-        experts.num_experts, experts._is_expert_parallel = own, True  # to transformers, index `own` is of none of them
-        plain = copy.copy(module)
+        kind, settings = type(module), {"num_experts": own, "_is_expert_parallel": True}  # index `own` is of none
 
         def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             index = top_k_index - first
             index = index.masked_fill((index < 0) | (index >= own), own)
-            whole = (_part_of_gradient(given, device_mesh) for given in (hidden_states, top_k_weights))
-            states, weights = whole
-            return _summed(_with_own_rows(plain, states, index, weights), device_mesh)
+            states, weights = (_part_of_gradient(given, device_mesh) for given in (hidden_states, top_k_weights))
+            return _summed(_with_own_rows(kind, module, settings, states, index, weights), device_mesh)
 
         experts.forward = forward
         return module
@@ -80,13 +76,14 @@ class _Embedding(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _split_rows(module, device_mesh)
         embedding: Any = module
-        part, plain = VocabularyPart.of(embedding.weight), copy.copy(embedding)
-        padding = embedding.padding_idx
-        plain.padding_idx = None if padding is None or not part.has(padding) else padding - part.start
+        part, padding = VocabularyPart.of(embedding.weight), embedding.padding_idx
+        own_padding = None if padding is None or not part.has(padding) else padding - part.start
+        kind, settings = type(module), {"padding_idx": own_padding}
 
         def forward(ids: Tensor) -> Tensor:
-            states = _with_own_rows(plain, part.local(ids))
-            return _summed(states.where(part.owned(ids)[..., None], 0.0), device_mesh)
+            states = _with_own_rows(kind, module, settings, part.local(ids))
+            # no view, on which the hooks of FSDP can be lost
+            return _summed(states.where(part.owned(ids)[..., None], 0.0), device_mesh).clone()
 
         embedding.forward = forward
         return module
@@ -203,10 +200,12 @@ def _split_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
-def _with_own_rows(plain: nn.Module, *given: Tensor) -> Tensor:
-    """What a module computes with this rank's rows of its weights."""
-    own = {name: parameter.to_local() for name, parameter in plain.named_parameters() if isinstance(parameter, DTensor)}
-    states: Tensor = functional_call(plain, own, given)
+def _with_own_rows(kind: Any, module: nn.Module, settings: dict[str, Any], *given: Tensor) -> Tensor:
+    """What the forward pass of `kind` computes with this rank's rows of the module's weights, and other settings."""
+    own = {name: cast(DTensor, weight).to_local() for name, weight in module._parameters.items()}
+    part: Any = object.__new__(kind)  # a copy without the hooks of FSDP
+    vars(part).update(vars(module) | {"_parameters": own} | settings)
+    states: Tensor = kind.forward(part, *given)
     return states
 
 
