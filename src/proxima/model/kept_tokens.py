@@ -16,11 +16,13 @@ class KeptTokens:
         ids: [M] int64, those of each position after those of the one before, without duplicates.
         cu: [N+1] int64, 0 … M; position n kept `ids[cu[n]:cu[n+1]]`. An empty set stands for the whole vocabulary.
         host_cu: `cu` on the host; None: it is copied when it is needed.
+        source: the sets of which these ids are some, where the others are other ranks'.
     """
 
     ids: Tensor
     cu: Tensor
     host_cu: Sequence[int] | None = None
+    source: "KeptTokens | None" = None
 
     @cached_property
     def edges(self) -> Sequence[int]:
@@ -33,7 +35,14 @@ class KeptTokens:
     @cached_property
     def whole(self) -> bool:
         """Whether no set is empty."""
+        if self.source is not None:
+            return self.source.whole
         return all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))
+
+    @property
+    def given(self) -> Tensor:
+        """[N] bool: the positions whose set is not empty."""
+        return (self.source or self).cu.diff() > 0
 
     def of(self, block: Tensor, start: int) -> "KeptEntries":
         """The entries that are kept of a block [n, V] of rows, the first of which is position `start`."""
@@ -41,7 +50,8 @@ class KeptTokens:
         lengths = self.cu[start : end + 1].diff()
         ids = self.ids[self.edges[start] : self.edges[end]]
         row = torch.repeat_interleave(torch.arange(len(block), device=ids.device), lengths, output_size=len(ids))
-        return KeptEntries(ids, row, lengths, block[row, ids])
+        elsewhere = None if self.source is None else self.given[start:end] & (lengths == 0)
+        return KeptEntries(ids, row, lengths, block[row, ids], elsewhere)
 
 
 @dataclass(frozen=True)
@@ -52,18 +62,23 @@ class KeptEntries:
         ids, row: [m] int64, the kept tokens and the row of each.
         lengths: [n] int64, how many each row keeps.
         values: [m], the entries.
+        elsewhere: [n] bool, rows whose kept entries are all in other blocks; None: there is no other.
     """
 
     ids: Tensor
     row: Tensor
     lengths: Tensor
     values: Tensor
+    elsewhere: Tensor | None = None
 
     def logsumexp(self, otherwise: Tensor, scale: float = 1.0) -> Tensor:
-        """[n] of `scale` times the entries, row by row, and of a row that keeps none the value of `otherwise` [n].
+        """[n] of `scale` times the entries, row by row, and of a row that keeps none the value of `otherwise` [n], or
+        -inf where those that it keeps are elsewhere.
 
         A row is summed in the order of its ids, in float64 but on devices without it: it depends on no other row.
         """
+        if self.elsewhere is not None:
+            otherwise = otherwise.masked_fill(self.elsewhere, -torch.inf)
         values = self.values if scale == 1 else scale * self.values
         top = otherwise.scatter_reduce(0, self.row, values, "amax", include_self=False)
         exact = values if values.device.type == "mps" else values.double()

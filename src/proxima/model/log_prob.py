@@ -16,13 +16,16 @@ that is for `top_p` to say.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from proxima.model.kept_tokens import KeptTokens
+
+if TYPE_CHECKING:  # needs torch.distributed
+    from proxima.model.parallel.vocabulary import VocabularyPart
 
 
 class TokenLogProbs(NamedTuple):
@@ -45,6 +48,7 @@ def token_log_prob(
     others: Tensor | None = None,
     others_gradient: bool = False,
     kept: KeptTokens | None = None,
+    part: "VocabularyPart | None" = None,
     chunk: int = 512,
 ) -> TokenLogProbs:
     """Chunked, fused log-softmax and gather; the backward pass recomputes the logits.
@@ -58,6 +62,8 @@ def token_log_prob(
         others: [N, K] int64, more token ids whose log-probs to return, with gradient only if `others_gradient`.
         kept: the set S_n of tokens that each target was drawn from, the target among them; None: from the vocabulary.
             `log_prob` is then of the distribution over S_n; entropy and others stay those of the whole vocabulary.
+        part: weight and bias are this rank's rows of a head that several ranks share. All of them call with the same
+            other arguments, and get the same values and gradients, but of their own rows. None: the head is whole.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
     Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or
@@ -74,7 +80,9 @@ def token_log_prob(
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
-    log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, kept, *settings)
+    if part is not None and kept is not None:
+        kept = part.kept(kept)
+    log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, kept, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
 
 
@@ -103,6 +111,7 @@ class _TokenLogProb(torch.autograd.Function):
         temperature: Tensor,
         others: Tensor | None,
         kept: KeptTokens | None,
+        part: "VocabularyPart | None",
         want_entropy: bool,
         entropy_gradient: bool,
         others_gradient: bool,
@@ -117,14 +126,15 @@ class _TokenLogProb(torch.autograd.Function):
             kept_z = log_z if kept is None else torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
             more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
+            near, far = (target, others) if part is None else _local(part, target, others)
             for at in range(0, len(h), chunk):
                 own = slice(at, at + chunk)
-                parts = (log_z[own], log_prob[own], target[own, None], entropy[own], kept_z[own])
+                blocks = (log_z[own], log_prob[own], near[own, None], entropy[own], kept_z[own])
                 for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
-                    block_z, block_log_prob, block_target, block_entropy, block_kept_z = (part[rows] for part in parts)
+                    block_z, block_log_prob, block_target, block_entropy, block_kept_z = (each[rows] for each in blocks)
                     chosen = logits.gather(1, block_target).squeeze(1)
-                    if others is not None:
-                        more[own][rows] = logits.gather(1, others[own][rows])
+                    if far is not None:
+                        more[own][rows] = logits.gather(1, far[own][rows])
                     left = None if kept is None else kept.of(logits, at + rows.start)
                     top = logits.amax(dim=1)
                     logits.sub_(top[:, None])
@@ -137,24 +147,37 @@ class _TokenLogProb(torch.autograd.Function):
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
                         mean_logit = torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total
                         block_entropy.copy_(total.log() - mean_logit)
+            if part is not None:
+                own_z, own_kept_z, log_z = log_z, kept_z, part.logsumexp(log_z)
+                kept_z = log_z if kept is None else part.logsumexp(own_kept_z)
+                log_prob = part.sum((log_prob + own_kept_z).where(part.owned(target), 0.0)) - kept_z
+                entropy = part.entropy(entropy, own_z, log_z) if want_entropy else entropy
+                more = more if others is None else part.sum(more.where(part.owned(others), 0.0))
         more.sub_(log_z[:, None])
         switched_off = ((entropy, entropy_gradient), (more, others_gradient))
         ctx.mark_non_differentiable(*(output for output, on in switched_off if not on))
         read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None
         ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, kept_z)
-        ctx.chunk, ctx.compute, ctx.kept = chunk, compute, kept
+        ctx.chunk, ctx.compute, ctx.kept, ctx.part = chunk, compute, kept, part
         return log_prob, entropy, more
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """d log_prob / d logits = 1[y] − p, of the others too;  d H / d logits = −p (log p + H);  all / temperature.
-        Where the token was drawn from S, p of its own log_prob is p_S, 0 outside S."""
+        Where the token was drawn from S, p of its own log_prob is p_S, 0 outside S. Of a part of the vocabulary these
+        are the own columns; the gradient of `hidden` is summed over the parts."""
         hidden, weight, bias, target, temperature, log_z, entropy, others, kept_z = ctx.saved_tensors
         grad_log_prob, grad_entropy, grad_others = grads
         kept: KeptTokens | None = ctx.kept
-        total = grad_log_prob if kept is None else grad_log_prob.masked_fill(kept.cu.diff() > 0, 0.0)
+        part: VocabularyPart | None = ctx.part
+        total = grad_log_prob if kept is None else grad_log_prob.masked_fill(kept.given, 0.0)
         total = total if others is None else total + grad_others.sum(1)
+        grad_target = grad_log_prob
+        if part is not None:
+            grad_target = grad_log_prob.where(part.owned(target), 0.0)
+            grad_others = grad_others if others is None else grad_others.where(part.owned(others), 0.0)
+            target, others = _local(part, target, others)
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
@@ -167,6 +190,7 @@ class _TokenLogProb(torch.autograd.Function):
                 for rows, log_p in _row_blocks(d, temperature[own]):
                     log_p.sub_(log_z[own][rows, None])
                     g, g_all = (x[own][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
+                    g_near = g if part is None else grad_target[own][rows, None].to(log_p.dtype)
                     left = None if kept is None else kept.of(log_p, at + rows.start)
                     if entropy.numel():
                         p = log_p.exp()
@@ -179,7 +203,7 @@ class _TokenLogProb(torch.autograd.Function):
                     if left is not None:
                         gap = (log_z - kept_z)[own][rows]
                         d_logits[left.row, left.ids] -= (left.values + gap[left.row]).exp() * g[left.row, 0]
-                    d_logits.scatter_add_(1, target[own][rows, None], g)
+                    d_logits.scatter_add_(1, target[own][rows, None], g_near)
                     if others is not None:
                         d_logits.scatter_add_(1, others[own][rows], grad_others[own][rows].to(d_logits.dtype))
                     d_logits.div_(temperature[own][rows, None])
@@ -188,12 +212,16 @@ class _TokenLogProb(torch.autograd.Function):
                     d[rows] = d_logits
                 grad_h[own] = d @ w
                 if ctx.needs_input_grad[1]:
-                    part = d.T @ h[own]
-                    grad_w = part.to(weight.dtype) if grad_w is None else grad_w.add_(part)
-        return grad_h, grad_w, grad_b, *(None,) * 9
+                    product = d.T @ h[own]
+                    grad_w = product.to(weight.dtype) if grad_w is None else grad_w.add_(product)
+        return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 10
 
 
 _apply: Any = _TokenLogProb.apply
+
+
+def _local(part: "VocabularyPart", target: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return part.local(target), None if others is None else part.local(others)
 
 
 class TopTokens(NamedTuple):
@@ -214,12 +242,13 @@ def top_k_log_prob(
     *,
     bias: Tensor | None = None,
     vocabulary: int | None = None,
+    part: "VocabularyPart | None" = None,
     chunk: int = 512,
 ) -> TopTokens:
     """Log-probs of the targets and of the most probable tokens, float32, nats, without gradient, in one pass.
 
     Args:
-        hidden, weight, bias, target [N], temperature [N], chunk: as `token_log_prob`.
+        hidden, weight, bias, target [N], temperature [N], part, chunk: as `token_log_prob`.
         k: tokens, >= 0, at most `vocabulary`.
         vocabulary: only ids below it; the log-probs are normalised over all rows of `weight` all the same.
     """
@@ -232,6 +261,8 @@ def top_k_log_prob(
         ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
         top = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
         log_prob = torch.empty(len(hidden), dtype=exact, device=hidden.device)
+        if part is not None:
+            return _top_of_parts(h, w, target, temperature, k, bias=b, vocabulary=vocabulary, part=part, chunk=chunk)
         for at in range(0, len(hidden), chunk):
             own = slice(at, at + chunk)
             for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
@@ -242,6 +273,38 @@ def top_k_log_prob(
     return TopTokens(log_prob, ids, top)
 
 
+def _top_of_parts(
+    h: Tensor,
+    w: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    k: int,
+    *,
+    bias: Tensor | None,
+    vocabulary: int | None,
+    part: "VocabularyPart",
+    chunk: int,
+) -> TopTokens:
+    """`top_k_log_prob` of a head that several ranks share, in the dtype of its product."""
+    within = part.size if vocabulary is None else min(max(0, vocabulary - part.start), part.size)
+    own = min(k, within)
+    exact = _LOGIT_DTYPE.get(h.dtype, torch.float32)
+    log_z, chosen = (torch.empty(len(h), dtype=exact, device=h.device) for _ in range(2))
+    ids = torch.zeros(len(h), k, dtype=torch.int64, device=h.device)
+    top = torch.full((len(h), k), -torch.inf, dtype=exact, device=h.device)
+    near = part.local(target)
+    for at in range(0, len(h), chunk):
+        cut = slice(at, at + chunk)
+        for rows, logits in _row_blocks(F.linear(h[cut], w, bias), temperature[cut]):
+            largest = logits[:, :within].topk(own, dim=1)
+            ids[cut][rows, :own], top[cut][rows, :own] = largest.indices + part.start, largest.values
+            chosen[cut][rows] = logits.gather(1, near[cut][rows, None]).squeeze(1)
+            log_z[cut][rows] = logits.logsumexp(1)
+    log_z = part.logsumexp(log_z)
+    top, ids = part.largest(top, ids, k)
+    return TopTokens(part.sum(chosen.where(part.owned(target), 0.0)) - log_z, ids, top - log_z[:, None])
+
+
 @torch.no_grad()
 def log_sum_square(
     hidden: Tensor,
@@ -250,6 +313,7 @@ def log_sum_square(
     *,
     bias: Tensor | None = None,
     kept: KeptTokens | None = None,
+    part: "VocabularyPart | None" = None,
     chunk: int = 512,
 ) -> Tensor:
     """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
@@ -260,6 +324,8 @@ def log_sum_square(
     with torch.autocast(kind, enabled=False):
         h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
         sums = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+        logs = torch.empty_like(sums)
+        kept = kept if part is None or kept is None else part.kept(kept)
         for at in range(0, len(h), chunk):
             own = slice(at, at + chunk)
             for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
@@ -267,5 +333,7 @@ def log_sum_square(
                 if kept is not None:
                     left = kept.of(logits, at + rows.start)
                     square, log_z = left.logsumexp(square, scale=2.0), left.logsumexp(log_z)
-                sums[own][rows] = square - 2 * log_z
-    return sums
+                sums[own][rows], logs[own][rows] = square, log_z
+        if part is not None:
+            sums, logs = part.logsumexp(sums), part.logsumexp(logs)
+        return sums - 2 * logs

@@ -115,10 +115,9 @@ class Policy(PackedModel):
             hidden = self.hidden(batch)
             outputs = token_log_prob(
                 hidden,
-                weight_of(self.head),
-                batch.target,
-                batch.temperature,
-                bias=self.head.bias,
+                target=batch.target,
+                temperature=batch.temperature,
+                **self._head(),
                 entropy="entropy" in needs or "entropy_gradient" in needs,
                 entropy_gradient="entropy_gradient" in needs,
                 others=_joined(batch.top_k, batch.bucket_token),
@@ -150,21 +149,28 @@ class Policy(PackedModel):
         with self.autocast():
             return top_k_log_prob(
                 self.hidden(batch),
-                weight_of(self.head),
-                batch.target,
-                batch.temperature,
-                k,
-                bias=self.head.bias,
+                target=batch.target,
+                temperature=batch.temperature,
+                k=k,
+                **self._head(),
                 vocabulary=vocabulary,
                 chunk=self.log_prob_chunk,
             )
 
     def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
-        weight, bias = weight_of(self.head), self.head.bias
+        head, kept = self._head(), _kept(batch)
         with self.autocast():
-            return log_sum_square(
-                hidden, weight, batch.temperature, bias=bias, kept=_kept(batch), chunk=self.log_prob_chunk
-            )
+            return log_sum_square(hidden, temperature=batch.temperature, **head, kept=kept, chunk=self.log_prob_chunk)
+
+    def _head(self) -> dict[str, Any]:
+        """Weight and bias of the output head, or this rank's part of them."""
+        weight, bias = weight_of(self.head), self.head.bias
+        if not hasattr(weight, "to_local"):
+            return {"weight": weight, "bias": bias}
+        from proxima.model.parallel.vocabulary import VocabularyPart
+
+        part = VocabularyPart.of(weight)
+        return {"weight": weight.to_local(), "bias": None if bias is None else bias.to_local(), "part": part}
 
 
 def _kept(batch: PackedBatch) -> KeptTokens | None:

@@ -17,7 +17,7 @@ from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model.adapter_folder import is_adapter
 from proxima.model.load import (
     LoadedModel,
-    check_layers,
+    check_split,
     load_config,
     load_merged,
     load_tokenizer,
@@ -137,7 +137,7 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    check_layers(path, revision, sharding)
+    check_split(path, revision, sharding, adapters=lora is not None)
     whole = device if sharding is None else "cpu"
     if is_adapter(path):
         merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=whole), scalar=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -46,8 +46,18 @@ class AdamW:
             {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
         ]
-        kept = [group for group in groups if group["params"]]
-        return torch.optim.AdamW(kept, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+        return torch.optim.AdamW(by_mesh(groups), lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+
+
+def by_mesh(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups, each split into those that lie on one device mesh, which a fused step needs; none is empty."""
+    split = []
+    for group in groups:
+        meshes = dict[Any, list[nn.Parameter]]()
+        for parameter in group["params"]:
+            meshes.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        split += [{**group, "params": parameters} for parameters in meshes.values()]
+    return split
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def compare(plain: PackedModel, sharded: PackedModel, needs=NEEDS, *, parts: int
 
 
 def resharded(model: PackedModel) -> None:
-    assert all(hasattr(p, "device_mesh") for _, p in model.named_parameters()), "a weight stayed whole"
+    meshes = [getattr(p, "device_mesh", None) for _, p in model.named_parameters()]
+    assert all(mesh is not None and "shard" in mesh.mesh_dim_names for mesh in meshes), "a weight stayed whole"
 
 
 def forward_only(plain: PackedModel, sharded: PackedModel) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from proxima.model.load import LoadedModel
 from proxima.model.lora import NAME
@@ -47,7 +47,12 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if local.device.type != mesh.device_type:  # offloaded
         place: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
         sharded = DTensor.from_local(local.to(mesh.device_type), mesh, tensor.placements, **place)
-    whole: Tensor = sharded.full_tensor()
+    for axis, placement in enumerate(
+        tensor.placements
+    ):  # one at a time: torch would warn that it can't do both at once
+        if not placement.is_replicate():
+            sharded = sharded.redistribute(placements=[*[Replicate()] * (axis + 1), *tensor.placements[axis + 1 :]])
+    whole: Tensor = sharded.to_local()
     return whole
 
 

@@ -32,6 +32,12 @@ def shard_model(model: nn.Module, meshes: Meshes, sharding: Sharding) -> nn.Modu
     `model.packed_pass(function)`, a forward of the root, and return tensors or a dict of them.
     """
     settings = _settings(model, meshes, sharding)
+    if meshes.tensor is not None:
+        from proxima.model.parallel.tensor import fsdp_axis, split_tensors
+
+        shards = meshes.shards.size(-1)
+        split_tensors(model, meshes.tensor, shards)
+        settings["shard_placement_fn"] = fsdp_axis(shards)
     head: Any = getattr(model, SCALAR_HEAD, None)
     if isinstance(head, nn.Linear):
         shard_head(head, meshes, sharding)

@@ -1,0 +1,221 @@
+"""Tensor parallelism: neighbouring ranks split the matrices of each layer, by the plan that transformers has for the
+architecture, and compute the same tokens.
+
+    columns      q, k, v, gate, up     a rank computes some of the outputs: whole heads, a part of the hidden units
+    rows         o, down               a rank multiplies its part of the inputs; the products are summed over the ranks
+    experts      of a mixture          a rank has some of them, and what they say to all tokens is summed
+    vocabulary   embedding and head    a rank has some of the rows; where a token is another's it adds 0
+
+Between these the hidden states are whole and the same on every rank, and so are the gradients of norms and routers. The
+embedding is split as the head is, so that tied weights stay one.
+
+Source: arXiv 1909.08053, section 3, over DTensors.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from proxima.data import FieldError, require
+from proxima.model.parallel.vocabulary import VocabularyPart
+
+FIELD = "placement.tensor_parallel"
+DENSE = "gate_proj"  # of a layer without experts
+
+
+class _Attention(ParallelStyle):
+    """A module whose matrices are split by columns: gradients of its hidden states are summed over the ranks once, not
+    once for each matrix."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def shared(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+            name = "hidden_states"
+            states = args[0] if args else given[name]
+            whole = DTensor.from_local(states, device_mesh, [Replicate()], run_check=False)
+            return ((whole, *args[1:]), given) if args else (args, given | {name: whole})
+
+        module.register_forward_pre_hook(shared, with_kwargs=True)
+        return module
+
+
+class _Experts(ParallelStyle):
+    """The experts of a mixture, some on each rank."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _split_rows(module, device_mesh)
+        experts: Any = module
+        own = experts.num_experts // device_mesh.size()
+        first = own * device_mesh.get_local_rank()
+        kind, settings = type(module), {"num_experts": own, "_is_expert_parallel": True}  # index `own` is of none
+
+        def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+            index = top_k_index - first
+            index = index.masked_fill((index < 0) | (index >= own), own)
+            states, weights = (_part_of_gradient(given, device_mesh) for given in (hidden_states, top_k_weights))
+            return _summed(_with_own_rows(kind, module, settings, states, index, weights), device_mesh)
+
+        experts.forward = forward
+        return module
+
+
+class _Embedding(ParallelStyle):
+    """The rows of some tokens on each rank. That of torch forgets which row is of padding, and has no gradient."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _split_rows(module, device_mesh)
+        embedding: Any = module
+        part, padding = VocabularyPart.of(embedding.weight), embedding.padding_idx
+        own_padding = None if padding is None or not part.has(padding) else padding - part.start
+        kind, settings = type(module), {"padding_idx": own_padding}
+
+        def forward(ids: Tensor) -> Tensor:
+            states = _with_own_rows(kind, module, settings, part.local(ids))
+            # no view, on which the hooks of FSDP can be lost
+            return _summed(states.where(part.owned(ids)[..., None], 0.0), device_mesh).clone()
+
+        embedding.forward = forward
+        return module
+
+
+class _Head(ParallelStyle):
+    """The head's rows of some tokens on each rank, which `proxima.model.log_prob` reads."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return _split_rows(module, device_mesh)
+
+
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    # norms of the heads, [1, tokens, heads, size]: a rank knows the gradient from its own
+    "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=2, use_local_output=True),
+    "moe_tp_experts": _Experts,
+}
+"""What the plans of transformers say → what is done."""
+
+
+def check_tensor_parallel(config: Any, ranks: int, *, adapters: bool = False, expert_ranks: int = 1) -> None:
+    """FieldError where a model of this config can't be split over so many ranks."""
+    if ranks == 1:
+        return
+    text = config.get_text_config()
+    plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if ".experts." not in name}
+    unknown = sorted(set(plan.values()) - STYLES.keys())
+    kind = text.model_type
+    require(bool(plan), FIELD, ranks, f"is for architectures with a plan of transformers, and {kind} has none")
+    bound = f"can't split {kind}, whose plan has {', '.join(unknown)}"
+    require(not unknown, FIELD, ranks, bound, remedy="set it to 1")
+    require(
+        not adapters, FIELD, ranks, "can't split a model with adapters", remedy="set it to 1, or model.lora to null"
+    )
+    counts = _divided(text, plan)
+    legal = math.gcd(*counts.values())
+    nearest = min((d for d in range(1, legal + 1) if legal % d == 0), key=lambda d: (abs(d - ranks), -d))
+    for what, count in counts.items():
+        bound = f"must divide the {count} {what} of model.path"
+        require(count % ranks == 0, FIELD, ranks, bound, remedy=f"set it to {nearest}")
+    whole = expert_ranks == 1 or "experts" not in counts
+    require(whole, FIELD, ranks, "splits the experts, and so does expert_parallel", remedy="set one of them to 1")
+
+
+def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
+    """What the ranks divide among them, and how much there is of it."""
+    heads = config.num_attention_heads
+    counts = {"attention heads": heads, "key and value heads": getattr(config, "num_key_value_heads", None) or heads}
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((count for name in names if (count := getattr(config, name, None))), None)
+    dense = getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) != 1
+    if experts is not None and "moe_tp_experts" in plan.values():
+        counts["experts"] = experts
+    if experts is None or dense:
+        counts["units of intermediate_size"] = config.intermediate_size
+    return counts
+
+
+def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:
+    """Split a model in place over the ranks of `mesh`; its weights may be on the meta device. Each rank must hold the
+    same ones; nothing is sent. `shards`: ranks over which FSDP will split what is left."""
+    whole: Any = model
+    plan = {re.compile(name.replace(".", r"\.").replace("*", r"\d+")): style for name, style in whole.tp_plan.items()}
+    styles, biases = dict[str, ParallelStyle](), dict[str, nn.Parameter]()
+    embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    for name, module in model.named_modules():
+        if module is embedding or module is head:
+            styles[name] = _Embedding() if module is embedding else _Head()
+        elif style := next((style for pattern, style in plan.items() if pattern.fullmatch(name)), None):
+            styles[name] = STYLES[style]()
+            if style == "colwise":
+                styles.setdefault(name.rpartition(".")[0], _Attention())
+                bias: Any = module.bias
+                if bias is not None and len(bias) % (mesh.size() * shards):
+                    biases[name] = bias
+    parallelize_module(model, mesh, styles, src_data_rank=None)
+    for name, bias in biases.items():  # as a vector it has no other dimension for FSDP, see `fsdp_axis`
+        copied = distribute_tensor(bias, mesh, [Replicate()], src_data_rank=None)
+        model.get_submodule(name).bias = nn.Parameter(copied, requires_grad=bias.requires_grad)
+    if tied:
+        head.weight = embedding.weight
+
+
+def fsdp_axis(shards: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Which dimension FSDP shall split, of a parameter whose rows are split already: the rows where that comes out
+    even, else another, because DTensor is wrong about who has which of strided rows that do not.
+
+    Raises:
+        FieldError: there is none.
+    """
+
+    def axis(parameter: nn.Parameter) -> Shard | None:
+        if shards == 1 or not isinstance(parameter, DTensor) or parameter.placements != (Shard(0),):
+            return None
+        rows, ranks = parameter.shape[0], parameter.device_mesh.size()
+        if rows % (ranks * shards) == 0:
+            return None
+        other = next((d for d in range(1, parameter.ndim) if parameter.shape[d] % shards == 0), None)
+        if other is None:
+            bound = f"leaves {shards} ranks to split weights of {list(parameter.shape)}, which they can't evenly"
+            raise FieldError(FIELD, ranks, bound, remedy="set placement.sharding=hybrid, or start other ranks")
+        return Shard(other)
+
+    return axis
+
+
+def _split_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        split = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(split, requires_grad=parameter.requires_grad))
+    return module
+
+
+def _with_own_rows(kind: Any, module: nn.Module, settings: dict[str, Any], *given: Tensor) -> Tensor:
+    """What the forward pass of `kind` computes with this rank's rows of the module's weights, and other settings."""
+    own = {name: cast(DTensor, weight).to_local() for name, weight in module._parameters.items()}
+    part: Any = object.__new__(kind)  # a copy without the hooks of FSDP
+    vars(part).update(vars(module) | {"_parameters": own} | settings)
+    states: Tensor = kind.forward(part, *given)
+    return states
+
+
+def _part_of_gradient(whole: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The tensor, of which each rank knows a part of the gradient; the backward pass sums them."""
+    return DTensor.from_local(whole, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+
+
+def _summed(part: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum over the ranks, each of which then has the whole gradient."""
+    return (
+        DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
+    )

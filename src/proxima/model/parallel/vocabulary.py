@@ -1,0 +1,76 @@
+"""Log-probs over a vocabulary whose rows are split over ranks: what each knows of its own tokens becomes what all of
+them know, by sums of a few numbers a position. No rank sees another's logits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from proxima.model.kept_tokens import KeptTokens
+
+
+@dataclass(frozen=True)
+class VocabularyPart:
+    """The rows start … start + size - 1 of the head, on one rank of a group that has them all. The methods that say so
+    are collective: each rank calls them with tensors of the same shape."""
+
+    group: Any
+    start: int
+    size: int
+
+    @classmethod
+    def of(cls, weight: DTensor) -> "VocabularyPart":
+        """Of a head [V, D] that is split over the ranks of a mesh."""
+        shape, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+        return cls(weight.device_mesh.get_group(), offset[0], shape[0])
+
+    def has(self, token: int) -> bool:
+        """Whether the token is this rank's."""
+        return self.start <= token < self.start + self.size
+
+    def owned(self, ids: Tensor) -> Tensor:
+        """Which of the tokens are this rank's."""
+        return (ids >= self.start) & (ids < self.start + self.size)
+
+    def local(self, ids: Tensor) -> Tensor:
+        """The row on this rank of each token, and any row of one that is another rank's."""
+        return (ids - self.start).clamp(0, self.size - 1)
+
+    def kept(self, kept: KeptTokens) -> KeptTokens:
+        """This rank's of the tokens that could be sampled."""
+        own = self.owned(kept.ids)
+        before = torch.cat([own.new_zeros(1, dtype=torch.int64), own.cumsum(0)])
+        return KeptTokens(kept.ids[own] - self.start, before[kept.cu], source=kept)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Over the ranks; collective."""
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def logsumexp(self, values: Tensor) -> Tensor:
+        """log Σ exp(value) over the ranks; collective. -inf is nothing, and some rank has something."""
+        top = values.clone()
+        dist.all_reduce(top, dist.ReduceOp.MAX, group=self.group)
+        return top + self.sum((values - top).exp()).log()
+
+    def entropy(self, entropy: Tensor, log_z: Tensor, whole: Tensor) -> Tensor:
+        """H = Σ_r w_r (H_r - log w_r), from each rank's entropy H_r of its own tokens; collective.
+
+        Args:
+            log_z, whole: of this rank's tokens, and of all: log w_r = log_z - whole.
+        """
+        share = log_z - whole
+        return self.sum(share.exp() * (entropy - share))
+
+    def largest(self, values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """[N, k] the largest of all ranks' values [N, k], by falling value, and their tokens; collective."""
+        every = [[torch.empty_like(part) for _ in range(dist.get_world_size(self.group))] for part in (values, ids)]
+        for parts, own in zip(every, (values, ids), strict=True):
+            dist.all_gather(parts, own.contiguous(), group=self.group)
+        top = torch.cat(every[0], 1).topk(k, dim=1)
+        return top.values, torch.cat(every[1], 1).gather(1, top.indices)
