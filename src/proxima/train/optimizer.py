@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -46,8 +46,18 @@ class AdamW:
             {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
         ]
-        kept = [group for group in groups if group["params"]]
+        kept = [
+            group | {"params": weights} for group in groups if group["params"] for weights in _by_mesh(group["params"])
+        ]
         return torch.optim.AdamW(kept, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+
+
+def _by_mesh(weights: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
+    """The weights on each mesh of ranks: a fused step takes those of one alone."""
+    found: dict[Any, list[nn.Parameter]] = {}
+    for weight in weights:
+        found.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
+    return found.values()
 
 
 @dataclass(frozen=True)
