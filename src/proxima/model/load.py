@@ -240,6 +240,10 @@ def load(
         FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
             adapter has changed; an adapter does not fit; it is a reward model.
     """
+    if sharding is not None and sharding.expert_parallel > 1:
+        from proxima.model.parallel.experts import check_experts
+
+        check_experts(load_config(path, revision), sharding)
     if is_adapter(path):
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"

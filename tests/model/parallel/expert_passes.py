@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -9,7 +10,8 @@ from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.model.parallel.sharding import Sharding
 from proxima.train import AdamW
-from tests.model.parallel.passes import NEEDS, compare, forward_only, loss, policies
+from tests.model.parallel.loads import never_whole, same_copy, same_weights
+from tests.model.parallel.passes import NEEDS, compare, forward_only, loss, policies, source
 from tests.model.rows import MIXED, rows
 
 KIND = "qwen3_moe"
@@ -80,3 +82,17 @@ def several_updates(folder: Path) -> None:
         torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
     for (name, plain), (_, split) in zip(*(policy.named_parameters() for policy in both), strict=True):
         torch.testing.assert_close(whole_tensor(split), plain.detach(), rtol=1e-4, atol=1e-5, msg=name)
+
+
+def all_loads(rank: int, folder: Path) -> None:
+    """A rank reads its own experts alone, of files with a tensor for each; what is gathered is what the files hold."""
+    plain = {kind: source(folder / kind).load() for kind in (KIND, "mixtral", "shared")}
+    half = source(folder / KIND, dtype="bfloat16").load()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        never_whole(monkeypatch)
+        for sharding in (Sharding(), *layouts(dist.get_world_size()).values()):
+            for kind, one in plain.items():
+                many = source(folder / kind, sharding=sharding).load()
+                same_weights(many, one)
+                same_copy(many, one)
+            same_weights(source(folder / KIND, sharding=sharding, dtype="bfloat16").load(), half)

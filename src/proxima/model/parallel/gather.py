@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from proxima.model.load import LoadedModel
 from proxima.model.lora import NAME
@@ -47,7 +47,11 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if local.device.type != mesh.device_type:  # offloaded
         place: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
         sharded = DTensor.from_local(local.to(mesh.device_type), mesh, tensor.placements, **place)
-    whole: Tensor = sharded.full_tensor()
+    placements = list(tensor.placements)
+    for axis in range(mesh.ndim):  # torch warns where one call needs several collectives, as it does for experts
+        placements[axis] = Replicate()
+        sharded = sharded.redistribute(placements=placements)
+    whole: Tensor = sharded.to_local()
     return whole
 
 
