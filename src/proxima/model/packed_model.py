@@ -86,6 +86,10 @@ class PackedModel:
         # a model without attention takes no name for it
         if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
+        if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
+            from proxima.model.grouped_experts import compute_in_autocast
+
+            compute_in_autocast(self.model)
         self.set_gradient_checkpointing(gradient_checkpointing)
 
     @property

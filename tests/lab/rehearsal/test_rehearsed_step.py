@@ -95,3 +95,15 @@ def test_a_rank_of_eight(rehearse):
     assert one.faults == () and one.inside == 0 and one.micro_batches == alone.micro_batches
     assert waits_of(one) == POLICY
     assert one.peak_bytes["weights"] < 0.2 * alone.peak_bytes["weights"]  # an eighth, in blocks of 512 bytes
+
+
+def test_experts_of_a_rank(rehearse):
+    split = ["placement={kind: torchrun, expert_parallel: 2}"]
+    cases = ([], SHAPE, 1), (split, SHAPE, 4), (["model.compute_dtype=float32"], SHAPE, 1)
+    alone, rank, wide = (rehearse(rehearsed, RL, *case, kind="qwen3_moe") for case in cases)
+    assert alone.faults == rank.faults == wide.faults == ()
+    exchanged = {"_exchanging": 2 * rank.micro_batches}  # how many rows go where, once in each of the two layers
+    assert waits_of(alone) == POLICY and waits_of(rank) == POLICY | exchanged
+    assert alone.inside == 0 and rank.inside == 2 * rank.micro_batches
+    assert rank.peak_bytes["weights"] < 0.3 * alone.peak_bytes["weights"]
+    assert wide.inside == 4 * wide.micro_batches  # grouped products, which CUDA has in bfloat16 alone

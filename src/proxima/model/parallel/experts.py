@@ -9,7 +9,6 @@ adds up those of the ranks that hold the same experts.
 The host waits for the device once in a layer, for the counts, and once more where a layer is recomputed.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -22,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from proxima.data import FieldError, require
+from proxima.model.grouped_experts import OtherWeights, stacked_experts
 from proxima.model.parallel.mesh import Meshes
 from proxima.model.parallel.sharding import Sharding
 
@@ -50,7 +50,7 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
     if meshes.expert is None:
         return
     check_experts(model.config, sharding)
-    found = list(_stacked_experts(model))
+    found = list(stacked_experts(model))
     if not found:
         raise FieldError(FIELD, sharding.expert_parallel, "has no plan for this architecture", remedy="set it to 1")
     policy = replace(settings["mp_policy"], cast_forward_inputs=False)
@@ -61,14 +61,6 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
         fully_shard(experts, **settings, reshard_after_forward=sharding.reshard_after_forward)
 
 
-def _stacked_experts(model: nn.Module) -> Iterator[Any]:
-    """The modules of transformers' interface of experts, whose weights [experts, …] are stacked."""
-    for module in model.modules():
-        weights = list(module.parameters())
-        if hasattr(module, "_apply_gate") and weights and all(len(p) == module.num_experts for p in weights):
-            yield module
-
-
 def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
     """Keep this rank's experts; what is not on the meta device goes to where the ranks compute."""
     for name, weight in list(experts.named_parameters(recurse=False)):
@@ -76,17 +68,6 @@ def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
         own = own if own.is_meta else own.to(mesh.device_type, copy=True)
         split = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         setattr(experts, name, nn.Parameter(split, requires_grad=weight.requires_grad))
-
-
-class _OwnExperts:
-    """A module of experts as its forward method reads it, with this rank's weights in the place of all."""
-
-    def __init__(self, experts: Any, weights: dict[str, Tensor], count: int) -> None:
-        self._experts, self.num_experts = experts, count
-        vars(self).update(weights)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._experts, name)
 
 
 def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
@@ -101,10 +82,12 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         dist.all_to_all_single(received, sent, group=group)
         there, here = host_counts(sent, received, ranks, len(order))
         rows = _Exchange.apply(hidden[order // choices], here, there, group)
-        own = torch.arange(experts.num_experts // ranks, device=hidden.device).repeat(ranks)
-        expert = own.repeat_interleave(received, output_size=len(rows))
-        alone = rows.new_ones(len(rows), 1)
-        given = compute(_own_experts(experts, ranks), rows, expert[:, None], alone)
+        count = experts.num_experts // ranks
+        expert = torch.arange(count, device=hidden.device).repeat(ranks)
+        expert = expert.repeat_interleave(received, output_size=len(rows))
+        weights = {name: weight.to_local() for name, weight in experts.named_parameters(recurse=False)}
+        own = OtherWeights(experts, weights, count)
+        given = compute(own, rows, expert[:, None], rows.new_ones(len(rows), 1))
         if rows.requires_grad and not given.requires_grad:  # a loop over no expert; the others wait in backward
             given = rows * 0
         back = _Exchange.apply(given, there, here, group)
@@ -113,15 +96,6 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         return whole.to(hidden.dtype)
 
     return forward
-
-
-def _own_experts(experts: Any, ranks: int) -> _OwnExperts:
-    """In the dtype of autocast, which does not know grouped products."""
-    weights = {name: weight.to_local() for name, weight in experts.named_parameters(recurse=False)}
-    device = next(iter(weights.values())).device.type
-    if torch.is_autocast_enabled(device):
-        weights = {name: weight.to(torch.get_autocast_dtype(device)) for name, weight in weights.items()}
-    return _OwnExperts(experts, weights, experts.num_experts // ranks)
 
 
 def host_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:

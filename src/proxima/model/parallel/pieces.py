@@ -12,9 +12,9 @@ from proxima.model.parallel.sharding import fill_weight, local_part
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A tensor of a file. It is a whole weight, or with `place` = (i, j, n) of a weight [experts, rows, …] the part j of
-    n equal ones of the rows of expert i."""
+class FilePiece:
+    """A tensor of a file: a whole weight, or with `place` = (i, j, n) of a weight [experts, rows, …] the part j of n
+    equal ones of the rows of expert i."""
 
     name: str
     file: Path
@@ -47,13 +47,13 @@ class Piece:
         return None
 
 
-def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[Piece]]:
+def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
     """The pieces of each weight by its name. Where transformers would stack some, the model learns, as from
     `from_pretrained`, how its weights are named in files."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
 
-    pieces = {name: [Piece(name, file)] for name, file in files.items()}
+    pieces = {name: [FilePiece(name, file)] for name, file in files.items()}
     mapping = get_model_conversion_mapping(model)
     stacking = [entry for entry in mapping if isinstance(entry, WeightConverter) and _stacks(entry)]
     if not stacking:
@@ -66,7 +66,7 @@ def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[P
         if pattern is not None:
             stacked.setdefault(weight, {name: [] for name in patterns[pattern]})[pattern].append(name)
         elif weight not in pieces:
-            pieces[weight] = [Piece(name, files[name])]
+            pieces[weight] = [FilePiece(name, files[name])]
     for weight, parts in stacked.items():
         pieces[weight] = list(_placed(parts, files))
     if used := [entry for entry in mapping if entry.was_used()]:
@@ -74,9 +74,9 @@ def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[P
     return pieces
 
 
-def _placed(parts: Mapping[str, list[str]], files: Mapping[str, Path]) -> Iterator[Piece]:
+def _placed(parts: Mapping[str, list[str]], files: Mapping[str, Path]) -> Iterator[FilePiece]:
     for part, names in enumerate(parts.values()):
-        yield from (Piece(name, files[name], (expert, part, len(parts))) for expert, name in enumerate(names))
+        yield from (FilePiece(name, files[name], (expert, part, len(parts))) for expert, name in enumerate(names))
 
 
 def _stacks(entry: Any) -> bool:

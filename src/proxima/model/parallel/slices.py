@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from proxima.model.parallel.mesh import meshes_of
-from proxima.model.parallel.pieces import Piece, pieces_of_weights
+from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
 from proxima.model.parallel.sharding import Sharding
 
@@ -130,9 +130,9 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
-def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[Piece]]:
+def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
     """Where each weight and each saved buffer lies: by its first name in the model, under any of its names."""
-    owner, sources, found = dict[int, str](), dict[str, list[Piece]](), pieces_of_weights(model, files)
+    owner, sources, found = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
     for name, tensor in _saved(model):
         if isinstance(tensor, nn.Parameter) and not tensor.is_meta:
             continue  # an adapter's
@@ -148,7 +148,7 @@ def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
-def _fits(model: nn.Module, sources: Mapping[str, list[Piece]]) -> bool:
+def _fits(model: nn.Module, sources: Mapping[str, list[FilePiece]]) -> bool:
     saved = dict(_saved(model))
     whole = all(len(pieces) == pieces[0].among(saved[name]) for name, pieces in sources.items() if pieces)
     return whole and all(
@@ -157,14 +157,16 @@ def _fits(model: nn.Module, sources: Mapping[str, list[Piece]]) -> bool:
     )
 
 
-def _read(model: nn.Module, sources: Mapping[str, list[Piece]]) -> None:
+def _read(model: nn.Module, sources: Mapping[str, list[FilePiece]]) -> None:
     for opened, tensor, piece in _opened(dict(_saved(model)), sources):
         piece.fill(tensor, opened.get_slice(piece.name))
 
 
-def _opened(tensors: Mapping[str, Tensor], sources: Mapping[str, list[Piece]]) -> Iterator[tuple[Any, Tensor, Piece]]:
+def _opened(
+    tensors: Mapping[str, Tensor], sources: Mapping[str, list[FilePiece]]
+) -> Iterator[tuple[Any, Tensor, FilePiece]]:
     """An open file, a tensor of the model, and a piece of it in the file; each file is opened once."""
-    by_file = dict[Path, list[tuple[str, Piece]]]()
+    by_file = dict[Path, list[tuple[str, FilePiece]]]()
     for own, pieces in sources.items():
         for piece in pieces:
             by_file.setdefault(piece.file, []).append((own, piece))
