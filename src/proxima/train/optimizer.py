@@ -42,13 +42,11 @@ class AdamW:
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer over `parameters`, in their order."""
         trained = [p for p in parameters if p.requires_grad]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
         ]
-        kept = [
-            group | {"params": weights} for group in groups if group["params"] for weights in _by_mesh(group["params"])
-        ]
+        kept = [group | {"params": part} for group in groups for part in _by_mesh(group["params"])]
         return torch.optim.AdamW(kept, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
 
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from proxima.model.lora import Lora
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.model.parallel.sharding import Sharding
 from proxima.train import AdamW
 from tests.model.parallel.loads import never_whole, same_copy, same_weights
-from tests.model.parallel.passes import NEEDS, compare, forward_only, loss, policies, source
+from tests.model.parallel.passes import NEEDS, compare, forward_only, loss, policies, rounded, scalars, source
 from tests.model.rows import MIXED, rows
 
 KIND = "qwen3_moe"
@@ -51,6 +52,14 @@ def all_passes(rank: int, folder: Path) -> None:
         compare(*both, busy=1)
     same_loop(folder)
     several_updates(folder)
+    rounded(folder / KIND, expert_parallel=2)
+    lora = Lora(rank=4, alpha=8, targets=("q_proj", "o_proj"))
+    both = policies(folder / KIND, Sharding(expert_parallel=2), lora=lora, gradient_checkpointing=True)
+    compare(*both, parts=2)
+    both = scalars(folder / KIND, Sharding(expert_parallel=2))
+    compare(*both, frozenset({"value"}), busy=1)
+    both = policies(folder / "mixtral", Sharding(expert_parallel=2), head=True)
+    compare(*both, NEEDS | {"value"}, busy=max(1, size - 1))
 
 
 def same_loop(folder: Path) -> None:

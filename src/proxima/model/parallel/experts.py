@@ -52,7 +52,12 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
     check_experts(model.config, sharding)
     found = list(stacked_experts(model))
     if not found:
-        raise FieldError(FIELD, sharding.expert_parallel, "has no plan for this architecture", remedy="set it to 1")
+        raise FieldError(
+            FIELD,
+            sharding.expert_parallel,
+            "has no plan for a model whose experts are not stacked",
+            remedy="set it to 1",
+        )
     policy = replace(settings["mp_policy"], cast_forward_inputs=False)
     settings = settings | {"mesh": meshes.expert_shards, "mp_policy": policy}
     for experts in found:
@@ -81,7 +86,7 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         received = torch.empty_like(sent)  # [ranks · own experts] rows of each rank for each
         dist.all_to_all_single(received, sent, group=group)
         there, here = host_counts(sent, received, ranks, len(order))
-        rows = _Exchange.apply(hidden[order // choices], here, there, group)
+        rows = _exchanged(hidden[order // choices], here, there, group)
         count = experts.num_experts // ranks
         expert = torch.arange(count, device=hidden.device).repeat(ranks)
         expert = expert.repeat_interleave(received, output_size=len(rows))
@@ -90,7 +95,7 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         given = compute(own, rows, expert[:, None], rows.new_ones(len(rows), 1))
         if rows.requires_grad and not given.requires_grad:  # a loop over no expert; the others wait in backward
             given = rows * 0
-        back = _Exchange.apply(given, there, here, group)
+        back = _exchanged(given, there, here, group)
         weighted = back * top_k_weights.flatten()[order, None]
         whole: Tensor = weighted[order.argsort()].view(*top_k_index.shape, -1).sum(1)
         return whole.to(hidden.dtype)
@@ -105,9 +110,13 @@ def host_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[
     return there, here
 
 
-class _Exchange(torch.autograd.Function):
-    """Rows [N, D] sent to other ranks, and the rows that come from them; backward sends gradients the other way."""
+def _exchanged(rows: Tensor, here: list[int], there: list[int], group: Any) -> Tensor:
+    """The rows [N, D] that come from each rank, for those sent to each; backward sends gradients the other way."""
+    got: Tensor = _Exchange.apply(rows, here, there, group)  # type: ignore[no-untyped-call]
+    return got
 
+
+class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, here: list[int], there: list[int], group: Any) -> Tensor:
         ctx.place = there, here, group
@@ -116,5 +125,5 @@ class _Exchange(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        return _Exchange.apply(gradient, *ctx.place), None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _exchanged(gradient, *ctx.place), None, None, None

@@ -51,14 +51,14 @@ def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[F
     """The pieces of each weight by its name. Where transformers would stack some, the model learns, as from
     `from_pretrained`, how its weights are named in files."""
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     pieces = {name: [FilePiece(name, file)] for name, file in files.items()}
     mapping = get_model_conversion_mapping(model)
     stacking = [entry for entry in mapping if isinstance(entry, WeightConverter) and _stacks(entry)]
     if not stacking:
         return pieces
-    renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     patterns = {pattern: entry.source_patterns for entry in stacking for pattern in entry.source_patterns}
     stacked = dict[str, dict[str, list[str]]]()
     for name in sorted(files, key=dot_natural_key):
