@@ -5,9 +5,10 @@ on.
     def test_x(tiny_model): folder = tiny_model("qwen2")        # the same, made once a session
 
 The kinds differ where decoders differ: `llama` ties its embeddings and groups its heads 4/2, `qwen2` has biases on q, k
-and v and an output layer of its own, `qwen3` normalises q and k and has a head_dim that is not hidden/heads, `gpt2` has
-learned positions, LayerNorm and fused QKV, and no fast path anywhere. Weights are drawn wide, and norms and biases too,
-so that a forgotten one shows in the logits.
+and v and an output layer of its own, `qwen3` normalises q and k and has a head_dim that is not hidden/heads,
+`qwen3_moe` has two of eight experts a token in the place of its MLP, `gpt2` has learned positions, LayerNorm and fused
+QKV, and no fast path anywhere. Weights are drawn wide, and norms and biases too, so that a forgotten one shows in the
+logits.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.utils import logging
 
@@ -79,6 +82,9 @@ def _config(kind: str) -> tuple[type[PreTrainedModel], Any]:
             return Qwen2ForCausalLM, Qwen2Config(**decoder, tie_word_embeddings=False)
         case "qwen3":
             return Qwen3ForCausalLM, Qwen3Config(**decoder, head_dim=16, tie_word_embeddings=True)
+        case "qwen3_moe":
+            experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+            return Qwen3MoeForCausalLM, Qwen3MoeConfig(**decoder, **experts, head_dim=16, tie_word_embeddings=False)
         case "gpt2":
             config = GPT2Config(
                 **common, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
@@ -87,7 +93,7 @@ def _config(kind: str) -> tuple[type[PreTrainedModel], Any]:
     raise ValueError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
 
 
-KINDS = ("llama", "qwen2", "qwen3", "gpt2")
+KINDS = ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt2")
 
 
 def tiny(kind: str, seed: int = 0) -> PreTrainedModel:

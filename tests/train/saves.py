@@ -171,3 +171,46 @@ def later_loads(rank: int, folder: Path) -> None:
     save_all(writer, folder / "by hybrid", hybrid, wait=False)
     writer.finish()
     assert damage(folder / "by hybrid" / "000001") is None and read_checkpoint(folder / "by four" / "000001")
+
+
+def expert_stack(folder: Path, sharding: Sharding | None, saved: Path | None = None) -> dict[str, TrainStack]:
+    model = source(folder / "qwen3_moe", sharding=sharding)
+    loaded = model.load(None if saved is None else str(saved / "000001/model"))
+    stack = TrainStack(model.policy(loaded), optimizer=AdamW(lr=1e-3))
+    if saved is not None:
+        restore(checkpoints(saved)[0], stack)
+    return {"policy": stack}
+
+
+def saves_of_experts(rank: int, folder: Path) -> None:
+    """Written by ranks that split the experts, in every way, and by ranks that do not."""
+    first = expert_stack(folder, Sharding(expert_parallel=2))
+    for _ in range(2):
+        train(first["policy"], frozenset())
+    state, writer = whole_state(first), ShardedWriter()
+    if rank == 0:
+        save_file(state, folder / "expected.safetensors")
+    ways = {
+        "two": Sharding(expert_parallel=2),
+        "none": Sharding(),
+        "four": Sharding(expert_parallel=4, offload=True),
+        "hybrid": Sharding(kind="hybrid", ranks_per_node=2, expert_parallel=2),
+    }
+    stacks, before = first, None
+    for name, sharding in ways.items():
+        place = folder / f"by {name}"
+        place.mkdir(exist_ok=True)
+        if before is not None:
+            stacks = expert_stack(folder, sharding, before)
+            same_state(stacks, state)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(sharded_checkpoint, "FILE", 20_000)
+            writer.write(place, 1, stacks["policy"].model.loaded, stacks["policy"], {}, wait=name != "two")
+        writer.finish()
+        before = place
+
+
+def loads_of_experts(rank: int, folder: Path) -> None:
+    expected = load_file(folder / "expected.safetensors")
+    for saved in ("by one", "by hybrid"):
+        same_state(expert_stack(folder, Sharding(expert_parallel=2), folder / saved), expected)

@@ -10,7 +10,16 @@ from proxima.model import load, save
 from proxima.train.checkpoint import checkpoints, damage, write_checkpoint, write_tensors
 from tests.model.families import make
 from tests.model.parallel.ranks import run_ranks
-from tests.train.saves import first_saves, killed_while_it_writes, later_loads, restore_all, same_state
+from tests.train.saves import (
+    expert_stack,
+    first_saves,
+    killed_while_it_writes,
+    later_loads,
+    loads_of_experts,
+    restore_all,
+    same_state,
+    saves_of_experts,
+)
 
 
 def test_saved_on_two_loaded_on_one_and_four_and_back(tiny_model, tmp_path):
@@ -44,6 +53,22 @@ def names_of_the_files(folder) -> None:
     assert all(ours[name].shape == tensor.shape for name, tensor in theirs.items())
     loaded = load(str(folder / "000005" / "model"), device="cpu")
     assert not torch.equal(loaded.model.lm_head.weight, theirs["lm_head.weight"])
+
+
+def test_experts_on_ranks_that_split_them_and_on_others(tiny_model, tmp_path):
+    (tmp_path / "qwen3_moe").symlink_to(tiny_model("qwen3_moe"))
+    run_ranks(saves_of_experts, 4, tmp_path)
+    expected = load_file(tmp_path / "expected.safetensors")
+    names = load_file(tmp_path / "qwen3_moe" / "model.safetensors").keys()
+    for name in ("two", "none", "four", "hybrid"):
+        again = expert_stack(tmp_path, None, tmp_path / f"by {name}")
+        same_state(again, expected)
+        written = sorted((tmp_path / f"by {name}" / "000001" / "model").glob("*.safetensors"))
+        assert len(written) > 1 and {key for file in written for key in load_file(file)} == names
+        assert damage(tmp_path / f"by {name}" / "000001") is None
+    (tmp_path / "by one").mkdir()
+    write_checkpoint(tmp_path / "by one", 1, again["policy"].model.loaded, again["policy"], {})
+    run_ranks(loads_of_experts, 2, tmp_path)
 
 
 def test_a_rank_that_is_killed_while_it_writes_costs_that_checkpoint_alone(tiny_model, tmp_path):

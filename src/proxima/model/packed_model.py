@@ -87,6 +87,10 @@ class PackedModel:
         # a model without attention takes no name for it
         if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
+        if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
+            from proxima.model.grouped_experts import compute_in_autocast
+
+            compute_in_autocast(self.model)
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
         if loaded.sharding is not None and loaded.sharding.context_parallel > 1:

@@ -42,7 +42,7 @@ class AdamW:
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer over `parameters`, in their order."""
         trained = [p for p in parameters if p.requires_grad]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
         ]

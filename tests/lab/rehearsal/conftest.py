@@ -18,12 +18,12 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture
 def rehearse(process: ProcessPoolExecutor, tiny_model: Callable[[str], Path]) -> Callable[..., Any]:
-    """`rehearse(function, …, recipe, overrides)` calls a function of `worker` on a tiny Qwen3."""
+    """`rehearse(function, …, recipe, overrides)` calls a function of `worker` on a tiny Qwen3, or another `kind`."""
 
-    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(function: Callable[..., Any], *arguments: Any, kind: str = "qwen3") -> Any:
         *before, recipe, overrides = arguments[: _recipe_at(arguments) + 2]
         rest = arguments[_recipe_at(arguments) + 2 :]
-        model = str(tiny_model("qwen3"))
+        model = str(tiny_model(kind))
         words = ["train.tokens_per_micro_batch=100", *(word.replace("MODEL", model) for word in overrides)]
         path = str(ROOT / "recipes" / recipe)
         return process.submit(function, *before, path, [f"model.path={model}", *words], *rest).result(timeout=300)

@@ -103,3 +103,15 @@ def test_ranks_that_split_tokens(rehearse):
         one = rehearse(rehearsed, recipe, words, SHAPE, 4)
         assert one.faults == () and one.inside == 0 and one.micro_batches >= 4, name
         assert waits_of(one) == POLICY, name
+
+
+def test_experts_of_a_rank(rehearse):
+    split = ["placement={kind: torchrun, expert_parallel: 2}"]
+    cases = ([], SHAPE, 1), (split, SHAPE, 4), (["model.compute_dtype=float32"], SHAPE, 1)
+    alone, rank, wide = (rehearse(rehearsed, RL, *case, kind="qwen3_moe") for case in cases)
+    assert alone.faults == rank.faults == wide.faults == ()
+    exchanged = {"_exchanging": 2 * rank.micro_batches}  # how many rows go where, once in each of the two layers
+    assert waits_of(alone) == POLICY and waits_of(rank) == POLICY | exchanged
+    assert alone.inside == 0 and rank.inside == 2 * rank.micro_batches
+    assert rank.peak_bytes["weights"] < 0.3 * alone.peak_bytes["weights"]
+    assert wide.inside == 4 * wide.micro_batches  # grouped products, which CUDA has in bfloat16 alone

@@ -175,11 +175,11 @@ def when_summed(folder: Path) -> None:
             resharded(sharded)
 
 
-def rounded(folder: Path) -> None:
+def rounded(folder: Path, **layout: int) -> None:
     """Weights gathered in bfloat16 compute what a bfloat16 model computes; their gradients are summed in float32."""
     settings = {"compute_dtype": "bfloat16", "device": "cpu"}
     half = ModelSource(path=str(folder), dtype="bfloat16", **settings)
-    many = ModelSource(path=str(folder), sharding=Sharding(param_dtype="bfloat16"), **settings)
+    many = ModelSource(path=str(folder), sharding=Sharding(param_dtype="bfloat16", **layout), **settings)
     plain, sharded = half.policy(half.load()), many.policy(many.load())
     sequences = rows(*MIXED)
     expected = loss(plain, plain.pack(sequences), NEEDS)

@@ -84,6 +84,7 @@ def fake_device() -> torch.device:
         ours.impl(name, _lowered(getattr(torch.ops.aten, name).default), _AUTOCAST)
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         ours.impl("scaled_dot_product_attention", _attention, key)
+        ours.impl("_grouped_mm", _grouped_product, key)
     _libraries.extend((every, ours))
     return torch.device(NAME, 0)
 
@@ -143,3 +144,17 @@ def _attention(
     learns = any(x.requires_grad for x in (query, key, value)) and torch.is_grad_enabled()
     efficient = operators._scaled_dot_product_efficient_attention
     return efficient(query, key, value, bias, learns, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+def _grouped_product(
+    rows: Tensor,
+    matrices: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As many operations, and tensors of the shapes, of rows [S, I] with their own of the matrices [E, I, O]. In
+    another precision than bfloat16 CUDA computes group by group, and reads the ends of the groups on the host."""
+    if offs is not None and rows.dtype != torch.bfloat16:
+        offs.cpu()
+    return rows @ matrices[0]

@@ -26,11 +26,21 @@ def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from proxima.model.parallel import experts
+
+    known, experts.host_counts = experts.host_counts, _even_counts
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
         yield _FakeRanks(count, together)
     finally:
         dist.destroy_process_group()
+        experts.host_counts = known
+
+
+def _even_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
+    """Every expert gets as many tokens; the host waits for them as it would."""
+    sent.tolist()
+    return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)], [-(-rows // ranks)] * ranks
 
 
 class _FakeRanks(Ranks):

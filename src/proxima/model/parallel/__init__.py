@@ -4,6 +4,8 @@ sees the same modules; importing this room imports nothing of torch.distributed.
     sharding    `Sharding`, the settings; `is_sharded(module)`
     mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
     shard       `shard_model`, `shard_head`: what is a unit; the forward method through which weights are read
+    experts     `shard_experts`, `check_experts`: a layer's experts split over ranks
+    pieces      where the weights lie in the files, those of each expert too
     slices      `read_sliced`: each rank reads its own slices; `shard_whole`: of a model that is here whole
     context     `ContextGroup`: ranks that split the tokens of a batch; `check_context`: of which models
     batch_part  `part_of`: the tokens of one of them

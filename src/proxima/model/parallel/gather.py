@@ -47,11 +47,10 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if local.device.type != mesh.device_type:  # offloaded
         place: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
         sharded = DTensor.from_local(local.to(mesh.device_type), mesh, tensor.placements, **place)
-    for axis, placement in enumerate(
-        tensor.placements
-    ):  # one at a time: torch would warn that it can't do both at once
-        if not placement.is_replicate():
-            sharded = sharded.redistribute(placements=[*[Replicate()] * (axis + 1), *tensor.placements[axis + 1 :]])
+    placements = list(tensor.placements)
+    for axis in range(mesh.ndim):  # torch warns where one call needs several collectives, as it does for experts
+        placements[axis] = Replicate()
+        sharded = sharded.redistribute(placements=placements)
     whole: Tensor = sharded.to_local()
     return whole
 

@@ -29,7 +29,7 @@ def total_norm(tensors: Iterable[Tensor]) -> Tensor:
             mesh, placements = key
             part = part.to(mesh.device_type)
             for axis, placement in enumerate(placements):
-                if not placement.is_replicate():  # a strided shard is no `Shard`
+                if not placement.is_replicate():  # also what is split twice along an axis
                     dist.all_reduce(part, group=mesh.get_group(axis))
         total = part if total is None else total.to(part.device) + part
     return torch.zeros((), dtype=torch.float64) if total is None else total.sqrt()

@@ -11,6 +11,10 @@ def check_split(path: str, revision: str | None, sharding: Sharding, *, adapters
         from proxima.model.parallel.tensor import check_tensor_parallel
 
         check_tensor_parallel(load_config(path, revision), tensor, adapters=adapters, expert_ranks=expert)
+    if expert > 1:
+        from proxima.model.parallel.experts import check_experts
+
+        check_experts(load_config(path, revision), sharding)
     if sharding.context_parallel > 1:
         from proxima.model.parallel.context import check_context
 

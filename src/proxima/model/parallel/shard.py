@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 )
 
 from proxima.model.lora import SCALAR_HEAD
+from proxima.model.parallel.experts import shard_experts
 from proxima.model.parallel.mesh import Meshes
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_head import exact_product
@@ -41,6 +42,7 @@ def shard_model(model: nn.Module, meshes: Meshes, sharding: Sharding) -> nn.Modu
     head: Any = getattr(model, SCALAR_HEAD, None)
     if isinstance(head, nn.Linear):
         shard_head(head, meshes, sharding)
+    shard_experts(model, meshes, sharding, settings)
     for layer in decoder_layers(model):
         fully_shard(layer, **settings, reshard_after_forward=sharding.reshard_after_forward)
     for unit in _outer_units(model):

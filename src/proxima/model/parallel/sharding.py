@@ -82,14 +82,19 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
 
 def fill_weight(weight: Tensor, whole: Any) -> None:
     """Copy into a weight, plain or sharded, its part of `whole`: a tensor, or a slice of a safetensors file."""
-    part: Any = ...
-    if hasattr(weight, "to_local"):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        sharded: Any = weight
-        shape, offset = compute_local_shape_and_global_offset(weight.shape, sharded.device_mesh, sharded.placements)
-        weight = sharded.to_local()
-        part = tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))
-    if weight.numel():
+    own, offset = local_part(weight)
+    if own.numel():
+        part: Any = tuple(slice(at, at + size) for at, size in zip(offset, own.shape, strict=True)) or ...
         with torch.no_grad():
-            weight.copy_(whole[part])
+            own.copy_(whole[part])
+
+
+def local_part(weight: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """What this rank holds of a weight, and where it begins in the whole."""
+    if not hasattr(weight, "to_local"):
+        return weight, (0,) * weight.dim()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sharded: Any = weight
+    _, offset = compute_local_shape_and_global_offset(weight.shape, sharded.device_mesh, sharded.placements)
+    return sharded.to_local(), tuple(offset)

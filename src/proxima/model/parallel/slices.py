@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from proxima.model.parallel.mesh import meshes_of
+from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
-from proxima.model.parallel.sharding import Sharding, fill_weight
+from proxima.model.parallel.sharding import Sharding
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -44,7 +45,7 @@ def read_sliced(
     if prepare is not None:
         _prepared(model, prepare)
     sources = _sources(model, files)
-    missing = sorted(name for name, source in sources.items() if source is None)
+    missing = sorted(name for name, pieces in sources.items() if not pieces)
     mixed = model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
     if set(missing) - set(may_lack) or (mixed and model.dtype != torch.float32) or not _fits(model, sources):
         return None
@@ -129,15 +130,15 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
-def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, tuple[str, Path] | None]:
+def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
     """Where each weight and each saved buffer lies: by its first name in the model, under any of its names."""
-    owner, sources = dict[int, str](), dict[str, tuple[str, Path] | None]()
+    owner, sources, found = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
     for name, tensor in _saved(model):
         if isinstance(tensor, nn.Parameter) and not tensor.is_meta:
             continue  # an adapter's
-        first, there = owner.setdefault(id(tensor), name), name.replace(".base_layer.", ".")
-        if sources.get(first) is None:
-            sources[first] = (there, files[there]) if there in files else None
+        first = owner.setdefault(id(tensor), name)
+        if not sources.get(first):
+            sources[first] = found.get(name.replace(".base_layer.", "."), [])
     return sources
 
 
@@ -147,30 +148,32 @@ def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
-def _fits(model: nn.Module, sources: Mapping[str, tuple[str, Path] | None]) -> bool:
-    return all(
-        list(opened.get_slice(name).get_shape()) == list(tensor.shape)
-        for opened, tensor, name in _opened(dict(_saved(model)), sources)
+def _fits(model: nn.Module, sources: Mapping[str, list[FilePiece]]) -> bool:
+    saved = dict(_saved(model))
+    whole = all(len(pieces) == pieces[0].among(saved[name]) for name, pieces in sources.items() if pieces)
+    return whole and all(
+        piece.fits(tensor, list(opened.get_slice(piece.name).get_shape()))
+        for opened, tensor, piece in _opened(saved, sources)
     )
 
 
-def _read(model: nn.Module, sources: Mapping[str, tuple[str, Path] | None]) -> None:
-    for opened, tensor, name in _opened(dict(_saved(model)), sources):
-        fill_weight(tensor, opened.get_slice(name))
+def _read(model: nn.Module, sources: Mapping[str, list[FilePiece]]) -> None:
+    for opened, tensor, piece in _opened(dict(_saved(model)), sources):
+        piece.fill(tensor, opened.get_slice(piece.name))
 
 
 def _opened(
-    tensors: Mapping[str, Tensor], sources: Mapping[str, tuple[str, Path] | None]
-) -> Iterator[tuple[Any, Tensor, str]]:
-    """An open file, a tensor of the model, and its name in the file; each file is opened once."""
-    by_file = dict[Path, list[tuple[str, str]]]()
-    for own, source in sources.items():
-        if source is not None:
-            by_file.setdefault(source[1], []).append((own, source[0]))
-    for file, names in by_file.items():
+    tensors: Mapping[str, Tensor], sources: Mapping[str, list[FilePiece]]
+) -> Iterator[tuple[Any, Tensor, FilePiece]]:
+    """An open file, a tensor of the model, and a piece of it in the file; each file is opened once."""
+    by_file = dict[Path, list[tuple[str, FilePiece]]]()
+    for own, pieces in sources.items():
+        for piece in pieces:
+            by_file.setdefault(piece.file, []).append((own, piece))
+    for file, found in by_file.items():
         with safe_open(file, framework="pt") as opened:
-            for own, name in names:
-                yield opened, tensors[own], name
+            for own, piece in found:
+                yield opened, tensors[own], piece
 
 
 def _not_finite_anywhere(model: nn.Module) -> list[str]:

@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from proxima.data import FieldError, require
+from proxima.model.parallel.experts import COUNTS
 from proxima.model.parallel.vocabulary import VocabularyPart
 
 FIELD = "placement.tensor_parallel"
@@ -134,8 +135,7 @@ def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
     """What the ranks divide among them, and how much there is of it."""
     heads = config.num_attention_heads
     counts = {"attention heads": heads, "key and value heads": getattr(config, "num_key_value_heads", None) or heads}
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((count for name in names if (count := getattr(config, name, None))), None)
+    experts = next((count for name in COUNTS if (count := getattr(config, name, None))), None)
     dense = getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) != 1
     if experts is not None and "moe_tp_experts" in plan.values():
         counts["experts"] = experts

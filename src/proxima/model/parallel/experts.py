@@ -1,0 +1,111 @@
+"""Expert parallel: each rank holds some experts of every layer, and ranks send each other the tokens for them.
+
+Tokens of all ranks of the group come to the rank that holds an expert, so its gradient is the sum over the group; FSDP
+adds up those of the ranks that hold the same experts.
+
+    router's choices [T, K] → sorted by expert → counts exchanged → rows sent → own experts → rows sent back
+    → times the router's weights, summed over K
+
+The host waits for the device once in a layer, for the counts, and once more where a layer is recomputed.
+"""
+
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from proxima.data import FieldError, require
+from proxima.model.grouped_experts import OtherWeights, stacked_experts
+from proxima.model.parallel.exchange import exchange
+from proxima.model.parallel.mesh import Meshes
+from proxima.model.parallel.sharding import Sharding
+
+FIELD = "placement.expert_parallel"
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in a model's config
+
+
+def check_experts(config: Any, sharding: Sharding) -> None:
+    """FieldError where the experts of a model of this config can't be split so."""
+    parts, text = sharding.expert_parallel, config.get_text_config()
+    if parts == 1:
+        return
+    count = next((given for name in COUNTS if (given := getattr(text, name, None))), 0)
+    require(count > 0, FIELD, parts, "splits experts, and this model has none", remedy="set it to 1")
+    legal = min((d for d in range(1, count + 1) if count % d == 0), key=lambda d: (abs(d - parts), -d))
+    require(count % parts == 0, FIELD, parts, f"must divide the {count} experts", remedy=f"set it to {legal}")
+
+
+def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict[str, Any]) -> None:
+    """Split the experts of a model in place over `meshes.expert`, and each part, a unit of FSDP with these settings,
+    over `meshes.expert_shards`.
+
+    Raises:
+        FieldError: the number of experts does not allow it, or they are no stacked matrices.
+    """
+    if meshes.expert is None:
+        return
+    check_experts(model.config, sharding)
+    found = list(stacked_experts(model))
+    if not found:
+        raise FieldError(
+            FIELD,
+            sharding.expert_parallel,
+            "has no plan for a model whose experts are not stacked",
+            remedy="set it to 1",
+        )
+    policy = replace(settings["mp_policy"], cast_forward_inputs=False)
+    settings = settings | {"mesh": meshes.expert_shards, "mp_policy": policy}
+    for experts in found:
+        _split(experts, meshes.expert)
+        experts.forward = MethodType(_exchanging(type(experts).forward, meshes.expert), experts)
+        fully_shard(experts, **settings, reshard_after_forward=sharding.reshard_after_forward)
+
+
+def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep this rank's experts; what is not on the meta device goes to where the ranks compute."""
+    for name, weight in list(experts.named_parameters(recurse=False)):
+        own = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
+        own = own if own.is_meta else own.to(mesh.device_type, copy=True)
+        split = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
+        setattr(experts, name, nn.Parameter(split, requires_grad=weight.requires_grad))
+
+
+def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
+    """`compute`, the forward method of a class of experts, over the experts and the tokens of all ranks of a mesh."""
+
+    def forward(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        group, ranks, choices = mesh.get_group(), mesh.size(), top_k_index.shape[1]
+        chosen, order = top_k_index.flatten().sort(stable=True)
+        edges = torch.arange(experts.num_experts + 1, device=hidden.device)
+        sent = torch.searchsorted(chosen, edges).diff()  # [experts] rows for each
+        received = torch.empty_like(sent)  # [ranks · own experts] rows of each rank for each
+        dist.all_to_all_single(received, sent, group=group)
+        there, here = host_counts(sent, received, ranks, len(order))
+        rows = exchange(hidden[order // choices], here, there, group)
+        count = experts.num_experts // ranks
+        expert = torch.arange(count, device=hidden.device).repeat(ranks)
+        expert = expert.repeat_interleave(received, output_size=len(rows))
+        weights = {name: weight.to_local() for name, weight in experts.named_parameters(recurse=False)}
+        own = OtherWeights(experts, weights, count)
+        given = compute(own, rows, expert[:, None], rows.new_ones(len(rows), 1))
+        if rows.requires_grad and not given.requires_grad:  # a loop over no expert; the others wait in backward
+            given = rows * 0
+        back = exchange(given, there, here, group)
+        weighted = back * top_k_weights.flatten()[order, None]
+        whole: Tensor = weighted[order.argsort()].view(*top_k_index.shape, -1).sum(1)
+        return whole.to(hidden.dtype)
+
+    return forward
+
+
+def host_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
+    """How many rows go to each rank, `rows` in all, and how many come from each: one wait for the device. A rehearsal,
+    where nothing has a value, puts even counts in the place of this."""
+    there, here = torch.stack((sent, received)).view(2, ranks, -1).sum(2).tolist()
+    return there, here

@@ -1,0 +1,85 @@
+"""Where each weight of a model lies in its files, also one that transformers stacks from a tensor for each expert."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.model.parallel.sharding import fill_weight, local_part
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    """A tensor of a file: a whole weight, or with `place` = (i, j, n) of a weight [experts, rows, …] the part j of n
+    equal ones of the rows of expert i."""
+
+    name: str
+    file: Path
+    place: tuple[int, int, int] | None = None
+
+    def among(self, whole: Tensor) -> int:
+        """How many pieces a weight has."""
+        return 1 if self.place is None else self.place[2] * len(whole)
+
+    def fits(self, whole: Tensor, shape: list[int]) -> bool:
+        """Whether a tensor of this shape is this piece of a weight."""
+        if self.place is None:
+            return shape == list(whole.shape)
+        expert, _, parts = self.place
+        return expert < len(whole) and [parts * shape[0], *shape[1:]] == list(whole.shape[1:])
+
+    def fill(self, weight: Tensor, piece: Any) -> None:
+        """Copy into a weight, plain or sharded, its part of this piece: a tensor, or a slice of a safetensors file."""
+        if self.place is None:
+            return fill_weight(weight, piece)
+        own, offset = local_part(weight)
+        expert, part, parts = self.place
+        height = weight.shape[1] // parts
+        above, row = part * height, expert - offset[0]
+        start, stop = max(offset[1], above), min(offset[1] + own.shape[1], above + height)
+        if 0 <= row < len(own) and start < stop and own.numel():
+            rest = tuple(slice(at, at + size) for at, size in zip(offset[2:], own.shape[2:], strict=True))
+            with torch.no_grad():
+                own[row, start - offset[1] : stop - offset[1]].copy_(piece[slice(start - above, stop - above), *rest])
+        return None
+
+
+def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
+    """The pieces of each weight by its name. Where transformers would stack some, the model learns, as from
+    `from_pretrained`, how its weights are named in files."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    pieces = {name: [FilePiece(name, file)] for name, file in files.items()}
+    mapping = get_model_conversion_mapping(model)
+    stacking = [entry for entry in mapping if isinstance(entry, WeightConverter) and _stacks(entry)]
+    if not stacking:
+        return pieces
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    patterns = {pattern: entry.source_patterns for entry in stacking for pattern in entry.source_patterns}
+    stacked = dict[str, dict[str, list[str]]]()
+    for name in sorted(files, key=dot_natural_key):
+        weight, pattern = rename_source_key(name, renamings, stacking)
+        if pattern is not None:
+            stacked.setdefault(weight, {name: [] for name in patterns[pattern]})[pattern].append(name)
+        elif weight not in pieces:
+            pieces[weight] = [FilePiece(name, files[name])]
+    for weight, parts in stacked.items():
+        pieces[weight] = list(_placed(parts, files))
+    if used := [entry for entry in mapping if entry.was_used()]:
+        model._weight_conversions = used
+    return pieces
+
+
+def _placed(parts: Mapping[str, list[str]], files: Mapping[str, Path]) -> Iterator[FilePiece]:
+    for part, names in enumerate(parts.values()):
+        yield from (FilePiece(name, files[name], (expert, part, len(parts))) for expert, name in enumerate(names))
+
+
+def _stacks(entry: Any) -> bool:
+    """Whether a conversion stacks the experts' matrices, and then at most joins them by rows."""
+    operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in entry.operations]
+    return operations in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
