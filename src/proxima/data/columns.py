@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+ExpertIds = NDArray[np.int8] | NDArray[np.int16]
 LARGEST = float(np.finfo(np.float32).max)  # of a column of floats
 
 _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("float32"), Bools: np.dtype("bool")}
@@ -76,6 +77,16 @@ def column_dtypes(cls: type) -> dict[str, np.dtype[Any]]:
     """The columns of a class by name, in the order of its fields."""
     hints = {name: [hint, *getattr(hint, "__args__", ())] for name, hint in get_type_hints(cls).items()}
     return {name: _DTYPES[part] for name, parts in hints.items() for part in parts if part in _DTYPES}
+
+
+def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
+    """ValueError unless `ids` are [rows, layers, K], int8 or int16; `rows` None: of any length."""
+    if ids is None:
+        return
+    kind, shape = getattr(ids, "dtype", type(ids).__name__), list(np.shape(ids))
+    if kind not in (np.int8, np.int16) or len(shape) != 3 or (rows is not None and shape[0] != rows):
+        count = "rows" if rows is None else rows
+        raise ValueError(f"{name}: {kind} of shape {shape}, expected int8 or int16 of [{count}, layers, K].")
 
 
 def _same(a: Any, b: Any) -> bool:

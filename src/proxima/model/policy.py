@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.sharding import is_sharded, plain_type
 from proxima.model.scalar_head import scalar_head
+
+if TYPE_CHECKING:
+    from proxima.model.routing import RoutingPass
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -111,8 +114,9 @@ class Policy(PackedModel):
         return TokenOutputs(**self.run(lambda: self._outputs(batch, needs)))
 
     def _outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor | None]:
+        routing = self.routing(batch, needs)
         with self.autocast():
-            hidden = self.hidden(batch)
+            hidden = self.hidden(batch, routing)
             outputs = token_log_prob(
                 hidden,
                 weight_of(self.head),
@@ -126,6 +130,7 @@ class Policy(PackedModel):
                 kept=_kept(batch),
                 chunk=self.log_prob_chunk,
             )
+        of_routers = {} if routing is None else self._of_routers(routing, batch, needs)
         others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]
         return {
             "log_prob": outputs.log_prob,
@@ -134,7 +139,14 @@ class Policy(PackedModel):
             "top_k_log_prob": None if others is None or batch.top_k is None else others[:, :split],
             "bucket_log_prob": None if others is None or batch.bucket_token is None else others[:, split:],
             "log_sum_square": self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
+            **of_routers,
         }
+
+    def _of_routers(self, routing: "RoutingPass", batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
+        outputs = routing.balance(batch) if "expert_load" in needs else {}
+        if "routed_experts" in needs:
+            outputs["routed_experts"] = routing.chosen()
+        return outputs if batch.routed_experts is None else outputs | {"route_counts": routing.counts()}
 
     @torch.no_grad()
     def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
