@@ -254,7 +254,9 @@ class Scheduler:
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
         for entry, admitted in entering:
             if entry.routes is not None:
-                self._batch.routes[:] = [torch.cat([*self._batch.routes, entry.routes[-1:].expand(len(admitted), -1, -1)])]
+                self._batch.routes[:] = [
+                    torch.cat([*self._batch.routes, entry.routes[-1:].expand(len(admitted), -1, -1)])
+                ]
             for running in admitted:
                 running.prompt_routes = entry.routes
         self._sample(self.decoder.logits(hidden)[which], self._batch)

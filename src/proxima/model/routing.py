@@ -104,14 +104,15 @@ class RoutingPass:
 
 
 def attach(backbone: nn.Module) -> None:
-    """Have the routers of a decoder stack ask the pass that it is called with, `routing=…`; without one nothing changes.
-    More than once is as once."""
-    layers: Any = [layer for layer in backbone.layers if hasattr(getattr(layer, "mlp", None), "gate")]  # type: ignore[union-attr]
-    if not getattr(backbone, "asks_routing", False):
+    """Have the routers of a decoder stack ask the pass that it is called with, `routing=…`; without one nothing
+    changes. More than once is as once."""
+    stack: Any = backbone
+    layers = [layer for layer in stack.layers if hasattr(layer.mlp, "gate")]
+    if not getattr(stack, "asks_routing", False):
         for number, layer in enumerate(layers):
             layer.self_attn.register_forward_pre_hook(partial(_hand_over, layer.mlp.gate), with_kwargs=True)
             layer.mlp.gate.register_forward_hook(partial(_ask, number))
-        backbone.asks_routing = True  # type: ignore[assignment]
+        stack.asks_routing = True
 
 
 def split_chosen(chosen: Tensor, batch: PackedBatch) -> dict[str, Tensor]:

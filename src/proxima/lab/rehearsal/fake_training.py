@@ -121,7 +121,7 @@ def _of_groups(config: RunConfig, place: Place) -> list[Training]:
         value = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
         assert isinstance(objective, PolicyObjective)
         objective = replace(objective, value=value)
-    policy = source.policy(loaded, layer)
+    policy = source.policy(loaded, layer, replays_routes=config.algorithm.routing_replay != "off")
     stages = _stages(config, policy, place)
     if isinstance(spec, HeadCritic):
         stages.append(ValueStage(policy, spec.bootstrap))
@@ -138,7 +138,8 @@ def _stages(config: RunConfig, policy: Policy, place: Place) -> list[ForwardStag
     """The forward passes that run here: those of `runtime.launch.learning.make_stages` without an engine."""
     algorithm, stages = config.algorithm, list[ForwardStage]()
     if recomputes_proximal(config):
-        stages.append(LogProbStage("proximal_log_prob", policy))
+        records = algorithm.routing_replay == "recompute"
+        stages.append(LogProbStage("proximal_log_prob", policy, records_routes=records))
     if "score_variance" in algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
     if algorithm.needs_reference and algorithm.reference_engine is None:
