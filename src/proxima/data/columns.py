@@ -58,6 +58,14 @@ class Columns:
                 raise ValueError(f"{cls.__name__}.{name}: {len(column)} values for {length} tokens.")
             object.__setattr__(self, name, column)
 
+    def check_experts(self, **rows: int | None) -> None:
+        """ValueError unless these columns of experts, where they are not None, have as many rows (None: any)."""
+        for name, count in rows.items():
+            if (ids := getattr(self, name)) is not None:
+                from proxima.data.routed_experts import check_expert_ids
+
+                check_expert_ids(ids, count, f"{type(self).__name__}.{name}")
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -77,16 +85,6 @@ def column_dtypes(cls: type) -> dict[str, np.dtype[Any]]:
     """The columns of a class by name, in the order of its fields."""
     hints = {name: [hint, *getattr(hint, "__args__", ())] for name, hint in get_type_hints(cls).items()}
     return {name: _DTYPES[part] for name, parts in hints.items() for part in parts if part in _DTYPES}
-
-
-def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
-    """ValueError unless `ids` are [rows, layers, K], int8 or int16; `rows` None: of any length."""
-    if ids is None:
-        return
-    kind, shape = getattr(ids, "dtype", type(ids).__name__), list(np.shape(ids))
-    if kind not in (np.int8, np.int16) or len(shape) != 3 or (rows is not None and shape[0] != rows):
-        count = "rows" if rows is None else rows
-        raise ValueError(f"{name}: {kind} of shape {shape}, expected int8 or int16 of [{count}, layers, K].")
 
 
 def _same(a: Any, b: Any) -> bool:

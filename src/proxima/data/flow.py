@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from proxima.data.columns import Columns, ExpertIds, Floats, Ints, check_expert_ids
+from proxima.data.columns import Columns, ExpertIds, Floats, Ints
 from proxima.data.errors import UserError
 from proxima.data.sampling_mask import SamplingMask
 
@@ -99,8 +99,7 @@ class Completion(Columns):
                     raise ValueError(f"Completion.{name}: missing for {len(self.tokens)} tokens.")
             if self.sampling_mask is not None:
                 self.sampling_mask.check(self.tokens)
-            check_expert_ids(self.routed_experts, len(self.tokens), "Completion.routed_experts")
-            check_expert_ids(self.prompt_routed_experts, None, "Completion.prompt_routed_experts")
+            self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=None)
         except ValueError as error:
             place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error

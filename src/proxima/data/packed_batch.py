@@ -135,7 +135,9 @@ class PackedBatch:
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
     """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`.
-    `routes`: with the `routed_experts` of those that have some. ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a token in
+    `routes`: with the `routed_experts` of those that have some.
+
+    ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a token in
     the loss that is not sampled."""
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
@@ -173,7 +175,11 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         "group": group,
         "advantage": _joined([item.advantage for item in trajectories], np.float32),
     }
-    columns |= _optional(trajectories) | (_routes(trajectories, opens) if routes else {})
+    columns |= _optional(trajectories)
+    if routes:
+        from proxima.data.routed_experts import packed_experts
+
+        columns |= packed_experts(trajectories, opens)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
     masks = (columns["sampled"], columns["loss_mask"])
@@ -209,21 +215,6 @@ def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
         if all(present) and (values or dtype.kind == "b"):
             out[name] = _joined(values, np.int64 if dtype.kind == "i" else dtype)
     return out | _sampling_mask(trajectories)
-
-
-def _routes(trajectories: Sequence[Trajectory], opens: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The experts of every token that is fed; -1 for those of a trajectory without. A response token is fed where the
-    next one is predicted."""
-    given = [item.routed_experts for item in trajectories if item.routed_experts is not None]
-    if not given:
-        return {}
-    dtype = np.result_type(*given)
-    pieces: list[NDArray[Any]] = []
-    for item, own_prompt in zip(trajectories, opens, strict=True):
-        parts = [(item.prompt_routed_experts, len(item.prompt_tokens))] if own_prompt else []
-        parts += [(None if (own := item.routed_experts) is None else own[1:], len(item.tokens[:-1]))]
-        pieces += [np.full((n, *given[0].shape[1:]), -1, dtype) if ids is None else ids for ids, n in parts]
-    return {"routed_experts": _joined(pieces, dtype)}
 
 
 def _sampling_mask(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:

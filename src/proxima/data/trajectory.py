@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints, check_expert_ids
+from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints
 from proxima.data.flow import Completion, Key, Prompt
 from proxima.data.sampling_mask import SamplingMask
 
@@ -81,8 +81,7 @@ class Trajectory(Columns):
             raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: {reason}.")
         if self.sampling_mask is not None:
             self.sampling_mask.check(self.tokens, self.sampled)
-        check_expert_ids(self.routed_experts, len(self.tokens), "Trajectory.routed_experts")
-        check_expert_ids(self.prompt_routed_experts, len(self.prompt_tokens), "Trajectory.prompt_routed_experts")
+        self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=len(self.prompt_tokens))
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)

@@ -72,9 +72,9 @@ class GeneralDecoder(CachingDecoder, _ModelCopy):
 
         more: dict[str, Any] = {}
         if self.records_routes:
-            from proxima.model.routing import RoutingPass, attach
+            from proxima.model.routing import RoutingPass, connect_routers
 
-            attach(self.backbone)
+            connect_routers(self.backbone)
             more["routing"] = RoutingPass()
         with SteadyRows(self.dtype), self.autocast():
             answer = self.backbone(

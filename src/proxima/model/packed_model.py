@@ -29,7 +29,7 @@ class TokenOutputs:
     batch's `top_k`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its `bucket_token`. log_sum_square
     [N] float32, log Σ_v π_v² at the position, without gradient. Of a mixture of experts: expert_count and
     expert_probability as of `RoutingPass.balance`, routed_experts [L, M, K] as of its `chosen`, and where the batch's
-    are replayed route_counts [4] as of its `counts`.
+    are replayed route_counts [2] as of its `counts`.
     """
 
     log_prob: Tensor | None = None
@@ -183,9 +183,9 @@ class PackedModel:
         """For a forward pass with `outputs`; None where nobody asks for the experts of its tokens."""
         if batch.routed_experts is None and not outputs & ROUTES:
             return None
-        from proxima.model.routing import RoutingPass, attach
+        from proxima.model.routing import RoutingPass, connect_routers
 
-        attach(self.backbone)
+        connect_routers(self.backbone)
         return RoutingPass(batch.routed_experts, keeps_logits="expert_load" in outputs)
 
     def _dummy(self, outputs: frozenset[str]) -> TokenOutputs:

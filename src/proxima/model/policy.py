@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.sharding import is_sharded, plain_type
 from proxima.model.scalar_head import scalar_head
-
-if TYPE_CHECKING:
-    from proxima.model.routing import RoutingPass
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -130,7 +127,7 @@ class Policy(PackedModel):
                 kept=_kept(batch),
                 chunk=self.log_prob_chunk,
             )
-        of_routers = {} if routing is None else self._of_routers(routing, batch, needs)
+        of_routers = {} if routing is None else routing.outputs(batch, needs)
         others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]
         return {
             "log_prob": outputs.log_prob,
@@ -141,12 +138,6 @@ class Policy(PackedModel):
             "log_sum_square": self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
             **of_routers,
         }
-
-    def _of_routers(self, routing: "RoutingPass", batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
-        outputs = routing.balance(batch) if "expert_load" in needs else {}
-        if "routed_experts" in needs:
-            outputs["routed_experts"] = routing.chosen()
-        return outputs if batch.routed_experts is None else outputs | {"route_counts": routing.counts()}
 
     @torch.no_grad()
     def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:

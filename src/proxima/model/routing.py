@@ -52,7 +52,7 @@ class RoutingPass:
         self._dtype = torch.int16
         self._chosen: dict[int, Tensor] = {}  # by mixture: [L, K]
         self._logits: dict[int, Tensor] = {}  # [L, E], with gradient
-        self._differing: dict[int, Tensor] = {}  # [], experts that the router would not have chosen
+        self._differing: dict[int, Tensor] = {}  # [L], experts that the router would not have chosen
 
     def route(self, number: int, router: Any, logits: Tensor, weights: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and experts [L, K] of mixture `number`, in place of those that its router chose."""
@@ -67,24 +67,30 @@ class RoutingPass:
             weights = picked.to(weights.dtype)
             if number not in self._chosen:
                 other = (given[:, :, None] != own[:, None, :]).all(-1) & replayed
-                self._differing[number] = other.sum()
+                self._differing[number] = other.sum(1)
         if number not in self._chosen:  # the backward pass may come here again
             self._chosen[number], self._dtype = chosen, id_dtype(logits.shape[-1])
             if self.keeps_logits:
                 self._logits[number] = logits
         return weights, chosen
 
+    def outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
+        """What the pass adds to `TokenOutputs`."""
+        own = self.balance(batch) if "expert_load" in needs else {}
+        own |= {"routed_experts": self.chosen()} if "routed_experts" in needs else {}
+        return own if self.given is None else own | {"route_counts": self.counts(batch)}
+
     def chosen(self) -> Tensor:
         """[L, M, K] int8, or int16 for more than 128 experts: those that each token was sent to."""
         return torch.stack([self._chosen[number] for number in sorted(self._chosen)], 1).to(self._dtype)
 
-    def counts(self) -> Tensor:
-        """[4] float64: experts given that the routers would not have chosen, experts given, tokens without given ones in
-        some mixture, tokens."""
+    def counts(self, batch: PackedBatch) -> Tensor:
+        """[2] float64, over the positions that predict response tokens: experts given that the routers would not have
+        chosen, and experts given."""
         assert self.given is not None
-        known = self.given[:, :, 0] >= 0
-        counts = sum(self._differing.values()), known.sum() * self.given.shape[2], (~known).any(1).sum(), len(known)
-        return torch.stack([torch.as_tensor(x, dtype=torch.float64, device=known.device) for x in counts])
+        replayed = (self.given.index_select(0, batch.predict) >= 0).sum(dtype=torch.float64)
+        other = torch.stack([self._differing[number] for number in sorted(self._differing)], 1)
+        return torch.stack([other.index_select(0, batch.predict).sum(dtype=torch.float64), replayed])
 
     def balance(self, batch: PackedBatch) -> dict[str, Tensor]:
         """[S, M, E] float32 of each sequence, over the positions that predict its response tokens: `expert_count`, how
@@ -103,7 +109,7 @@ class RoutingPass:
         return {"expert_count": torch.stack(counts, 1), "expert_probability": torch.stack(probabilities, 1) / lengths}
 
 
-def attach(backbone: nn.Module) -> None:
+def connect_routers(backbone: nn.Module) -> None:
     """Have the routers of a decoder stack ask the pass that it is called with, `routing=…`; without one nothing
     changes. More than once is as once."""
     stack: Any = backbone

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
-from proxima.data import FieldError, within
+from proxima.data import within
 from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, LogProbName, Sampling, close_engine
 from proxima.model.load import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
@@ -33,26 +33,6 @@ def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str
     for path, spec, needs in _engines(config, tokenizer, context):
         notes += ask_engine(spec, needs, path)
     return notes
-
-
-def check_routed(config: "RunConfig") -> None:
-    """Before any weights load.
-
-    Raises:
-        FieldError: a field is for mixtures of experts, and the model is none, or its attention records no routes.
-    """
-    given = {
-        "algorithm.routing_replay": config.algorithm.routing_replay != "off" and config.algorithm.routing_replay,
-        "algorithm.router_balance": config.algorithm.router_balance and config.algorithm.router_balance.coefficient,
-        "engine.routed_experts": getattr(config.engine, "routed_experts", False),
-    }
-    for field, value in given.items():
-        if value:
-            from proxima.model.routing import check_mixture
-
-            check_mixture(load_config(config.model.path, config.model.revision), field, value)
-            if config.model.attention == "padded":
-                raise FieldError("model.attention", "padded", f"has no routes for {field}", remedy="set it to auto")
 
 
 def ask_engine(spec: Any, needs: EngineRequirements, path: str = "engine") -> list[str]:

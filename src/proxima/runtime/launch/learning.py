@@ -103,6 +103,8 @@ def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjectiv
         skip_zero_advantage=algorithm.skip_zero_advantage,
         distillation=None if algorithm.distillation is None else distillation_term(algorithm.distillation),
         router_balance=balance,
+        replays_routes=algorithm.routing_replay == "rollout"
+        or (algorithm.routing_replay == "recompute" and recomputes_proximal(config)),
         # A guard that rejects has measured before the update.
         measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
     )

@@ -10,7 +10,7 @@ from proxima.data import Prompt
 from proxima.engine.protocol import EngineRequirements
 from proxima.model.load import context_limit, load_config, load_tokenizer
 from proxima.rollout.generator import GroupSpec
-from proxima.runtime.launch.engine_needs import check_engines, check_routed, evaluation_sampling, rollout_needs
+from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.placement.placed_engine import asks_engines
@@ -65,7 +65,11 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config.model)
-    check_routed(config)
+    routed = getattr(config.engine, "routed_experts", False) or config.algorithm.routing_replay != "off"
+    if routed or config.algorithm.router_balance is not None:
+        from proxima.runtime.launch.mixture import check_routed
+
+        check_routed(config)
     if (distillation := config.algorithm.distillation) is not None:
         from proxima.runtime.launch.teacher import check_teacher
 

@@ -19,7 +19,6 @@ from proxima.data.jsonl import dumps, utf8
 ROW_GROUP = 128  # rows converted at once
 JSON_COLUMNS = ("messages", "answer", "metadata", "parts")
 MASK_COLUMNS = ("sampling_mask", "sampling_mask_counts")  # ids of all tokens, and how many each token has
-ROUTE_COLUMNS = ("routed_experts", "prompt_routed_experts", "routed_layers", "routed_per_token")
 PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob")
 ABOUT = ("prompt_uid", "sample", "turn", "text", "finish_reason", "temperature")  # the other fields of a completion
 
@@ -66,10 +65,6 @@ OPTIONAL: dict[str, tuple[pa.DataType, str]] = {
     "k": (_INT, "K of these"),
     "sampling_mask": (_INTS, "ids that could be sampled, those of token 0 first; null: not asked for"),
     "sampling_mask_counts": (_INTS, "[T], how many of these each token has"),
-    "routed_experts": (pa.binary(), "[T, layers, per token] int8 or int16, experts of each token; null: not asked for"),
-    "prompt_routed_experts": (pa.binary(), "[P, layers, per token], of each token of the prompt"),
-    "routed_layers": (_INT, "mixtures of experts of the model"),
-    "routed_per_token": (_INT, "experts of each token in each"),
     "correct": (pa.bool_(), "null where no reward knows, or the score is invalid"),
     "reward": (_FLOAT, "weighted sum; null where the score is invalid"),
     "error": (_TEXT, "why the score is invalid"),
@@ -94,16 +89,6 @@ def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> p
     return pa.schema(fields, metadata={"proxima": version})
 
 
-def with_routes(plain: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """The schema, with columns for the experts of each token where a row has them: few runs do."""
-    if all(row.get("routed_experts") is None for row in rows):
-        return plain
-    for name in ROUTE_COLUMNS:
-        kind, doc = OPTIONAL[name]
-        plain = plain.append(pa.field(name, kind, metadata={"doc": doc}))
-    return plain
-
-
 def torn_file(error: Exception) -> str:
     """What is wrong with a file, in one line: Arrow's reasons may have several."""
     return f"is no whole Parquet file ({' '.join(str(error).split())})"
@@ -117,24 +102,11 @@ def completion_row(completion: Completion) -> dict[str, Any]:
     mask = completion.sampling_mask
     lists = (None, None) if mask is None else (mask.ids, mask.counts)
     own = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
-    return own | _route_columns(completion)
+    if completion.routed_experts is None:
+        return own
+    from proxima.runtime.state.route_columns import route_columns
 
-
-def _route_columns(completion: Completion) -> dict[str, Any]:
-    routes, of_prompt = completion.routed_experts, completion.prompt_routed_experts
-    if routes is None or not len(routes):  # without a token nothing is trained
-        return dict.fromkeys(ROUTE_COLUMNS)
-    prompt = None if of_prompt is None else of_prompt.astype(routes.dtype).tobytes()
-    return dict(zip(ROUTE_COLUMNS, (routes.tobytes(), prompt, *routes.shape[1:]), strict=True))
-
-
-def _stored_routes(row: Mapping[str, Any]) -> dict[str, Any]:
-    if row.get("routed_experts") is None:
-        return {}
-    each = (row["routed_layers"], row["routed_per_token"])
-    size = len(row["routed_experts"]) // (len(row["tokens"]) * each[0] * each[1])
-    given = {name: row[name] for name in ROUTE_COLUMNS[:2] if row[name] is not None}
-    return {name: np.frombuffer(ids, f"int{8 * size}").reshape(-1, *each) for name, ids in given.items()}
+    return own | route_columns(completion)
 
 
 def score_row(score: Score) -> dict[str, Any]:
@@ -150,24 +122,33 @@ def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
             columns[name] = row[name].reshape(len(row["tokens"]), k)
     ids, counts = (row.get(name) for name in MASK_COLUMNS)  # files of earlier versions have no such columns
     mask = None if ids is None or counts is None else SamplingMask.of_counts(ids, counts)
-    return Completion(**columns, sampling_mask=mask, **_stored_routes(row))
+    if row.get("routed_experts") is not None:
+        from proxima.runtime.state.route_columns import stored_routes
+
+        columns |= stored_routes(row)
+    return Completion(**columns, sampling_mask=mask)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null.
+    """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
+    have experts of their tokens, the file has columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
+    if "policy_version" in schema.names and any(row.get("routed_experts") is not None for row in rows):
+        from proxima.runtime.state.route_columns import with_routes
+
+        schema = with_routes(schema)
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
     lists = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
     encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in lists.items() if kind in (pa.float32(), pa.int32())}
     versions = "policy_version.list.element"
     encoding.pop(versions, None)
-    coded = [name for name in scalars if name != "text" and name not in ROUTE_COLUMNS]
+    coded = [name for name in scalars if name != "text" and not pa.types.is_binary(schema.field(name).type)]
     settings = {"use_dictionary": [*coded, versions], "write_statistics": coded, "column_encoding": encoding}
     with pq.ParquetWriter(file, schema, compression="zstd", **settings) as writer:
         for start in range(0, max(1, len(rows)), ROW_GROUP):

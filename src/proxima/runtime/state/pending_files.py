@@ -21,7 +21,6 @@ from proxima.runtime.state.completion_columns import (
     score_row,
     stored_completion,
     torn_file,
-    with_routes,
     write_rows,
 )
 from proxima.train.checkpoint import DELETE
@@ -54,7 +53,7 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
             rows.append(row | {"uid": prompt.uid, "k": k})
             of_group = {}
     with path.open("wb") as file:
-        write_rows(file, with_routes(GROUPS, rows), rows)
+        write_rows(file, GROUPS, rows)
 
 
 def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:

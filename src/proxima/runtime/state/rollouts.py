@@ -22,7 +22,6 @@ from proxima.data.flow import Key
 from proxima.data.jsonl import dumps, utf8
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
-    ROUTE_COLUMNS,
     array_rows,
     completion_row,
     parsed,
@@ -30,7 +29,6 @@ from proxima.runtime.state.completion_columns import (
     score_row,
     stored_completion,
     torn_file,
-    with_routes,
     write_rows,
 )
 from proxima.train.completion_record import CompletionRecord
@@ -65,7 +63,7 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
             raise ValueError(f"records: none for prompt {group.prompt.uid}, sample {completion.sample}")
         fields.append(_common(step, group.prompt, completion, score))
         fields[-1] |= _training(group, completion, records[completion.key])
-    _write(path, with_routes(ROLLOUT_SCHEMA, fields), fields)
+    _write(path, ROLLOUT_SCHEMA, fields)
 
 
 def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
@@ -107,9 +105,7 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
     """The groups of a step's file, exact to the bit: those that the step used, and those dropped before, with the
     reason. Of a prompt, the file has its tokens and its question."""
     of_trainer = {*OF_RECORD, *OF_ADVANTAGE}
-    names = [name for name in ROLLOUT_SCHEMA.names if name not in of_trainer]
-    present = {*pq.read_schema(path).names}
-    rows = array_rows(read_table(path, names + [name for name in ROUTE_COLUMNS if name in present]))
+    rows = array_rows(read_table(path, [name for name in pq.read_schema(path).names if name not in of_trainer]))
     top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
     k = max(top, default=0)
     used, dropped = [], []

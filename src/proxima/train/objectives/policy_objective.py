@@ -60,6 +60,7 @@ class PolicyObjective(Objective[Trajectory]):
         value: the loss of a value head on the policy's trunk, which is added with its own denominator; None: none.
         router_balance: evens out the load of the experts of a mixture, a loss with its own denominator; None: none. No
             trajectory is skipped.
+        replays_routes: the policy replays the trajectories' `routed_experts`; how many tokens lack them is a metric.
         measure: what is reported beside the loss: `entropy` of the policy, which costs one more pass over the logits;
             `mismatch` of engine and trainer, `core.mismatch_metrics` of the first update, before the weights move.
     """
@@ -75,6 +76,7 @@ class PolicyObjective(Objective[Trajectory]):
     distillation: DistillationTerm | None = None
     value: "ValueObjective | None" = None
     router_balance: "RouterBalance | None" = None
+    replays_routes: bool = False
     measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property
@@ -149,12 +151,18 @@ class PolicyObjective(Objective[Trajectory]):
         for part in (self.value, self.router_balance):
             losses += [] if part is None else part.losses(batch, outputs)
         if outputs.route_counts is not None:
-            losses[0] = replace(losses[0], metrics=losses[0].metrics | route_metrics(outputs.route_counts))
+            from proxima.train.objectives.router_balance import replay_metrics
+
+            losses[0] = replace(losses[0], metrics=losses[0].metrics | replay_metrics(outputs.route_counts))
         return losses
 
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
         trajectories = [trajectory for trajectory, _ in first]
         sizes = mask_sizes(trajectories)
+        if self.replays_routes:
+            from proxima.train.objectives.router_balance import fallback_metrics
+
+            sizes |= fallback_metrics(trajectories)
         if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in trajectories):
             return sizes
         log_probs = [statistics.log_prob for _, statistics in first]
@@ -203,19 +211,6 @@ class PolicyObjective(Objective[Trajectory]):
             return next_log_prob
         dropped = segment_count(lacking, batch.cu_seqlens) > 0
         return torch.where(dropped[segment_index(batch.cu_seqlens, len(next_log_prob))], torch.nan, next_log_prob)
-
-
-def route_metrics(counts: Tensor) -> Metrics:
-    """Under `routing/`, from [4] counts (`RoutingPass.counts`) over the tokens that were fed: of the experts replayed,
-    the share that the trainer's routers would not have chosen; of the tokens, the share that has no routes to replay in
-    some layer, and goes where these routers send it."""
-    if not len(counts):
-        return {}
-    differing, replayed, missing, tokens = counts.unbind()
-    return {
-        "routing/differing_fraction": SumCount(differing, replayed),
-        "routing/fallback_fraction": SumCount(missing, tokens),
-    }
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:

@@ -1,4 +1,4 @@
-"""The load of the experts of a mixture, evened out by a loss beside that of the policy."""
+"""The load of the experts of a mixture, evened out by a loss beside the policy's; metrics of replayed routes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +57,27 @@ class RouterBalance(Objective[Trajectory]):
             "routing/load_entropy": LoadEntropy(load, one),
         }
         return [Loss(self.coefficient * of_sequence.sum(), sequences, metrics)]
+
+
+def replay_metrics(counts: Tensor) -> Metrics:
+    """`routing/differing_fraction`, from `RoutingPass.counts`: of the experts replayed at response tokens, the share
+    that the trainer's routers would not have chosen."""
+    return {"routing/differing_fraction": SumCount(*counts.unbind())} if len(counts) else {}
+
+
+def fallback_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
+    """`routing/fallback_fraction`: of the tokens of prompts and responses, the share without routes to replay in some
+    mixture; they go where the trainer's routers send them."""
+    missing = tokens = 0
+    for item in trajectories:
+        tokens += len(item)
+        for ids, count in (
+            (item.prompt_routed_experts, len(item.prompt_tokens)),
+            (item.routed_experts, len(item.tokens)),
+        ):
+            missing += count if ids is None else int((ids[:, :, 0] < 0).any(1).sum())
+    sizes = (torch.tensor(float(count), dtype=torch.float64) for count in (missing, tokens))
+    return {"routing/fallback_fraction": SumCount(*sizes)}
 
 
 class LargestShare(SumCount):
