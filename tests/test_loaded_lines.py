@@ -6,11 +6,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_CODE_LINES = 18_100
+MOST_CODE_LINES = 18_250
 # What a quickstart does not use. A module stands for those below it.
 UNUSED = (
     *("check", "prepare", "lab.simulate", "lab.sweep_file", "runtime.launch.eval_run", "api.evaluation", "api.saved"),
-    *("cli.score", "cli.check", "cli.list", "cli.explain", "cli.data", "cli.engine", "cli.eval", "cli.generate"),
+    *("model.routing", "data.routed_experts", "runtime.launch.mixture", "runtime.state.route_columns"),
+    *(
+        "train.objectives.router_balance",
+        "cli.score",
+        "cli.check",
+        "cli.list",
+        "cli.explain",
+        "cli.data",
+        "cli.engine",
+        "cli.eval",
+        "cli.generate",
+    ),
     *("engine.http", "engine.serve", "engine.local_process", "engine.supervisor", "engine.shared_weights"),
     *("config.estimate", "config.explanation", "config.memory_size", "config.json_schema"),
     *("config.sections.sft_section", "config.sections.preference_section", "config.sections.reward_model_section"),

@@ -77,6 +77,7 @@ CHECKS: Sequence[Check | IfSet] = (
     algorithm_section.groups_have_several_completions,
     algorithm_section.needed_tensors_are_supplied,
     algorithm_section.preference_is_the_whole_loss,
+    algorithm_section.routes_are_supplied,
     algorithm_section.epochs_measure_the_kl,
     algorithm_section.advantage_is_supported,
     algorithm_section.teacher_is_usable,

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+ExpertIds = NDArray[np.int8] | NDArray[np.int16]
 LARGEST = float(np.finfo(np.float32).max)  # of a column of floats
 
 _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("float32"), Bools: np.dtype("bool")}
@@ -56,6 +57,14 @@ class Columns:
             elif name not in self.other_length and len(column) != length:
                 raise ValueError(f"{cls.__name__}.{name}: {len(column)} values for {length} tokens.")
             object.__setattr__(self, name, column)
+
+    def check_experts(self, **rows: int | None) -> None:
+        """ValueError unless these columns of experts, where they are not None, have as many rows (None: any)."""
+        for name, count in rows.items():
+            if (ids := getattr(self, name)) is not None:
+                from proxima.data.routed_experts import check_expert_ids
+
+                check_expert_ids(ids, count, f"{type(self).__name__}.{name}")
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

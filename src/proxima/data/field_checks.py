@@ -11,6 +11,7 @@ from torch import Tensor
 from proxima.data.errors import NoFieldError, require, suggestion
 
 DTYPES = {"float": (torch.float32, torch.float64), "bool": (torch.bool,), "int": (torch.int64, torch.int32)}
+DTYPES["id"] = (torch.int8, torch.int16)
 
 
 def check_fields(instance: object) -> dict[str, int]:
@@ -75,6 +76,7 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
             "float": "Cast before packing: masks and prefix sums need it.",
             "bool": "Use `mask != 0` or `mask.bool()`.",
             "int": "Cast with `.long()`.",
+            "id": "Cast with `.to(torch.int16)`.",
         }[kind]
         raise ValueError(f"{label}: dtype {str(value.dtype).removeprefix('torch.')}, expected {names}. {remedy}")
     check_shape(label, value, axes, sizes)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from proxima.data.columns import Columns, Floats, Ints
+from proxima.data.columns import Columns, ExpertIds, Floats, Ints
 from proxima.data.errors import UserError
 from proxima.data.sampling_mask import SamplingMask
 
@@ -66,9 +66,13 @@ class Completion(Columns):
             untruncated log-probs, nats; None unless asked for.
         sampling_mask: the tokens that could be sampled at each position; None unless asked for, and where nothing is
             truncated. Rewards do not get it.
+        routed_experts: [T, M, K] int8, or int16 for more than 128 experts: those that each of the M mixtures of the
+            model chose, at the position whose state predicted the token; -1 where the engine can't tell. None unless
+            asked for. Rewards do not get them.
+        prompt_routed_experts: [P, M, K], the same at the positions of the prompt.
     """
 
-    not_json: ClassVar[tuple[str, ...]] = ("sampling_mask",)
+    not_json: ClassVar[tuple[str, ...]] = ("sampling_mask", "routed_experts", "prompt_routed_experts")
 
     prompt_uid: int
     sample: int
@@ -83,6 +87,8 @@ class Completion(Columns):
     top_k: Ints | None = None
     top_k_log_prob: Floats | None = None
     sampling_mask: SamplingMask | None = None
+    routed_experts: ExpertIds | None = None
+    prompt_routed_experts: ExpertIds | None = None
 
     def __post_init__(self) -> None:
         """As `Columns`; a UserError names the completion, for an engine that answers so does it again."""
@@ -93,6 +99,7 @@ class Completion(Columns):
                     raise ValueError(f"Completion.{name}: missing for {len(self.tokens)} tokens.")
             if self.sampling_mask is not None:
                 self.sampling_mask.check(self.tokens)
+            self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=None)
         except ValueError as error:
             place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error

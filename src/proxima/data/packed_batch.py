@@ -43,6 +43,8 @@ class PackedBatch:
         reward, returns, value, score_variance: [N] float32, see `Trajectory`.
         sampling_mask, sampling_mask_cu: [M] and [N+1] int64, token n was drawn from
             `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the vocabulary.
+        routed_experts: [L, M, K] int8 or int16, the experts that each token is sent to, -1 where the routers choose; a
+            shared prompt has those of its first response. None: they choose everywhere.
         tokens_of, sampled_of, in_loss_of: of each sequence, how many response tokens it has, how many of them are
             sampled, and how many are in the loss; on the host.
         edges, parents: `segment_cu` and `parent`, on the host; `sampling_mask_edges`: `sampling_mask_cu` likewise.
@@ -85,6 +87,7 @@ class PackedBatch:
     teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
     sampling_mask: Annotated[Tensor | None, "int M"] = None
     sampling_mask_cu: Annotated[Tensor | None, "int N+1"] = None
+    routed_experts: Annotated[Tensor | None, "id L M K"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -93,6 +96,11 @@ class PackedBatch:
     def sequences(self) -> int:
         """S."""
         return len(self.cu_seqlens) - 1
+
+    @property
+    def prompts(self) -> list[tuple[int, int]]:
+        """Of each sequence, where its prompt begins and ends in L."""
+        return [(self.edges[p], self.edges[p + 1]) for p in self.parents if p >= 0]
 
     def to(self, device: torch.device | str) -> "PackedBatch":
         """Every tensor on `device`; the batch itself if it is there."""
@@ -125,8 +133,10 @@ class PackedBatch:
         )
 
 
-def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> PackedBatch:
+def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
     """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`.
+    `routes`: with the `routed_experts` of those that have some.
+
     ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a token in
     the loss that is not sampled."""
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
@@ -166,6 +176,10 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
         "advantage": _joined([item.advantage for item in trajectories], np.float32),
     }
     columns |= _optional(trajectories)
+    if routes:
+        from proxima.data.routed_experts import packed_experts
+
+        columns |= packed_experts(trajectories, opens)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
     masks = (columns["sampled"], columns["loss_mask"])

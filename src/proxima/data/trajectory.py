@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxima.data.columns import Bools, Columns, Floats, Ints
+from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints
 from proxima.data.flow import Completion, Key, Prompt
 from proxima.data.sampling_mask import SamplingMask
 
@@ -34,6 +34,8 @@ class Trajectory(Columns):
         teacher_log_prob: [T] float32, nats, where a teacher was asked for it.
         bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32, the tokens that have a bucket of their own in
             the divergence from the teacher, and the teacher's log-probs of them.
+        routed_experts, prompt_routed_experts: [T, M, K] and [P, M, K], see `Completion`: the experts to which a policy
+            that replays them sends each token; None, and where they are -1: those that its routers choose.
         sampling_mask: the tokens that could be sampled at each position. With it every log-prob of the response is of
             the distribution over these alone, see `proxima.model.log_prob`; None: over the vocabulary.
     """
@@ -67,6 +69,8 @@ class Trajectory(Columns):
     bucket_token: Ints | None = None
     teacher_bucket_log_prob: Floats | None = None
     sampling_mask: SamplingMask | None = None
+    routed_experts: ExpertIds | None = None
+    prompt_routed_experts: ExpertIds | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +81,7 @@ class Trajectory(Columns):
             raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: {reason}.")
         if self.sampling_mask is not None:
             self.sampling_mask.check(self.tokens, self.sampled)
+        self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=len(self.prompt_tokens))
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)
@@ -99,10 +104,18 @@ class Trajectory(Columns):
 
     @classmethod
     def of(
-        cls, prompt: Prompt, completion: Completion, *, group: int, advantage: ArrayLike, behavior: str = "untruncated"
+        cls,
+        prompt: Prompt,
+        completion: Completion,
+        *,
+        group: int,
+        advantage: ArrayLike,
+        behavior: str = "untruncated",
+        routes: bool = False,
     ) -> "Trajectory":
         """A single-turn completion; `behavior` says which of the engine's two log-probs is μ, `untruncated` or
-        `sampled`, which brings the completion's `sampling_mask`. No column is copied."""
+        `sampled`, which brings the completion's `sampling_mask`; `routes` brings its `routed_experts`. No column is
+        copied."""
         untruncated = behavior == "untruncated"
         return cls(
             uid=completion.prompt_uid,
@@ -119,4 +132,6 @@ class Trajectory(Columns):
             top_k=completion.top_k,
             behavior_top_k_log_prob=completion.top_k_log_prob,
             sampling_mask=None if untruncated else completion.sampling_mask,
+            routed_experts=completion.routed_experts if routes else None,
+            prompt_routed_experts=completion.prompt_routed_experts if routes else None,
         )

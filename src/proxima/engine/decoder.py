@@ -22,7 +22,13 @@ BLOCK = 256
 
 
 class Decoder(Protocol):
-    """A model with its own copy of the weights, in the engine's dtype."""
+    """A model with its own copy of the weights, in the engine's dtype.
+
+    `routes`, of the last `prefill`, `hidden` or `step`: [n, M, K] int8 or int16, the experts that each token it fed was
+    sent to, rows of padding last; None where the decoder was not asked to record them.
+    """
+
+    routes: Tensor | None
 
     def load(self, model: nn.Module) -> None:
         """Copy the weights of `model`, which has the same shapes."""
@@ -65,6 +71,7 @@ class CachingDecoder:
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
+        self.routes: Tensor | None = None
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)

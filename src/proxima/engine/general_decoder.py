@@ -60,25 +60,35 @@ class _ModelCopy:
 class GeneralDecoder(CachingDecoder, _ModelCopy):
     """For architectures that call their attention through Hugging Face's attention interface."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, routes: bool = False) -> None:
         _ModelCopy.__init__(self, model, dtype)
         CachingDecoder.__init__(self, self.model.config.get_text_config(), dtype, self.device)
+        self.records_routes = routes
         self.model.set_attn_implementation(hugging_face_name("packed"))
 
     def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
         def attend_to(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
             return attend(layer, q, torch.stack([k, v], dim=1), scale, window)
 
+        more: dict[str, Any] = {}
+        if self.records_routes:
+            from proxima.model.routing import RoutingPass, connect_routers
+
+            connect_routers(self.backbone)
+            more["routing"] = RoutingPass()
         with SteadyRows(self.dtype), self.autocast():
             answer = self.backbone(
-                input_ids=tokens[None], position_ids=position[None], use_cache=False, attend=attend_to
+                input_ids=tokens[None], position_ids=position[None], use_cache=False, attend=attend_to, **more
             )
+        self.routes = more["routing"].chosen() if more else None
         hidden: Tensor = answer.last_hidden_state[0]
         return hidden
 
 
 class RecomputeDecoder(_ModelCopy):
     """For every causal model; each token costs a forward pass over its full sequence. The cache holds token ids."""
+
+    routes: Tensor | None = None
 
     def new_cache(self, slots: int) -> KVCache:
         return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)

@@ -50,6 +50,8 @@ class Local(EngineSpec):
             `topk_kl`; 0: none.
         sampling_mask: with top-k, top-p or min-p, the tokens that could be sampled come with each token, for
             `algorithm.behavior: sampled`.
+        routed_experts: of a mixture of experts, those that each token was sent to come with it, for
+            `algorithm.routing_replay: rollout`.
         interrupt: completions that run when new weights come: `recompute` their KV under the new weights, `keep` it,
             or `finish` them under the old weights before the new ones are loaded.
     """
@@ -62,14 +64,14 @@ class Local(EngineSpec):
     prefill_tokens: int = 2048
     top_k_log_probs: int = 0
     sampling_mask: bool = False
+    routed_experts: bool = False
     interrupt: Interrupt = "recompute"
 
     @property
     def provides(self) -> frozenset[str]:
         """Tensors of `PolicyBatch` that the completions fill."""
-        always = frozenset(
-            {"behavior_log_prob", "policy_version"} | ({"sampling_mask"} if self.sampling_mask else set())
-        )
+        switched = {"sampling_mask": self.sampling_mask, "routed_experts": self.routed_experts}
+        always = frozenset({"behavior_log_prob", "policy_version", *(name for name, on in switched.items() if on)})
         return always | {"top_k", "behavior_top_k_log_prob", "top_k_log_prob"} if self.top_k_log_probs else always
 
     def __post_init__(self) -> None:
@@ -97,24 +99,29 @@ class Local(EngineSpec):
         return LocalEngine(compute.call(setup.load_weights), self, max_length=setup.max_length, compute=compute)
 
 
-def check_decoder(model: nn.Module, kind: str) -> None:
-    """Raise UserError if `fast` is asked for and this architecture has no fast path."""
+def check_decoder(model: nn.Module, kind: str, routes: bool = False) -> None:
+    """Raise UserError if `fast` is asked for and this architecture has no fast path; FieldError if `routes` are, and it
+    is no mixture of experts."""
     if kind == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
+    if routes:
+        from proxima.model.routing import check_mixture
+
+        check_mixture(model.config, "engine.routed_experts", True)
 
 
-def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> Decoder:
-    """The decoder that `kind` asks for.
+def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto", *, routes: bool = False) -> Decoder:
+    """The decoder that `kind` asks for; with `routes` it records them.
 
     Raises:
         UserError: as `check_decoder`.
     """
-    check_decoder(model, kind)
+    check_decoder(model, kind, routes)
     if kind in ("auto", "fast") and supports(model) is None:
         return FastDecoder(model, dtype)
     from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 
-    return RecomputeDecoder(model, dtype) if unpackable(model) else GeneralDecoder(model, dtype)
+    return RecomputeDecoder(model, dtype) if unpackable(model) else GeneralDecoder(model, dtype, routes=routes)
 
 
 class LocalEngine:
@@ -299,7 +306,7 @@ class LocalEngine:
 
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) -> Scheduler:
     return Scheduler(
-        make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder),
+        make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts),
         loaded.tokenizer,
         slots=padded_rows(spec.slots),
         max_length=min(max_length or loaded.max_length, loaded.max_length),

@@ -30,16 +30,19 @@ class RunningRequest:
     request: Request
     sink: Sink
     line: int
+    prompt_routes: Tensor | None = None  # [P, M, K], see `Decoder.routes`
 
 
 @dataclass(eq=False)
 class WaitingPrompt:
-    """A prompt with requests that are not running yet; its KV is kept from the first admission to the last."""
+    """A prompt with requests that are not running yet; its KV is kept from the first admission to the last, and so are
+    its routes."""
 
     prompt: Prompt
     requests: deque[tuple[Request, Sink]]
     hidden: Tensor | None = None
     kv: Tensor | None = None
+    routes: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class RunningBatch:
         drawn: [n] the part of `last` that the next draw is written to.
         position, uniform: for each step, the positions of `last` [padded n], 0 in the padding, and the draws [n].
         sampled: what the steps have sampled so far.
+        routes: [n, M, K] of each of these steps, the experts of the positions that it was sampled from; empty without.
     """
 
     requests: Sequence[RunningRequest]
@@ -64,6 +68,7 @@ class RunningBatch:
     position: Sequence[Tensor]
     uniform: Sequence[Tensor]
     sampled: list[Sampled] = field(default_factory=list)
+    routes: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, requests: Sequence[RunningRequest], table: TokenTable, device: torch.device) -> "RunningBatch":
@@ -235,6 +240,7 @@ class Scheduler:
             hidden, kv = self.decoder.prefill([entry.prompt.tokens for entry in fresh])
             for i, entry in enumerate(fresh):
                 entry.hidden, entry.kv = hidden[i], kv[i]
+            self._keep_routes(fresh)
         device, first = self.cache.device, len(self.running)
         for entry, admitted in entering:
             assert entry.kv is not None
@@ -246,13 +252,33 @@ class Scheduler:
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
+        for entry, admitted in entering:
+            if entry.routes is not None:
+                self._batch.routes[:] = [
+                    torch.cat([*self._batch.routes, entry.routes[-1:].expand(len(admitted), -1, -1)])
+                ]
+            for running in admitted:
+                running.prompt_routes = entry.routes
         self._sample(self.decoder.logits(hidden)[which], self._batch)
         self._write()
 
     def _decode(self) -> None:
         batch = self._batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
         hidden = self.decoder.step(batch.last, batch.position[len(batch.sampled)], self.cache)
+        if self.decoder.routes is not None:
+            batch.routes.append(self.decoder.routes[: len(batch.lines)])
         self._sample(self.decoder.logits(hidden[: len(batch.lines)]), batch)
+
+    def _keep_routes(self, prompts: Sequence[WaitingPrompt]) -> None:
+        """Of prompts that were just run, in this order."""
+        routes = self.decoder.routes
+        if routes is None:
+            return
+        if "routed_experts" not in self.table.columns:
+            self.table.add_column("routed_experts", routes[0].cpu().numpy())
+        lengths = [len(entry.prompt.tokens) for entry in prompts]
+        for entry, own in zip(prompts, routes[: sum(lengths)].split(lengths), strict=True):
+            entry.routes = own
 
     def _recompute_running(self) -> None:
         """Under new weights: the KV of every running completion, from its prompt and the tokens it has."""
@@ -290,6 +316,8 @@ class Scheduler:
         batch, self._batch = self._batch, None
         if batch is not None and batch.sampled:
             columns = _columns(batch.sampled)
+            if batch.routes:
+                columns["routed_experts"] = torch.stack(batch.routes).cpu().numpy()
             if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
             self.table.append(batch.lines, self.version, columns)
@@ -305,7 +333,10 @@ class Scheduler:
     def _finish(self, finished: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
         """Deliver running completions, in the order of their slots, and free these."""
         for running, reason in finished:
-            self._deliver(running.sink, self._completion(running.request, self.table.read(running.line), reason))
+            columns, routes = self.table.read(running.line), running.prompt_routes
+            if routes is not None:
+                columns["prompt_routed_experts"] = routes.cpu().numpy()
+            self._deliver(running.sink, self._completion(running.request, columns, reason))
         self._release([running for running, _ in finished])
 
     def _deliver(self, sink: Sink, completion: Completion) -> None:

@@ -14,7 +14,8 @@ Lines = NDArray[np.int64]
 
 class TokenTable:
     """Columns `tokens`, `sampled_log_prob`, `untruncated_log_prob`, `policy_version` [lines, capacity], and with
-    `top_k`, `top_k` and `top_k_log_prob` [lines, capacity, top_k].
+    `top_k`, `top_k` and `top_k_log_prob` [lines, capacity, top_k]; with routes also `routed_experts` [lines, capacity,
+    M, K].
 
     A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`.
 
@@ -54,6 +55,11 @@ class TokenTable:
     def close(self, line: int) -> None:
         """The line may be used again; what `read` returned stays valid."""
         self._free.append(line)
+
+    def add_column(self, name: str, of_token: NDArray[Any]) -> None:
+        """Another column, of values like `of_token`; before the first token."""
+        capacity = self.uniform.shape[1]
+        self.columns[name] = np.empty((len(self.length), capacity, *of_token.shape), of_token.dtype)
 
     def append(self, lines: Lines, policy_version: int, columns: Mapping[str, NDArray[Any]]) -> None:
         """More tokens on each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k]."""

@@ -191,19 +191,19 @@ def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
     return hidden.index_select(0, batch.predict)
 
 
-def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    return packed_states(backbone, batch, segments=Segments(batch))
+def _hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    return packed_states(backbone, batch, segments=Segments(batch), **more)
 
 
-def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+def _hidden_native(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
     responses = sum(parent >= 0 for parent in batch.parents)
     if responses * 2 != len(batch.parents):
         raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
-    return packed_states(backbone, batch)
+    return packed_states(backbone, batch, **more)
 
 
-def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+def _hidden_mask(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     """A 4-D additive mask [1, 1, L, L]: for every architecture that takes one; needs L² memory."""
     count = len(batch.tokens)
     device = batch.tokens.device
@@ -219,7 +219,7 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and _longest(batch) > window:
         raise UserError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
-    return packed_states(backbone, batch, attention_mask=mask)
+    return packed_states(backbone, batch, attention_mask=mask, **more)
 
 
 def _longest(batch: PackedBatch) -> int:
@@ -228,8 +228,10 @@ def _longest(batch: PackedBatch) -> int:
     return max((n + (lengths[p] if p >= 0 else 0) for n, p in zip(lengths, batch.parents, strict=True)), default=0)
 
 
-def _hidden_padded(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+def _hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     """One right-padded row per sequence: for every causal model, state-space models too; the slowest."""
+    if "routing" in more:
+        raise UserError("model.attention=padded records and replays no routes; use model.attention=packed.")
     cut, parent = batch.edges, batch.parents
     spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
     width = max((b - a + d - c) for a, b, c, d in spans)
@@ -274,7 +276,7 @@ def unpackable(model: nn.Module) -> str | None:
 
 
 #: path → the states [N, D] that predict the response tokens
-ATTENTION: dict[str, Callable[[nn.Module, PackedBatch], Tensor]] = {
+ATTENTION: dict[str, Callable[..., Tensor]] = {
     "packed": _hidden_packed,
     "native": _hidden_native,
     "mask": _hidden_mask,

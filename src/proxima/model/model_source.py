@@ -59,9 +59,12 @@ class ModelSource:
             self.path, revision=self.revision, new_head=head_std, seed=self.seed, lora=lora, **self._place
         )
 
-    def policy(self, loaded: LoadedModel, value_head: nn.Linear | None = None) -> Policy:
+    def policy(
+        self, loaded: LoadedModel, value_head: nn.Linear | None = None, *, replays_routes: bool = False
+    ) -> Policy:
         """Runs loaded weights, with log-probs."""
-        return Policy(loaded, log_prob_chunk=self.log_prob_chunk, value_head=value_head, **self._packed)
+        settings = self._packed | {"replays_routes": replays_routes}
+        return Policy(loaded, log_prob_chunk=self.log_prob_chunk, value_head=value_head, **settings)
 
     def scalar(self, loaded: LoadedModel) -> "ScalarModel":
         """Runs loaded weights with a scalar head."""

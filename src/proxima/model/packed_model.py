@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,11 @@ from proxima.model.attention import ATTENTION, hugging_face_name, mixes_elsewher
 from proxima.model.load import LoadedModel
 from proxima.model.parallel.sharding import is_sharded
 
+if TYPE_CHECKING:
+    from proxima.model.routing import RoutingPass
+
+ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the routers of a mixture give
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOutputs:
@@ -23,7 +28,9 @@ class TokenOutputs:
     log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
     of the state that predicts the token. top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the
     batch's `top_k`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its `bucket_token`. log_sum_square
-    [N] float32, log Σ_v π_v² at the position, without gradient.
+    [N] float32, log Σ_v π_v² at the position, without gradient. Of a mixture of experts: expert_count and
+    expert_probability as of `RoutingPass.balance`, routed_experts [L, M, K] as of its `chosen`, and where the batch's
+    are replayed route_counts [2] as of its `counts`.
     """
 
     log_prob: Tensor | None = None
@@ -32,6 +39,10 @@ class TokenOutputs:
     top_k_log_prob: Tensor | None = None
     bucket_log_prob: Tensor | None = None
     log_sum_square: Tensor | None = None
+    expert_count: Tensor | None = None
+    expert_probability: Tensor | None = None
+    routed_experts: Tensor | None = None
+    route_counts: Tensor | None = None
 
     def no_gradient(self) -> Tensor:
         """[] 0, whose backward pass gives every weight a gradient of 0."""
@@ -60,6 +71,7 @@ class PackedModel:
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+        replays_routes: send tokens to the `routed_experts` of their trajectories.
     """
 
     backbone: Any  # the decoder stack, set by the subclass
@@ -72,6 +84,7 @@ class PackedModel:
         share_prompt: bool = True,
         compute_dtype: torch.dtype = torch.float32,
         gradient_checkpointing: bool = False,
+        replays_routes: bool = False,
     ) -> None:
         self.loaded = loaded
         self.model = loaded.model
@@ -83,7 +96,7 @@ class PackedModel:
             raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
         self.attention = attention
         self.share_prompt = share_prompt and attention in ("packed", "mask")
-        self.compute_dtype = compute_dtype
+        self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
         # a model without attention takes no name for it
         if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
@@ -117,9 +130,10 @@ class PackedModel:
                 field = "model.gradient_checkpointing=true"
                 raise UserError(f"{field} needs a model without dropout; this one has {dropout[0]}.")
 
-    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """The packed batch for this model, on its device."""
-        return pack(trajectories, share_prompt=self.share_prompt).to(self.device)
+    def pack(self, trajectories: Sequence[Trajectory], *, replay: bool = True) -> PackedBatch:
+        """The packed batch for this model, on its device; without `replay` its routers choose."""
+        routes = replay and self.replays_routes
+        return pack(trajectories, share_prompt=self.share_prompt, routes=routes).to(self.device)
 
     def autocast(self) -> AbstractContextManager[None]:
         """bf16 matrix products on float32 weights, or nothing."""
@@ -172,12 +186,23 @@ class PackedModel:
         """The modules that own all trained weights."""
         return [self.model]
 
-    def hidden(self, batch: PackedBatch) -> Tensor:
+    def hidden(self, batch: PackedBatch, routing: "RoutingPass | None" = None) -> Tensor:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
+        routing = routing or self.routing(batch)
+        more = {} if routing is None else {"routing": routing}
         if self.context is not None:
-            states: Tensor = self.context.hidden(self.backbone, batch)
+            states: Tensor = self.context.hidden(self.backbone, batch, **more)
             return states
-        return ATTENTION[self.attention](self.backbone, batch)
+        return ATTENTION[self.attention](self.backbone, batch, **more)
+
+    def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> "RoutingPass | None":
+        """For a forward pass with `outputs`; None where nobody asks for the experts of its tokens."""
+        if batch.routed_experts is None and not outputs & ROUTES:
+            return None
+        from proxima.model.routing import RoutingPass, connect_routers
+
+        connect_routers(self.backbone)
+        return RoutingPass(batch.routed_experts, keeps_logits="expert_load" in outputs)
 
     def _dummy(self, outputs: frozenset[str]) -> TokenOutputs:
         token = np.zeros(1, np.int32)

@@ -111,8 +111,9 @@ class Policy(PackedModel):
         return TokenOutputs(**self.run(lambda part: self._outputs(part, needs), batch))
 
     def _outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor | None]:
+        routing = self.routing(batch, needs)
         with self.autocast():
-            hidden = self.hidden(batch)
+            hidden = self.hidden(batch, routing)
             outputs = token_log_prob(
                 hidden,
                 target=batch.target,
@@ -125,6 +126,7 @@ class Policy(PackedModel):
                 kept=_kept(batch),
                 chunk=self.log_prob_chunk,
             )
+        of_routers = {} if routing is None else routing.outputs(batch, needs)
         others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]
         return {
             "log_prob": outputs.log_prob,
@@ -133,6 +135,7 @@ class Policy(PackedModel):
             "top_k_log_prob": None if others is None or batch.top_k is None else others[:, :split],
             "bucket_log_prob": None if others is None or batch.bucket_token is None else others[:, split:],
             "log_sum_square": self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
+            **of_routers,
         }
 
     @torch.no_grad()
@@ -164,7 +167,8 @@ class Policy(PackedModel):
 
     def _head(self) -> dict[str, Any]:
         """Weight and bias of the output head, or this rank's part of them."""
-        weight, bias = weight_of(self.head), self.head.bias
+        weight: Any = weight_of(self.head)
+        bias = self.head.bias
         if not hasattr(weight, "to_local"):
             return {"weight": weight, "bias": bias}
         from proxima.model.parallel.vocabulary import VocabularyPart

@@ -124,6 +124,7 @@ class BatchBuilder:
     behavior: str = "untruncated"  # which of the engine's log-probs is μ: this one, or `sampled`
     reads_behavior: bool = True
     needs_sampling_mask: bool = False  # of all completions: sampling is truncated and μ is what was sampled
+    replays_routes: bool = False  # the trainer sends tokens to the experts that the engine sent them to
     updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
     epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0
@@ -212,8 +213,9 @@ class BatchBuilder:
         """The advantage [S] of each completion, its trajectory, and metrics of the reward. Of an advantage of tokens a
         completion has the mean over its loss tokens, 0 without any."""
         per_token, metrics = self.advantage.per_token, dict[str, float]()
+        of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
         items = [
-            Trajectory.of(group.prompt, completion, group=i, advantage=0.0, behavior=self.behavior)
+            Trajectory.of(group.prompt, completion, group=i, advantage=0.0, **of_engine)
             for i, group in enumerate(groups)
             for completion in group.completions
         ]

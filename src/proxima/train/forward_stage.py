@@ -38,7 +38,8 @@ class ForwardStage(Protocol):
         ...
 
     def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
-        """[N] float32, one number for each response token; of a stage with several columns each by its name. A stage of
+        """[N] float32, one number for each response token; of a stage with several columns each by its name, those of
+        the prompts named `prompt_…`, [P] of each sequence. A stage of
         values that packs a trajectory `with_sentinel` gives one more, the `bootstrap` of that trajectory."""
         ...
 
@@ -78,7 +79,9 @@ def stage_columns(
         batch = stage.pack([trajectories[i] for i in indices])
         outputs = stage(batch)
         for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
-            parts.append((name, copies.begin(values), batch.tokens_of))
+            prompts = (end - start for start, end in batch.prompts)
+            sizes = tuple(prompts) if name.startswith("prompt_") else batch.tokens_of
+            parts.append((name, copies.begin(values), sizes))
     for _ in range(idle):
         assert filler is not None
         stage(stage.pack([filler]))
@@ -91,18 +94,28 @@ def stage_columns(
 @dataclass(frozen=True)
 class LogProbStage:
     """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one, or
-    of the trained one without its adapter."""
+    of the trained one without its adapter, whose routers then choose by themselves.
+
+    records_routes: also fills `routed_experts`, for the passes to come.
+    """
 
     column: str
     policy: PackedModel
     adapter: bool = True
+    records_routes: bool = False
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        return self.policy.pack(trajectories)
+        return self.policy.pack(trajectories, replay=self.adapter and not self.records_routes)
 
-    def __call__(self, batch: PackedBatch) -> Tensor:
+    def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
+        needs = frozenset({"routed_experts"} if self.records_routes else ())
         with nullcontext() if self.adapter else adapter_off(self.policy.model):
-            return self.policy(batch).need("log_prob")
+            outputs = self.policy(batch, needs)
+        if not self.records_routes:
+            return outputs.need("log_prob")
+        from proxima.model.routing import split_chosen
+
+        return {self.column: outputs.need("log_prob"), **split_chosen(outputs.need("routed_experts"), batch)}
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ class Learner:
         rejected = [seen[i].key for i in self.guard.rejects(measured).nonzero().squeeze(1).tolist()]
         metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
         metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
-        if any(stage.column == "proximal_log_prob" for stage in self.stages):
+        proximal = (stage for stage in self.stages if stage.column == "proximal_log_prob")
+        if any(not getattr(stage, "records_routes", False) for stage in proximal):
             batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
         statistics = {
             key: TokenStatistics(log_prob=log_probs[key], keep=np.zeros(len(log_probs[key]), np.bool_))

@@ -56,6 +56,18 @@ class DistillationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterBalanceConfig:
+    """A loss that evens out the load of the experts in each sequence."""
+
+    coefficient: Annotated[float, "of the loss, > 0"] = 0.001
+
+    def __post_init__(self) -> None:
+        remedy = "algorithm.router_balance=null turns it off"
+        valid = 0 < self.coefficient < float("inf")
+        require(valid, "coefficient", self.coefficient, "must be > 0 and finite", remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; only a label, the fields below are complete"] = None
     proximal: Annotated[
@@ -88,6 +100,14 @@ class AlgorithmConfig:
     ] = None
     distillation: Annotated[DistillationConfig | None, "divergence from a teacher, in the loss; null: off"] = None
     entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
+    router_balance: Annotated[
+        RouterBalanceConfig | None, "evens out the load of the experts of a mixture, in the loss; null: off"
+    ] = None
+    routing_replay: Annotated[
+        Literal["off", "recompute", "rollout"],
+        "experts that each token goes to: those of the routers; of the pass that recomputes the proximal policy; of "
+        "the engine",
+    ] = "off"
     skip_zero_advantage: Annotated[
         bool, "skip forward and backward where the advantage is exactly 0 (exact: momentum still steps)"
     ] = True
@@ -187,7 +207,7 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
     if algorithm.preference is None:
         return
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
-    off |= {"entropy_bonus": "0", "proximal": "behavior"}
+    off |= {"entropy_bonus": "0", "proximal": "behavior", "router_balance": "null"}
     off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
     for slot, value in _set(algorithm, off):
         message = f"has no effect in online DPO; set algorithm.{slot}={value}, or algorithm.preference=null"
@@ -199,6 +219,20 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
         yield "algorithm.preference.kind", message
     if not (algorithm.selection and SELECTIONS.holds(algorithm.selection[-1], "best_and_worst")):
         yield "algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}"
+
+
+def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
+    """What is replayed has been recorded. Stored rollouts may lack it, which is counted."""
+    path, replay = "algorithm.routing_replay", algorithm.routing_replay
+    if replay == "recompute" and algorithm.proximal not in ("recompute", "next"):
+        message = "replays the forward pass that recomputes the proximal policy, and there is none"
+        yield path, f"{message}; set algorithm.proximal=recompute, or this to rollout"
+    if replay == "rollout" and rollouts is None and "routed_experts" not in getattr(engine, "provides", ()):
+        if hasattr(engine, "routed_experts"):
+            yield path, "replays the experts that the engine chose; set engine.routed_experts=true"
+        else:
+            message = f"engine {r.entry('engine.kind').value!r} does not say which experts it chose"
+            yield path, f"{message}; set it to recompute, with algorithm.proximal=recompute, or use engine=local"
 
 
 def epochs_measure_the_kl(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:

@@ -16,7 +16,7 @@ from proxima.core.advantage import needs_baseline
 
 STORED = (  # the sections and fields that decided what is stored
     *("task", "reward", "seed", "data", "sampling"),
-    *("engine.top_k_log_probs", "engine.sampling_mask", "train.completions_per_prompt"),
+    *("engine.top_k_log_probs", "engine.sampling_mask", "engine.routed_experts", "train.completions_per_prompt"),
 )
 NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only checked at a start
 DYNAMIC = "algorithm.dynamic_sampling"

@@ -17,7 +17,7 @@ from proxima.data import LabeledCompletion, PreferencePair, Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.lab.rehearsal.fake_ranks import shard_unloaded
 from proxima.model import PackedModel, Policy
-from proxima.model.load import DTYPES, LoadedModel, check_layers, load_config
+from proxima.model.load import DTYPES, LoadedModel, check_split, load_config
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.parallel.sharding import Sharding
@@ -80,7 +80,7 @@ def fake_model(
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    check_layers(path, revision, place.sharding)
+    check_split(path, revision, place.sharding, adapters=lora is not None)
     config: Any = load_config(path, revision)
     kind: Any = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
     if scalar:
@@ -122,7 +122,7 @@ def _of_groups(config: RunConfig, place: Place) -> list[Training]:
         value = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
         assert isinstance(objective, PolicyObjective)
         objective = replace(objective, value=value)
-    policy = source.policy(loaded, layer)
+    policy = source.policy(loaded, layer, replays_routes=config.algorithm.routing_replay != "off")
     stages = _stages(config, policy, place)
     if isinstance(spec, HeadCritic):
         stages.append(ValueStage(policy, spec.bootstrap))
@@ -139,7 +139,8 @@ def _stages(config: RunConfig, policy: Policy, place: Place) -> list[ForwardStag
     """The forward passes that run here: those of `runtime.launch.learning.make_stages` without an engine."""
     algorithm, stages = config.algorithm, list[ForwardStage]()
     if recomputes_proximal(config):
-        stages.append(LogProbStage("proximal_log_prob", policy))
+        records = algorithm.routing_replay == "recompute"
+        stages.append(LogProbStage("proximal_log_prob", policy, records_routes=records))
     if "score_variance" in algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
     if algorithm.needs_reference and algorithm.reference_engine is None:

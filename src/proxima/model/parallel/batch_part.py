@@ -1,7 +1,7 @@
 """A packed batch cut along its axis of tokens, from what of it is on the host: nothing here waits for a device."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,9 +14,16 @@ from proxima.data.field_checks import tensor_hints
 from proxima.data.transfer import to_device
 
 
-def part_of(batch: PackedBatch, rank: int, size: int) -> tuple[Tensor, PackedBatch]:
-    """One of `size` equal parts: which of the N response tokens are its own, those whose predicting state it holds, and
-    a batch with these rows and its tokens, which may be padding. Its segments and sequences are those of the whole."""
+@dataclass(frozen=True, kw_only=True)
+class BatchPart(PackedBatch):
+    """Some tokens of a batch, the last ones may be padding, and the response tokens whose predicting states these hold:
+    those of the `rows` of all. Segments and sequences are those of the whole."""
+
+    rows: Annotated[Tensor, "int N"]
+
+
+def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
+    """One of `size` equal parts."""
     count = len(batch.tokens)
     width = -(-count // size)
     start = min(count, rank * width)
@@ -28,8 +35,11 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> tuple[Tensor, PackedBat
     for name, hint in tensor_hints(PackedBatch).items():
         if hint.split()[1] == "N" and (column := getattr(batch, name)) is not None:
             changed[name] = column.index_select(0, rows)
+    if batch.routed_experts is not None:
+        piece = batch.routed_experts[start : start + width]
+        changed["routed_experts"] = F.pad(piece, (0, 0, 0, 0, 0, width - len(piece)), value=-1)
     changed["predict"] = changed["predict"] - start
-    return rows, replace(batch, **changed, **_kept(batch, own))
+    return BatchPart(**vars(batch) | changed | _kept(batch, own), rows=rows)
 
 
 def _predicting(batch: PackedBatch) -> NDArray[np.int64]:

@@ -26,12 +26,14 @@ from torch.nn import functional as F
 from proxima.data import FieldError, PackedBatch
 from proxima.data.transfer import to_device
 from proxima.model.attention import Segments, attend_segments, packed_states, unpackable
-from proxima.model.parallel.batch_part import part_of
+from proxima.model.parallel.batch_part import BatchPart, part_of
 from proxima.model.parallel.exchange import add_parts, exchange
 from proxima.model.parallel.mesh import meshes_of
 from proxima.model.parallel.sharding import Sharding
 
 FIELD = "placement.context_parallel"
+SUMS = frozenset({"expert_count", "expert_probability", "route_counts"})  # outputs that are sums over tokens
+FED = frozenset({"routed_experts"})  # outputs of each token that is fed, [L, …]
 
 
 def check_context(model: nn.Module, sharding: Sharding) -> None:
@@ -79,22 +81,30 @@ class ContextGroup:
         return cls(mesh.get_group())
 
     def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
-        """What `function` gives for the parts of all ranks, [N, …] or a dict of such; its backward pass goes through
-        this rank's part. Collective."""
-        rows, part = part_of(batch, self.rank, self.size)
-        given, count = function(part), len(batch.target)
+        """What `function` gives for the parts of all ranks, [N, …] or a dict of such, or of what `SUMS` and `FED` name;
+        its backward pass goes through this rank's part. Collective."""
+        part = part_of(batch, self.rank, self.size)
+        given = function(part)
         if isinstance(given, Tensor):
-            return self._gathered(given, rows, count)
-        return {name: None if own is None else self._gathered(own, rows, count) for name, own in given.items()}
+            return self._gathered(given, part, batch)
+        return {name: None if own is None else self._gathered(own, part, batch, name) for name, own in given.items()}
 
-    def _gathered(self, own: Tensor, rows: Tensor, count: int) -> Tensor:
-        whole = own.new_zeros(count, *own.shape[1:]).index_copy(0, rows, own)
-        return add_parts(whole, self.group)
+    def _gathered(self, own: Tensor, part: BatchPart, batch: PackedBatch, name: str = "") -> Tensor:
+        if name in SUMS:
+            return add_parts(own, self.group)
+        rows, count = part.rows, len(batch.target)
+        if name in FED:  # padding at the end is cut off
+            start, count = self.rank * len(part.tokens), len(batch.tokens)
+            rows = torch.arange(start, max(start, min(count, start + len(own))), device=own.device)
+            own = own[: len(rows)]
+        wide = own if own.is_floating_point() else own.long()  # not every backend adds up small integers
+        whole = wide.new_zeros(count, *own.shape[1:]).index_copy(0, rows, wide)
+        return add_parts(whole, self.group).to(own.dtype)
 
-    def hidden(self, backbone: nn.Module, part: PackedBatch) -> Tensor:
+    def hidden(self, backbone: nn.Module, part: PackedBatch, **more: Any) -> Tensor:
         """[n, D] the states that predict the response tokens of a part. Collective. There is no dropout."""
         attend = partial(self._attend, Segments(part), part.edges[-1])
-        return packed_states(backbone, part, attend=attend)
+        return packed_states(backbone, part, attend=attend, **more)
 
     def _attend(self, segments: Segments, count: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
         """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], by way of some heads of all L."""

@@ -45,7 +45,8 @@ def make_learner(
     """The weights, their optimizer and loss, and the forward stages; `stages` adds some. `log` is for engines that run
     some of them."""
     head = critic if isinstance(critic, ValueHead) else None
-    policy = make_policy(config.model, loaded, head.layer if head else None)
+    replays = config.algorithm.routing_replay != "off"
+    policy = make_policy(config.model, loaded, head.layer if head else None, replays_routes=replays)
     train, objective, waits = config.train, make_objective(config), value_warmup(config)
     if head is not None and isinstance(objective, PolicyObjective):
         objective = replace(objective, value=head.objective)
@@ -87,6 +88,11 @@ def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjectiv
         from proxima.core.distillation import NoPolicyGradient
 
         surrogate = NoPolicyGradient()
+    balance = None
+    if algorithm.router_balance is not None:
+        from proxima.train.objectives.router_balance import RouterBalance
+
+        balance = RouterBalance(coefficient=algorithm.router_balance.coefficient)
     return PolicyObjective(
         surrogate=surrogate,
         aggregate=algorithm.aggregate,
@@ -96,6 +102,9 @@ def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjectiv
         next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
         skip_zero_advantage=algorithm.skip_zero_advantage,
         distillation=None if algorithm.distillation is None else distillation_term(algorithm.distillation),
+        router_balance=balance,
+        replays_routes=algorithm.routing_replay == "rollout"
+        or (algorithm.routing_replay == "recompute" and recomputes_proximal(config)),
         # A guard that rejects has measured before the update.
         measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
     )
@@ -122,7 +131,8 @@ def make_stages(
     the first rank alone asks."""
     stages: list[ForwardStage] = []
     if recomputes_proximal(config):
-        stages.append(LogProbStage("proximal_log_prob", policy))
+        records = config.algorithm.routing_replay == "recompute"
+        stages.append(LogProbStage("proximal_log_prob", policy, records_routes=records))
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
     algorithm, loaded, distillation = config.algorithm, policy.loaded, config.algorithm.distillation
@@ -160,6 +170,7 @@ def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: fl
         behavior=algorithm.behavior,
         reads_behavior=algorithm.reads_behavior,
         needs_sampling_mask=replays_sampling_masks(config.sampling, config.algorithm),
+        replays_routes=algorithm.routing_replay == "rollout",
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,

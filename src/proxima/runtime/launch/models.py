@@ -28,9 +28,11 @@ def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str |
     return model_source(config.model, config.seed, sharding_of(config)).load(path)
 
 
-def make_policy(model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear | None = None) -> Policy:
+def make_policy(
+    model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear | None = None, *, replays_routes: bool = False
+) -> Policy:
     """The policy over loaded weights."""
-    return model_source(model).policy(loaded, value_head)
+    return model_source(model).policy(loaded, value_head, replays_routes=replays_routes)
 
 
 def sharding_of(config: Any) -> Sharding | None:

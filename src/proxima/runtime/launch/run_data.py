@@ -65,6 +65,11 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config.model)
+    routed = getattr(config.engine, "routed_experts", False) or config.algorithm.routing_replay != "off"
+    if routed or config.algorithm.router_balance is not None:
+        from proxima.runtime.launch.mixture import check_routed
+
+        check_routed(config)
     if (distillation := config.algorithm.distillation) is not None:
         from proxima.runtime.launch.teacher import check_teacher
 

@@ -101,7 +101,12 @@ def completion_row(completion: Completion) -> dict[str, Any]:
     """The columns of a completion."""
     mask = completion.sampling_mask
     lists = (None, None) if mask is None else (mask.ids, mask.counts)
-    return vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
+    own = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
+    if completion.routed_experts is None:
+        return own
+    from proxima.runtime.state.route_columns import route_columns
+
+    return own | route_columns(completion)
 
 
 def score_row(score: Score) -> dict[str, Any]:
@@ -117,6 +122,10 @@ def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
             columns[name] = row[name].reshape(len(row["tokens"]), k)
     ids, counts = (row.get(name) for name in MASK_COLUMNS)  # files of earlier versions have no such columns
     mask = None if ids is None or counts is None else SamplingMask.of_counts(ids, counts)
+    if row.get("routed_experts") is not None:
+        from proxima.runtime.state.route_columns import stored_routes
+
+        columns |= stored_routes(row)
     return Completion(**columns, sampling_mask=mask)
 
 
@@ -124,17 +133,22 @@ def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
 
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null.
+    """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
+    have experts of their tokens, the file has columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
+    if "policy_version" in schema.names and any(row.get("routed_experts") is not None for row in rows):
+        from proxima.runtime.state.route_columns import with_routes
+
+        schema = with_routes(schema)
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
     lists = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
     encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in lists.items() if kind in (pa.float32(), pa.int32())}
     versions = "policy_version.list.element"
     encoding.pop(versions, None)
-    coded = [name for name in scalars if name != "text"]
+    coded = [name for name in scalars if name != "text" and not pa.types.is_binary(schema.field(name).type)]
     settings = {"use_dictionary": [*coded, versions], "write_statistics": coded, "column_encoding": encoding}
     with pq.ParquetWriter(file, schema, compression="zstd", **settings) as writer:
         for start in range(0, max(1, len(rows)), ROW_GROUP):

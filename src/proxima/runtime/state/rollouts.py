@@ -105,7 +105,7 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
     """The groups of a step's file, exact to the bit: those that the step used, and those dropped before, with the
     reason. Of a prompt, the file has its tokens and its question."""
     of_trainer = {*OF_RECORD, *OF_ADVANTAGE}
-    rows = array_rows(read_table(path, [name for name in ROLLOUT_SCHEMA.names if name not in of_trainer]))
+    rows = array_rows(read_table(path, [name for name in pq.read_schema(path).names if name not in of_trainer]))
     top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
     k = max(top, default=0)
     used, dropped = [], []

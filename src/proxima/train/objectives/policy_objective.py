@@ -24,6 +24,7 @@ from proxima.train.objectives.protocol import INVALID, FirstForward, Objective, 
 
 if TYPE_CHECKING:
     from proxima.core.distillation import Distillation
+    from proxima.train.objectives.router_balance import RouterBalance
     from proxima.train.objectives.value_objective import ValueObjective
 
 
@@ -57,6 +58,9 @@ class PolicyObjective(Objective[Trajectory]):
         distillation: pulls the policy towards a teacher, whose columns the trajectories then hold: a loss beside that
             of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is skipped.
         value: the loss of a value head on the policy's trunk, which is added with its own denominator; None: none.
+        router_balance: evens out the load of the experts of a mixture, a loss with its own denominator; None: none. No
+            trajectory is skipped.
+        replays_routes: the policy replays the trajectories' `routed_experts`; how many tokens lack them is a metric.
         measure: what is reported beside the loss: `entropy` of the policy, which costs one more pass over the logits;
             `mismatch` of engine and trainer, `core.mismatch_metrics` of the first update, before the weights move.
     """
@@ -71,6 +75,8 @@ class PolicyObjective(Objective[Trajectory]):
     skip_zero_advantage: bool = True
     distillation: DistillationTerm | None = None
     value: "ValueObjective | None" = None
+    router_balance: "RouterBalance | None" = None
+    replays_routes: bool = False
     measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property
@@ -78,7 +84,8 @@ class PolicyObjective(Objective[Trajectory]):
         entropy = {"entropy"} if "entropy" in self.measure or self.statistics_outputs else set()
         gradient = any("entropy" in penalty.needs for penalty in self.penalties)
         own = frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
-        return own if self.value is None else own | self.value.outputs
+        more = [part.outputs for part in (self.value, self.router_balance) if part is not None]
+        return own.union(*more)
 
     @property
     def statistics_outputs(self) -> frozenset[str]:
@@ -92,7 +99,7 @@ class PolicyObjective(Objective[Trajectory]):
     @cached_property
     def skips_zero_advantage(self) -> bool:
         inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.has_batch_statistics
-        alone = self.distillation is None and self.value is None
+        alone = self.distillation is None and self.value is None and self.router_balance is None
         return self.skip_zero_advantage and inert and alone
 
     def at_version(self, version: int) -> "PolicyObjective":
@@ -109,7 +116,9 @@ class PolicyObjective(Objective[Trajectory]):
         masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
         own = [aggregate.denominator(*masks) for aggregate in aggregates]
-        return own if self.value is None else own + self.value.denominators(items)
+        return own + [
+            d for part in (self.value, self.router_balance) if part is not None for d in part.denominators(items)
+        ]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
         if statistics is None:
@@ -139,11 +148,21 @@ class PolicyObjective(Objective[Trajectory]):
             losses.append(
                 distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
             )
-        return losses if self.value is None else losses + self.value.losses(batch, outputs)
+        for part in (self.value, self.router_balance):
+            losses += [] if part is None else part.losses(batch, outputs)
+        if outputs.route_counts is not None:
+            from proxima.train.objectives.router_balance import replay_metrics
+
+            losses[0] = replace(losses[0], metrics=losses[0].metrics | replay_metrics(outputs.route_counts))
+        return losses
 
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
         trajectories = [trajectory for trajectory, _ in first]
         sizes = mask_sizes(trajectories)
+        if self.replays_routes:
+            from proxima.train.objectives.router_balance import fallback_metrics
+
+            sizes |= fallback_metrics(trajectories)
         if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in trajectories):
             return sizes
         log_probs = [statistics.log_prob for _, statistics in first]

@@ -1,0 +1,31 @@
+"""The experts that each token of a mixture was sent to: columns of [tokens, mixtures, experts a token]."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
+    """ValueError unless `ids` are [rows, layers, K], int8 or int16; `rows` None: of any length."""
+    kind, shape = getattr(ids, "dtype", type(ids).__name__), list(np.shape(ids))
+    if kind not in (np.int8, np.int16) or len(shape) != 3 or (rows is not None and shape[0] != rows):
+        count = "rows" if rows is None else rows
+        raise ValueError(f"{name}: {kind} of shape {shape}, expected int8 or int16 of [{count}, layers, K].")
+
+
+def packed_experts(trajectories: Sequence[Any], opens: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """The column of `pack` for trajectories, of which those that `opens` [S] bool marks lay out their prompt: the
+    experts of every token that is fed, -1 for those of a trajectory without. A response token is fed where the
+    next one is predicted."""
+    given = [item.routed_experts for item in trajectories if item.routed_experts is not None]
+    if not given:
+        return {}
+    dtype = np.result_type(*given)
+    pieces: list[NDArray[Any]] = []
+    for item, own_prompt in zip(trajectories, opens, strict=True):
+        parts = [(item.prompt_routed_experts, len(item.prompt_tokens))] if own_prompt else []
+        parts += [(None if (own := item.routed_experts) is None else own[1:], len(item.tokens[:-1]))]
+        pieces += [np.full((n, *given[0].shape[1:]), -1, dtype) if ids is None else ids for ids, n in parts]
+    return {"routed_experts": np.concatenate(pieces)}

@@ -1,0 +1,140 @@
+"""The experts of mixtures: which of them each token is sent to, recorded and replayed.
+
+    decoder stack --routing=RoutingPass--> layer --> attention (takes the pass off) | router (asks it) | experts
+
+The pass travels as an argument, as the segments of packed attention do, and meets the router inside the layer: so
+gradient checkpointing, which runs the layer again, finds the same one.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.core.segment import segment_index
+from proxima.data import FieldError, PackedBatch
+
+#: model_type of transformers whose routers weigh the k largest of softmax(logits), divided by their sum or not
+FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+SMALL = 128  # experts that int8 counts, with -1 for a token whose experts are not known
+
+
+def check_mixture(config: Any, field: str, value: object) -> None:
+    """FieldError for `field` where a config of transformers is of a model without experts, or of routers that are not
+    known here."""
+    kind = getattr(config.get_text_config(), "model_type", None)
+    if kind not in FAMILIES:
+        bound = f"needs a mixture of experts of the kinds {', '.join(FAMILIES)}, and model.path is of kind {kind}"
+        raise FieldError(field, value, bound, remedy="leave it out, or use such a model")
+
+
+def id_dtype(experts: int) -> torch.dtype:
+    """The smallest that holds the ids and -1."""
+    return torch.int8 if experts <= SMALL else torch.int16
+
+
+class RoutingPass:
+    """What the routers of one forward pass do.
+
+        chosen_t = given_t, or where it is -1 the k largest of p_t        p_t = softmax(logits_t)
+        weights_t = p_t[chosen_t], and where the model does so / their sum
+
+    The gradient flows through p_t to the router, whoever chose. Source: routing replay, arXiv 2510.11370, section 3.
+
+    Args:
+        given: [L, M, K] int8 or int16, of each token and each of the M mixtures; None: the routers choose everywhere.
+        keeps_logits: also record what `balance` reads.
+    """
+
+    def __init__(self, given: Tensor | None = None, *, keeps_logits: bool = False) -> None:
+        self.given, self.keeps_logits = given, keeps_logits
+        self._dtype = torch.int16
+        self._chosen: dict[int, Tensor] = {}  # by mixture: [L, K]
+        self._logits: dict[int, Tensor] = {}  # [L, E], with gradient
+        self._differing: dict[int, Tensor] = {}  # [L], experts that the router would not have chosen
+
+    def route(self, number: int, router: Any, logits: Tensor, weights: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and experts [L, K] of mixture `number`, in place of those that its router chose."""
+        chosen = own
+        if self.given is not None:
+            given = self.given[:, number].long()
+            replayed = given[:, :1] >= 0
+            chosen = torch.where(replayed, given, own)
+            picked = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
+            if getattr(router, "norm_topk_prob", True):
+                picked = picked / picked.sum(-1, keepdim=True)
+            weights = picked.to(weights.dtype)
+            if number not in self._chosen:
+                other = (given[:, :, None] != own[:, None, :]).all(-1) & replayed
+                self._differing[number] = other.sum(1)
+        if number not in self._chosen:  # the backward pass may come here again
+            self._chosen[number], self._dtype = chosen, id_dtype(logits.shape[-1])
+            if self.keeps_logits:
+                self._logits[number] = logits
+        return weights, chosen
+
+    def outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
+        """What the pass adds to `TokenOutputs`."""
+        own = self.balance(batch) if "expert_load" in needs else {}
+        own |= {"routed_experts": self.chosen()} if "routed_experts" in needs else {}
+        return own if self.given is None else own | {"route_counts": self.counts(batch)}
+
+    def chosen(self) -> Tensor:
+        """[L, M, K] int8, or int16 for more than 128 experts: those that each token was sent to."""
+        return torch.stack([self._chosen[number] for number in sorted(self._chosen)], 1).to(self._dtype)
+
+    def counts(self, batch: PackedBatch) -> Tensor:
+        """[2] float64, over the positions that predict response tokens: experts given that the routers would not have
+        chosen, and experts given."""
+        assert self.given is not None
+        replayed = (self.given.index_select(0, batch.predict) >= 0).sum(dtype=torch.float64)
+        other = torch.stack([self._differing[number] for number in sorted(self._differing)], 1)
+        return torch.stack([other.index_select(0, batch.predict).sum(dtype=torch.float64), replayed])
+
+    def balance(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """[S, M, E] float32 of each sequence, over the positions that predict its response tokens: `expert_count`, how
+        often each expert was chosen, and `expert_probability`, the mean of p_t, with gradient."""
+        rows = segment_index(batch.cu_seqlens, sum(batch.tokens_of))
+        rows = rows[getattr(batch, "rows", slice(None))]  # of a part of a batch
+        counts, probabilities = [], []
+        for number in sorted(self._logits):
+            logits = self._logits[number].index_select(0, batch.predict)
+            chosen = self._chosen[number].index_select(0, batch.predict)
+            p = logits.softmax(-1, dtype=torch.float32)
+            zeros = p.new_zeros(batch.sequences, p.shape[1])
+            probabilities.append(zeros.index_add(0, rows, p))
+            flat = (rows[:, None] * p.shape[1] + chosen).flatten()
+            counts.append(torch.bincount(flat, minlength=zeros.numel()).view_as(zeros).to(p.dtype))
+        lengths = batch.cu_seqlens.diff().clamp(min=1)[:, None, None]
+        return {"expert_count": torch.stack(counts, 1), "expert_probability": torch.stack(probabilities, 1) / lengths}
+
+
+def connect_routers(backbone: nn.Module) -> None:
+    """Have the routers of a decoder stack ask the pass that it is called with, `routing=…`; without one nothing
+    changes. More than once is as once."""
+    stack: Any = backbone
+    layers = [layer for layer in stack.layers if hasattr(layer.mlp, "gate")]
+    if not getattr(stack, "asks_routing", False):
+        for number, layer in enumerate(layers):
+            layer.self_attn.register_forward_pre_hook(partial(_hand_over, layer.mlp.gate), with_kwargs=True)
+            layer.mlp.gate.register_forward_hook(partial(_ask, number))
+        stack.asks_routing = True
+
+
+def split_chosen(chosen: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
+    """The columns of a batch's trajectories, one after the other, of the experts [L, M, K] of its tokens."""
+    prompts = [torch.arange(start, end, device=chosen.device) for start, end in batch.prompts]
+    return {"routed_experts": chosen[batch.predict], "prompt_routed_experts": chosen[torch.cat(prompts)]}
+
+
+def _hand_over(router: Any, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    router.routing = kwargs.pop("routing", None)
+    return args, kwargs
+
+
+def _ask(number: int, router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+    routing, router.routing = getattr(router, "routing", None), None
+    if routing is None:
+        return None
+    return output[0], *routing.route(number, router, *output)

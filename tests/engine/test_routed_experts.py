@@ -1,0 +1,108 @@
+"""A mixture of experts in the local engine: decoded with a cache, and the experts of each token reported."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.data import FieldError, Trajectory
+from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling, WeightUpdate
+from proxima.engine.general_decoder import GeneralDecoder
+from proxima.engine.local import collect
+from proxima.model import Policy
+from tests.engine.helpers import prompt, run
+from tests.model.families import make
+
+SHAPES = ((5, 30), (1, 1), (33, 7), (12, 60))  # tokens of the prompt, most of the completion
+
+
+def asked() -> list[Request]:
+    return [
+        Request(prompt=prompt(uid, length), sample=sample, sampling=Sampling(max_tokens=most, temperature=0.8), seed=3)
+        for uid, (length, most) in enumerate(SHAPES)
+        for sample in range(3)
+    ]
+
+
+def engine(dtype="float32", **settings) -> LocalEngine:
+    loaded = make("Qwen3-MoE")
+    Policy(loaded, replays_routes=True)(Policy(loaded).pack([unsampled()]), frozenset({"routed_experts"}))
+    return LocalEngine(loaded, Local(**{"dtype": dtype, "slots": 8, "routed_experts": True} | settings))
+
+
+def unsampled() -> Trajectory:
+    return Trajectory(group=0, prompt_tokens=(4, 5), tokens=(6,))
+
+
+def against_trainer(completions, dtype=torch.float32, *, routes: bool):
+    policy = Policy(make("Qwen3-MoE"), replays_routes=True, compute_dtype=dtype)
+    pairs = zip(asked(), completions, strict=True)
+    batch = policy.pack([Trajectory.of(r.prompt, c, group=r.prompt.uid, advantage=0, routes=routes) for r, c in pairs])
+    with torch.no_grad():
+        outputs = policy(batch, frozenset({"routed_experts"}))
+    return (outputs.log_prob - batch.behavior_log_prob).abs(), outputs, batch
+
+
+def test_log_probs_and_experts_are_the_trainers_in_float32():
+    made = engine()
+    assert type(made.scheduler.decoder) is GeneralDecoder
+    completions = run(made, asked())
+    apart, outputs, batch = against_trainer(completions, routes=True)
+    assert apart.max() < 1e-5
+    assert outputs.route_counts.tolist() == [0, 4 * len(batch.target)]  # also those that the trainer would have chosen
+    own = against_trainer(completions, routes=False)[1]
+    assert torch.equal(own.routed_experts[batch.predict], batch.routed_experts[batch.predict])
+    assert {c.routed_experts.shape for c in completions} == {(len(c.tokens), 2, 2) for c in completions}
+    assert {c.prompt_routed_experts.shape[0] for c in completions} == {length for length, _ in SHAPES}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_completion_does_not_depend_on_its_neighbours(dtype):
+    made = engine(dtype)
+    together = run(made, asked())
+    assert [run(made, [request])[0] for request in asked()[::2]] == together[::2]
+    silent = run(engine(dtype, routed_experts=False), asked())
+    assert all(c.routed_experts is c.prompt_routed_experts is None for c in silent)
+    assert all(np.array_equal(a.sampled_log_prob, b.sampled_log_prob) for a, b in zip(together, silent, strict=True))
+
+
+def test_replay_brings_bf16_nearer():
+    completions = run(engine("bfloat16"), asked())
+    with_routes, without = (against_trainer(completions, torch.bfloat16, routes=r)[0] for r in (True, False))
+    assert with_routes.max() < without.max() and with_routes.mean() < without.mean()
+
+
+def test_new_weights_midway_leave_the_experts_that_sampled():
+    """A token keeps those of its version, though its KV is run again."""
+    made, other = engine(), make("Qwen3-MoE")
+    with torch.no_grad():
+        for layer in other.model.model.layers:
+            layer.mlp.gate.weight.copy_(layer.mlp.gate.weight.flip(0))
+
+    async def midway():
+        job = asyncio.create_task(collect(made, asked()[-1:]))
+        while made.scheduler.generated_tokens < 20:
+            await asyncio.sleep(0)
+        await made.publish(WeightUpdate(version=1, module=other.model))
+        return (await job)[0]
+
+    whole, crossed = run(engine(), asked()[-1:])[0], asyncio.run(midway())
+    old = int((crossed.policy_version == 0).sum())
+    assert 0 < old < len(crossed.tokens)
+    assert np.array_equal(crossed.routed_experts[:old], whole.routed_experts[:old])
+    assert np.array_equal(crossed.prompt_routed_experts, whole.prompt_routed_experts)
+    assert crossed.routed_experts.shape == (len(crossed.tokens), 2, 2) and (crossed.routed_experts >= 0).all()
+
+
+def test_through_a_process():
+    process = ProcessEngine(make("Qwen3-MoE"), LocalProcess(dtype="float32", slots=8, routed_experts=True))
+    try:
+        assert asyncio.run(collect(process, asked()[:4])) == run(engine(), asked()[:4])
+    finally:
+        process.close()
+
+
+def test_a_dense_model_has_none():
+    with pytest.raises(FieldError, match="engine.routed_experts.* needs a mixture of experts"):
+        LocalEngine(make("Qwen3"), Local(routed_experts=True))

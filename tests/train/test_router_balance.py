@@ -1,0 +1,148 @@
+"""The load of experts: the formula written out, the same update however it is cut, and routes from a forward stage."""
+
+import functools
+import operator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.model import Policy
+from proxima.model.model_source import ModelSource
+from proxima.model.parallel.sharding import Sharding
+from proxima.train import LogProbStage, TrainStack
+from proxima.train.objectives.router_balance import RouterBalance
+from proxima.train.process_ranks import ProcessRanks
+from tests.engine.helpers import saved
+from tests.model.families import make
+from tests.model.parallel.ranks import run_ranks
+from tests.model.test_routing import policy
+from tests.train.helpers import trainer_of, trajectories
+from tests.train.shared_updates import Sgd, follow, weights_of
+from tests.train.shared_updates import policy as policy_objective
+
+METRICS = ("routing/balance_loss", "routing/load_max", "routing/load_entropy")
+
+
+class Still(torch.optim.SGD):
+    """Keeps the gradients of the last update."""
+
+    def step(self, closure=None):
+        self.gradients = [p.grad.clone() for p in self.param_groups[0]["params"]]
+
+
+class Kept:
+    def build(self, parameters):
+        return Still(parameters, lr=0.0)
+
+
+def updated(items, budget=10_000, *, model=None, **settings):
+    t = trainer_of(model or Policy(make("Qwen3-MoE")), optimizer=Kept(), tokens_per_micro_batch=budget, **settings)
+    return t.update([range(len(items))], items), t.stack.optimizer.gradients, t
+
+
+def test_the_formula():
+    items = [item for item in trajectories() if len(item.tokens)]
+    result, _, _ = updated(items, router_balance=RouterBalance(coefficient=0.5))
+    plain, _, _ = updated(items)
+    model = make("Qwen3-MoE").model
+    losses, load = [], torch.zeros(2, 4)
+    for item in items:
+        with torch.no_grad():
+            ids = torch.tensor(np.concatenate([item.prompt_tokens, item.tokens[:-1]]))[None].long()
+            logits = model(ids, output_router_logits=True).router_logits
+        of_layers = []
+        for layer, rows in enumerate(logits):
+            p = rows[len(item.prompt_tokens) - 1 :].softmax(-1)
+            chosen = torch.zeros_like(p).scatter(1, p.topk(2).indices, 1.0)
+            load[layer] += chosen.sum(0)
+            of_layers.append((4 / (2 * len(p)) * chosen.sum(0) * p.mean(0)).sum())
+        losses.append(sum(of_layers) / 2)
+    share = load / load.sum(1, keepdim=True)
+    expected = [float(sum(losses) / len(losses)), float(share.max())]
+    expected.append(float(torch.special.entr(share).sum(1).mean() / np.log(4)))
+    assert [result.metrics[name] for name in METRICS] == pytest.approx(expected, rel=1e-5)
+    assert result.metrics["loss"] == pytest.approx(plain.metrics["loss"] + 0.5 * expected[0], rel=1e-5)
+    assert result.skipped == 0 < plain.skipped  # an advantage of 0 has a load too
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_equal_for_any_micro_batch(checkpointing):
+    items = trajectories()
+    made = [
+        updated(
+            items,
+            budget,
+            model=policy(gradient_checkpointing=checkpointing),
+            router_balance=RouterBalance(coefficient=2.0),
+        )
+        for budget in (10_000, 40, 1)
+    ]
+    (whole, gradients, _), *cut = made
+    assert {name for name in whole.metrics if name.startswith("routing/")} == set(METRICS)
+    for result, others, _ in cut:
+        assert result.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-7, nan_ok=True)
+        for a, b in zip(gradients, others, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(a.abs().max()) + 1e-8)
+    without = updated(items, model=policy(gradient_checkpointing=checkpointing))[1]
+    assert any(not torch.allclose(a, b, rtol=0.01) for a, b in zip(gradients, without, strict=True))
+
+
+def test_a_stage_records_what_later_passes_replay():
+    items, p = trajectories(), policy()
+    t = trainer_of(p, optimizer=Kept(), tokens_per_micro_batch=40, replays_routes=True)
+    filled = t.stack.fill([LogProbStage("proximal_log_prob", p, records_routes=True)], items)
+    assert all(item.routed_experts.shape == (len(item.tokens), 2, 2) for item in filled)
+    assert all(item.prompt_routed_experts.shape == (len(item.prompt_tokens), 2, 2) for item in filled)
+    with torch.no_grad():  # the routers turn, the routes stay
+        for layer in p.backbone.layers:
+            layer.mlp.gate.weight.copy_(layer.mlp.gate.weight.flip(0))
+    replayed = p(p.pack(filled), frozenset({"routed_experts"}))
+    assert torch.equal(replayed.routed_experts, p.pack(filled).routed_experts)
+    assert replayed.route_counts[0] > 0
+    again = LogProbStage("proximal_log_prob", p, records_routes=True)
+    assert again.pack(filled).routed_experts is None
+    lacking = [replace(filled[0], routed_experts=None, prompt_routed_experts=None), *filled[1:]]
+    result = t.update([range(len(items))], lacking)
+    trained = [item for item in lacking if len(item.tokens) and item.advantage.any()]
+    share = len(lacking[0]) / sum(len(item) for item in trained)
+    assert result.metrics["routing/fallback_fraction"] == pytest.approx(share)
+    assert 0 < result.metrics["routing/differing_fraction"] < 1
+
+
+def test_many_ranks_compute_the_same(tmp_path):
+    saved(make("Qwen3-MoE"), tmp_path / "moe")
+    run_ranks(same_on_ranks, 2, tmp_path)
+
+
+def same_on_ranks(rank, folder) -> None:
+    """Balance, recorded and replayed routes, with sharded weights and gradient checkpointing."""
+    ranks = ProcessRanks(rank, 2)
+    objective = policy_objective(router_balance=RouterBalance(coefficient=2.0), replays_routes=True)
+    updates = [trajectories(), trajectories()[1:2]]  # the second has nothing for rank 1
+    found = {}
+    for name, own in (("one", None), ("two", ranks)):
+        sharding = None if own is None else Sharding()
+        source = ModelSource(path=str(folder / "moe"), device="cpu", compute_dtype="float32", sharding=sharding)
+        source = replace(source, gradient_checkpointing=True)
+        settings = {} if own is None else {"ranks": ranks}
+        model = source.policy(source.load(), replays_routes=True)
+        stack = TrainStack(model, optimizer=Sgd(), tokens_per_micro_batch=40, **settings)
+        stage = LogProbStage("proximal_log_prob", model, records_routes=True)
+        if own is not None and rank:
+            follow(stack, ranks, [stage])
+            weights_of(stack)
+        elif own is not None or not rank:
+            routed = [stack.fill([stage], items) for items in updates]
+            found[name] = routed, stack.update(objective, routed).metrics
+            if own is not None:
+                ranks.end(None)
+            found[name] += (weights_of(stack),)
+    if not rank:
+        for ours, theirs in zip(*(functools.reduce(operator.iadd, found[name][0], []) for name in found), strict=True):
+            assert np.array_equal(ours.routed_experts, theirs.routed_experts)
+            assert np.array_equal(ours.prompt_routed_experts, theirs.prompt_routed_experts)
+        assert found["two"][1] == pytest.approx(found["one"][1], rel=1e-5, abs=2e-6, nan_ok=True)
+        for name, weight in found["one"][2].items():
+            torch.testing.assert_close(found["two"][2][name], weight, rtol=1e-5, atol=2e-6, msg=name)
