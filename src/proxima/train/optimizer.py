@@ -73,9 +73,9 @@ class AdamW(Adam):
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer over `parameters`, in their order."""
         if self.offload:
-            from proxima.train.optimizer_offload import HostMomentsAdamW
+            from proxima.train.optimizer_step import HostMomentsAdamW
 
-            return HostMomentsAdamW(self.groups(parameters), **self.settings())
+            return HostMomentsAdamW(self.groups(parameters), self.settings())
         return torch.optim.AdamW(self.groups(parameters), **self.settings(), fused=True)
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +14,7 @@ from proxima.train.optimizer import Adam
 from proxima.train.optimizer_step import MOMENTS, WeightwiseOptimizer, own_slice
 
 BLOCK, SMALLEST_BLOCK = 256, 32  # neighbouring elements of a row that share a scale
+SIGNED = MOMENTS[0]
 SMALLEST = 4096  # elements of a matrix below which its moments stay whole, as bitsandbytes has it
 AT_ONCE = 1 << 24  # elements that are float32 at once; torchao needs some 50 bytes for each
 
@@ -64,6 +64,13 @@ class EightBitAdamW(WeightwiseOptimizer):
     """torchao's update, on codes and scales that are tensors of their own: `exp_avg` (uint8, of the weight's shape) and
     `exp_avg_scale` (float32, with a column per block), and the same of `exp_avg_sq`."""
 
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
+        super().__init__(groups, settings)
+        from torchao.optim import adam, quant_utils, subclass_8bit
+
+        self.update, self.moment = adam.single_param_adam, subclass_8bit.OptimState8bit
+        self.tables = {name: torch.tensor(quant_utils.create_dynamic_map(name == SIGNED)) for name in MOMENTS}
+
     def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
         shape = parameter.shape
         if slot.endswith("_scale"):
@@ -71,8 +78,6 @@ class EightBitAdamW(WeightwiseOptimizer):
         return shape, torch.device("cpu") if slot == "step" else parameter.device
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        from torchao.optim.adam import single_param_adam
-
         weight, gradient, slots = own_slice(parameter), own_slice(parameter.grad), self.state[parameter]
         block = block_of(parameter)
         if not slots:
@@ -86,10 +91,19 @@ class EightBitAdamW(WeightwiseOptimizer):
         beta1, beta2 = group["betas"]
         for rows in _row_ranges(weight):
             part = {name: slot[rows] if slot.dim() else slot for name, slot in own.items()}
-            single_param_adam(
-                weight[rows], gradient[rows], part["step"], *(_moment(part, name, block) for name in MOMENTS), None,
+            self.update(
+                weight[rows], gradient[rows], part["step"], *(self._moment(part, name) for name in MOMENTS), None,
                 torch.tensor(float(group["lr"])), beta1, beta2, group["weight_decay"], group["eps"], True, False,
             )  # fmt: skip
+
+    def _moment(self, slots: dict[str, Tensor], name: str) -> Tensor:
+        """A moment as torchao reads and writes it, in place."""
+        codes, scale = slots[name], slots.get(f"{name}_scale")
+        if scale is None:
+            return codes
+        self.tables[name] = table = self.tables[name].to(codes.device)
+        made: Tensor = self.moment(codes, scale.view(-1), table, name == SIGNED, torch.float32)
+        return made
 
 
 def block_of(parameter: Tensor) -> int:
@@ -111,21 +125,3 @@ def _row_ranges(weight: Tensor) -> Iterator[Any]:
     rows = max(1, AT_ONCE // max(1, math.prod(weight.shape[1:])))
     for start in range(0, len(weight) if weight.numel() else 0, rows):
         yield slice(start, start + rows)
-
-
-def _moment(slots: dict[str, Tensor], name: str, block: int) -> Tensor:
-    """A moment as torchao reads and writes it, in place."""
-    if not block:
-        return slots[name]
-    from torchao.optim.subclass_8bit import OptimState8bit
-
-    signed = name == "exp_avg"
-    scale = slots[f"{name}_scale"]
-    return OptimState8bit(slots[name], scale.view(-1), _table(signed, scale.device), signed, torch.float32)
-
-
-@cache
-def _table(signed: bool, device: torch.device) -> Tensor:
-    from torchao.optim.quant_utils import create_dynamic_map
-
-    return torch.tensor(create_dynamic_map(signed), device=device)

@@ -14,6 +14,7 @@ from proxima.data import require
 from proxima.train.optimizer import Adam
 from proxima.train.optimizer_step import WeightwiseOptimizer, adam_step, own_slice
 
+GATHERED = torch.bfloat16  # of a whole update: Newton-Schulz begins by rounding it so
 COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
 
 
@@ -34,6 +35,8 @@ class Muon(Adam):
         adamw_lr: peak learning rate of the weights that AdamW has, >= 0; None: `lr`.
     Source: arXiv 2502.16982, section 2.2; `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, nesterov.
     Differs: experts are not split into their matrices.
+    Edge cases: what is all but zero in an update grows to U Vᵀ's size, and with it bfloat16's rounding: given the same
+    gradients every layout of ranks makes the same step, yet gradients that differ in their last bit do not.
     """
 
     momentum: float = 0.95
@@ -99,7 +102,7 @@ def _orthogonalized(parameter: Tensor, update: Tensor) -> Tensor:
 
     sharded: Any = parameter
     mesh = sharded.device_mesh
-    whole = _newton_schulz(whole_tensor(sharded_as(parameter, update.bfloat16(), parameter.shape)))
+    whole = _newton_schulz(whole_tensor(sharded_as(parameter, update.to(GATHERED), parameter.shape)))
     copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return own_slice(copies.redistribute(mesh, sharded.placements)).to(update.device)
 

@@ -52,7 +52,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
 class HostMomentsAdamW(WeightwiseOptimizer):
     """torch's fused AdamW with its state in host memory, the same name by name and bit by bit."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], **settings: Any) -> None:
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, settings, on_host=True)
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
