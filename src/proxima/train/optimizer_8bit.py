@@ -106,14 +106,14 @@ class EightBitAdamW(WeightwiseOptimizer):
         return made
 
 
-def block_of(parameter: Tensor) -> int:
+def block_of(parameter: Any) -> int:
     """The elements of a block of this weight's moments; 0: they are not quantised. The same on every rank."""
     width = parameter.shape[-1] if parameter.dim() >= 2 else 0
     if hasattr(parameter, "placements"):
         for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
             if placement.is_shard(parameter.dim() - 1):
                 width = width // size if width % size == 0 else 0
-    block = math.gcd(width, BLOCK)
+    block: int = math.gcd(width, BLOCK)
     return block if block >= SMALLEST_BLOCK and parameter.numel() >= SMALLEST else 0
 
 
