@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from proxima.data import UserError
 from proxima.train.optimizer import Adam
-from proxima.train.optimizer_step import MOMENTS, WeightwiseOptimizer, own_slice
+from proxima.train.optimizer_step import ADAM, MOMENTS, WeightwiseOptimizer, own_slice
 
 BLOCK, SMALLEST_BLOCK = 256, 32  # neighbouring elements of a row that share a scale
 SIGNED = MOMENTS[0]
@@ -42,13 +42,7 @@ class AdamW8bit(Adam):
         """
         if remedy := missing_package():
             raise UserError("optimizer 'adamw_8bit' needs the package torchao", remedy=remedy)
-        groups = [
-            group | {"params": part}
-            for group in self.groups(parameters)
-            for quantised in (True, False)
-            if (part := [p for p in group["params"] if bool(block_of(p)) is quantised])
-        ]
-        return EightBitAdamW(groups, self.settings())
+        return EightBitAdamW(self.groups(parameters), self.settings())
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
         moments = 2 * (matrices + others)
@@ -71,9 +65,12 @@ class EightBitAdamW(WeightwiseOptimizer):
         self.update, self.moment = adam.single_param_adam, subclass_8bit.OptimState8bit
         self.tables = {name: torch.tensor(quant_utils.create_dynamic_map(name == SIGNED)) for name in MOMENTS}
 
+    def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        return (*ADAM, *(_scale_of(name) for name in MOMENTS)) if block_of(parameter) else ADAM
+
     def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
         shape = parameter.shape
-        if slot.endswith("_scale"):
+        if slot in map(_scale_of, MOMENTS):
             shape = torch.Size((*shape[:-1], shape[-1] // max(1, block_of(parameter))))
         return shape, torch.device("cpu") if slot == "step" else parameter.device
 
@@ -85,7 +82,7 @@ class EightBitAdamW(WeightwiseOptimizer):
             for name in MOMENTS:
                 slots[name] = self.zeros(name, parameter, torch.uint8 if block else weight.dtype)
                 if block:
-                    slots[f"{name}_scale"] = self.zeros(f"{name}_scale", parameter, torch.float32, block)
+                    slots[_scale_of(name)] = self.zeros(_scale_of(name), parameter, torch.float32, block)
         slots["step"] += 1
         own = {name: own_slice(slot) for name, slot in slots.items()}
         beta1, beta2 = group["betas"]
@@ -98,12 +95,16 @@ class EightBitAdamW(WeightwiseOptimizer):
 
     def _moment(self, slots: dict[str, Tensor], name: str) -> Tensor:
         """A moment as torchao reads and writes it, in place."""
-        codes, scale = slots[name], slots.get(f"{name}_scale")
+        codes, scale = slots[name], slots.get(_scale_of(name))
         if scale is None:
             return codes
         self.tables[name] = table = self.tables[name].to(codes.device)
         made: Tensor = self.moment(codes, scale.view(-1), table, name == SIGNED, torch.float32)
         return made
+
+
+def _scale_of(moment: str) -> str:
+    return f"{moment}_scale"
 
 
 def block_of(parameter: Any) -> int:
@@ -113,7 +114,7 @@ def block_of(parameter: Any) -> int:
         for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
             if placement.is_shard(parameter.dim() - 1):
                 width = width // size if width % size == 0 else 0
-    block: int = math.gcd(width, BLOCK)
+    block: int = math.gcd(width, BLOCK) if width else 0
     return block if block >= SMALLEST_BLOCK and parameter.numel() >= SMALLEST else 0
 
 

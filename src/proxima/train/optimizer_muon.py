@@ -12,7 +12,7 @@ from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS,
 
 from proxima.data import require
 from proxima.train.optimizer import Adam
-from proxima.train.optimizer_step import WeightwiseOptimizer, adam_step, own_slice
+from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, adam_step, own_slice
 
 GATHERED = torch.bfloat16  # of a whole update: Newton-Schulz begins by rounding it so
 COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
@@ -75,9 +75,14 @@ class MuonAndAdamW(WeightwiseOptimizer):
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, {"momentum": None} | settings)
+        muon = (group["params"] for group in self.param_groups if group["momentum"] is not None)
+        self.matrices = {id(parameter) for parameters in muon for parameter in parameters}
+
+    def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        return ("momentum_buffer",) if id(parameter) in self.matrices else ADAM
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        if group["momentum"] is None:
+        if id(parameter) not in self.matrices:
             adam_step(self, parameter, group)
             return
         slots, momentum = self.state[parameter], group["momentum"]

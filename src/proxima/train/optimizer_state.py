@@ -51,14 +51,12 @@ def restore_state(
 def _missing(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> list[str]:
-    """What a parameter lacks and another of its group has; or any has, where the whole group has nothing."""
-    names, lacking = {id(p): name for name, p in parameters.items()}, set[str]()
-    parts = [name.partition("/") for name in tensors]
-    for group in optimizer.param_groups:
-        owners = {names[id(p)] for p in group["params"]}
-        kinds = {kind for kind, _, owner in parts if owner in owners} or {kind for kind, _, _ in parts}
-        lacking |= {f"{kind}/{owner}" for kind in kinds for owner in owners} - tensors.keys()
-    return sorted(lacking)
+    """What should be there: nothing before the first update, else what the optimizer says, or what any weight has."""
+    kinds = {name.partition("/")[0] for name in tensors}
+    slots: Any = getattr(optimizer, "slots", None)
+    trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
+    expected = {f"{kind}/{name}" for name, p in trained for kind in (slots(p) if slots and kinds else kinds)}
+    return sorted(expected - tensors.keys())
 
 
 def _place(

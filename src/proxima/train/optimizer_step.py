@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAM = ("step", *MOMENTS)
 
 
 class WeightwiseOptimizer(torch.optim.Optimizer):
@@ -35,6 +36,10 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         """Update one weight from its gradient. Every rank calls it for the same weights in the same order."""
         raise NotImplementedError
+
+    def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        """The entries of the state of a weight that has been stepped."""
+        return ADAM
 
     def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
         """The shape of an entry of the state that is no scalar, and the device of any."""
@@ -65,8 +70,8 @@ def adam_step(optimizer: WeightwiseOptimizer, parameter: nn.Parameter, group: di
     if not slots:
         slots["step"] = torch.zeros((), device=optimizer.place("step", parameter)[1])
         slots.update({name: optimizer.zeros(name, parameter, weight.dtype) for name in MOMENTS})
-    kept = [own_slice(slots[name]) for name in (*MOMENTS, "step")]
-    first, second, step = here = [tensor.to(weight.device) for tensor in kept]
+    kept = [own_slice(slots[name]) for name in ADAM]
+    step, first, second = here = [tensor.to(weight.device) for tensor in kept]
     beta1, beta2 = group["betas"]
     adamw(
         [weight], [own_slice(parameter.grad)], [first], [second], [], [step],
