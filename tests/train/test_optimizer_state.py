@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from torch import nn
 
-from proxima.data import NotFiniteError, UserError
-from proxima.train import AdamW
+from proxima.data import UserError
 from proxima.train.optimizer_muon import Muon
-from proxima.train.optimizer_state import restore_state, state_tensors
+from proxima.train.optimizer_state import restore_state
 from tests.train.optimizer_ranks import stepped
+
+
+def state_tensors(optimizer, named):
+    return {f"{key}/{name}": value for name, p in named.items() for key, value in optimizer.state[p].items()}
 
 
 @pytest.fixture
@@ -45,14 +47,8 @@ def test_a_group_without_any_state_is_missing_all_of_it(saved):
     restore_state(Muon().build_named(named.items()), named, {})  # of a run before its first update
 
 
-def test_shapes_and_infinities_are_refused(saved):
+def test_another_shape_is_refused(saved):
     named, tensors = saved
     narrow = tensors | {"momentum_buffer/layers.0.a": torch.zeros(5, 512)}
     with pytest.raises(UserError, match=r"'momentum_buffer/layers\.0\.a' of shape \[5, 512\]"):
         restore_state(Muon().build_named(named.items()), named, narrow)
-    weight = nn.Parameter(torch.zeros(3))
-    optimizer = AdamW().build([weight])
-    weight.grad = torch.full((3,), torch.inf)
-    optimizer.step()
-    with pytest.raises(NotFiniteError, match="exp_avg"):
-        state_tensors(optimizer, {"w": weight})

@@ -1,4 +1,4 @@
-"""The state of an optimizer as tensors by name, and back."""
+"""The state of an optimizer, from tensors by name; `TrainStack.state` writes them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,32 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxima.data import NotFiniteError, UserError
-
-
-def state_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Its tensors, as `exp_avg/<parameter>` … On several ranks they are sharded, and each rank judges its own slices.
-
-    Raises:
-        NotFiniteError: one of them is not finite: its weights would never move again.
-    """
-    names = {id(p): name for name, p in parameters.items()}
-    tensors = {
-        f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for parameter, slots in optimizer.state.items()
-        for key, value in slots.items()
-    }
-    for name, value in tensors.items():
-        own: Any = value
-        if not bool((own.to_local() if hasattr(own, "to_local") else own).sum().isfinite()):
-            raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
-    return tensors
+from proxima.data import UserError
 
 
 def restore_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Copy what `state_tensors` gave into the optimizer.
+    """Copy what `TrainStack.state` gave into the optimizer.
 
     Raises:
         UserError: the tensors belong to another model, or some are missing.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics, on_host
-from proxima.data import Trajectory
+from proxima.data import NotFiniteError, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
@@ -19,7 +19,6 @@ from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ColumnShare, ForwardStage, LogProbStage, stage_columns
 from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
-from proxima.train.optimizer_state import restore_state, state_tensors
 from proxima.train.ranks import ALONE, Ranks, SharedProblem, moved, split
 from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, by_occurrence, in_order
 
@@ -412,7 +411,16 @@ class TrainStack:
         Raises:
             NotFiniteError: one of them is not finite: its weights would never move again.
         """
-        tensors = state_tensors(self.optimizer, dict(self.model.named_parameters()))
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        tensors = {
+            f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
+            for parameter, slots in self.optimizer.state.items()
+            for key, value in slots.items()
+        }
+        for name, value in tensors.items():
+            own: Any = value
+            if not bool((own.to_local() if hasattr(own, "to_local") else own).sum().isfinite()):
+                raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
         return tensors, {"updates": self.updates}
 
     def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -421,6 +429,8 @@ class TrainStack:
         Raises:
             UserError: the tensors belong to another model, or some are missing.
         """
+        from proxima.train.optimizer_state import restore_state
+
         restore_state(self.optimizer, dict(self.model.named_parameters()), tensors)
         self.updates = int(facts["updates"])
 
