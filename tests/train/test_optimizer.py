@@ -1,6 +1,7 @@
 """Schedules by their numbers, AdamW by hand, micro-batches by their budget."""
 
 import math
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import get_args, get_type_hints
 
@@ -122,7 +123,9 @@ def test_tiny_learning_rates_are_not_lost():
 
 
 def test_the_table_holds_specs_that_build():
-    for spec in OPTIMIZERS.values():
+    for kind, spec in OPTIMIZERS.items():
+        if kind == "adamw_8bit" and find_spec("torchao") is None:
+            continue
         optimizer = spec().build([nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))])
         assert isinstance(optimizer, torch.optim.Optimizer)
 

@@ -14,7 +14,14 @@ from proxima.cli.parameters import Argument
 from proxima.data.errors import UserError
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")
-OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf", "peft": "lora"}
+OPTIONAL = {
+    "datasets": "data",
+    "reasoning_gym": "gym",
+    "math-verify": "math",
+    "gguf": "gguf",
+    "peft": "lora",
+    "torchao": "low-bit",
+}
 
 
 def doctor(

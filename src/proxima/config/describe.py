@@ -171,17 +171,15 @@ def kinds_of(slot: Slot) -> Kinds:
 
 
 def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
-    """A key of the slot's table, or `package.module:Class`; else ConfigError with the nearest kind, or the reason."""
+    """A key of the slot's table, or `package.module:Class`; else ConfigError with the nearest kind."""
     table = kinds_of(slot)
     if (canonical := canonical_kind(kind, slot)) in table:
         return table[canonical]
     name = path.rstrip("0123456789.").rpartition(".")[2]
     what = name if name.endswith("ss") else name.removesuffix("s")
     if ":" not in kind:
-        from proxima.config.other_names import NOT_BUILT
-
         names = [*table, *(table_of(slot.presets) if slot.presets else ())]
-        message = f"no {what} {kind!r}; {NOT_BUILT.get(kind) or suggestion(kind, names, 'package.module:Class')}"
+        message = f"no {what} {kind!r}; {suggestion(kind, names, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
         fields_of(spec_class := class_at(kind))

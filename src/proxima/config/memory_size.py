@@ -8,7 +8,17 @@ from proxima.config.model_size import ModelFacts, model_facts
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.config.step_size import ExampleStep, StepSize
-from proxima.config.training_memory import ACTIVATIONS, BYTES, LOGITS, Forwarded, Share, offloaded_memory, rank_share
+from proxima.config.training_memory import (
+    ACTIVATIONS,
+    BYTES,
+    LOGITS,
+    MOMENTS,
+    MOMENTUM,
+    Forwarded,
+    Share,
+    offloaded_memory,
+    rank_share,
+)
 from proxima.config.training_memory import training_memory as training_memory
 from proxima.engine import ENGINES
 from proxima.reward import REWARDS
@@ -32,14 +42,16 @@ def memory_of(
     turns, at once. `share` is that of the config's placement if it is left out."""
     share = share or rank_share(config.placement)
     forwarded = forwarded_of(config, batch, share)
-    parts = training_memory(config.model, model, forwarded, share)
+    parts = training_memory(config.model, model, forwarded, share, config.train.optimizer)
     if isinstance(batch, StepSize) and isinstance(config, RunConfig):
         activations, logits = parts.pop(ACTIVATIONS), parts.pop(LOGITS)
         if critic is not None:
-            own = training_memory(replace(config.model, lora=None), critic, replace(forwarded, alone=False), share)
+            optimizer = getattr(config.critic, "optimizer", None) or config.train.optimizer
+            whole, late = replace(config.model, lora=None), replace(forwarded, alone=False)
+            own = training_memory(whole, critic, late, share, optimizer)
             activations = max(activations, own[ACTIVATIONS])  # they take turns
             parts["critic's weights"] = own["weights"] + own["autocast copy of the weights"]
-            parts["critic's gradients and Adam's moments"] = own["gradients"] + own["Adam's two moments"]
+            parts["critic's gradients and Adam's moments"] = own["gradients"] + own[MOMENTS] + own[MOMENTUM]
         parts |= _frozen_memory(config, model, teacher, share) | _engine_memory(config, model, batch)
         parts |= {ACTIVATIONS: activations, LOGITS: logits + _slots(config, batch) * model.vocabulary * 4}
     elif config.eval.task is not None and isinstance(config.eval, SampledEvalConfig) and config.eval.samples:
@@ -51,7 +63,7 @@ def host_memory(config: AnyConfig, model: ModelFacts, share: Share) -> dict[str,
     """Bytes of host memory that the ranks of several devices take, by what they hold."""
     copied = isinstance(config, RunConfig) and share.ranks > 1
     parts = {
-        "offloaded by each rank": offloaded_memory(config.model, model, share),
+        "offloaded by each rank": offloaded_memory(config.model, model, share, config.train.optimizer),
         "plain copy of the weights on rank 0": model.parameters * BYTES[config.model.dtype] if copied else 0,
     }
     return {name: size for name, size in parts.items() if size}

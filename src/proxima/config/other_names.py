@@ -48,11 +48,6 @@ _NAMES = {
     "train.updates_per_step": "ppo_mini_batch_size",
     "train.warmup_steps": "lr_warmup_steps",
 }
-# kinds that people look for: what to say in place of the nearest kind
-_EIGHT_BIT = "8-bit moments are not built, docs/limits.md says why; use adamw, and model.lora to save memory"
-NOT_BUILT = dict.fromkeys(
-    ("adamw_8bit", "adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), _EIGHT_BIT
-)
 _FIELDS: dict[str, list[str]] = {}
 for field, names in _NAMES.items():
     for name in names.split():

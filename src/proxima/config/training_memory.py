@@ -16,6 +16,7 @@ from proxima.config.sections.model_section import ModelConfig
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ACTIVATIONS = "activations of a micro-batch"
 LOGITS = "logits"
+MOMENTS, MOMENTUM = "Adam's two moments", "Muon's momentum"
 GATHERED = "gathered layers"
 UNTOLD_RANKS, NODE = 2, 8  # ranks of a torchrun that has not started; of a node of which nothing is known
 LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
@@ -84,8 +85,10 @@ class Forwarded:
     alone: bool = False
 
 
-def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, share: Share) -> dict[str, int]:
-    """Bytes by what they hold; an entry may be 0."""
+def training_memory(
+    spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, share: Share, optimizer: Any = None
+) -> dict[str, int]:
+    """Bytes by what they hold; an entry may be 0. `optimizer`: its spec; None, or one without `moments`: AdamW's."""
     p, compute, master = model.parameters, BYTES[spec.compute_dtype], BYTES[spec.dtype]
     gathered = 2 if getattr(share.sharding, "param_dtype", None) == "bfloat16" else master
     here = 0 if share.offloads else 1
@@ -98,6 +101,8 @@ def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, 
         gradients = trained * 4
     if forwarded.alone:
         gradients = max(0, gradients - activations)
+    momentum, moments = _moments(spec, model, optimizer)
+    rest_on_host = share.offloads or getattr(optimizer, "offload", False)
     layer = model.layer or p // model.layers
     rounded = compute != gathered
     kept_layers = 1 if share.sharding is not None and spec.gradient_checkpointing else model.layers
@@ -110,7 +115,8 @@ def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, 
         "weights": here * p * master // share.parts,
         "adapter": here * (model.adapter or 0) * 4 // share.parts,
         "gradients": gradients,
-        "Adam's two moments": here * 2 * trained * 4 // share.parts,
+        MOMENTUM: 0 if rest_on_host else momentum // share.parts,
+        MOMENTS: 0 if rest_on_host else moments // share.parts,
         "autocast copy of the weights": kept_layers * layer * compute if rounded else 0,
         GATHERED: kept * gathered + (turn if share.sharding is not None else 0),
         ACTIVATIONS: activations + (turn if share.sharding is None else 0),
@@ -118,14 +124,27 @@ def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, 
     }
 
 
-def offloaded_memory(spec: ModelConfig, model: ModelFacts, share: Share) -> int:
+def offloaded_memory(spec: ModelConfig, model: ModelFacts, share: Share, optimizer: Any = None) -> int:
     """Bytes of weights, gradients and moments of a rank that wait in host memory."""
+    moments = sum(_moments(spec, model, optimizer)) // share.parts
     if not share.offloads:
-        return 0
+        return moments if getattr(optimizer, "offload", False) else 0
     adapter = model.adapter or 0
     trained = model.parameters if spec.lora is None else adapter
     whole = (model.parameters * BYTES[spec.dtype] + adapter * 4) // share.parts
-    return whole + trained * 8 // share.parts + trained * 4 // share.parts
+    return whole + moments + trained * 4 // share.parts
+
+
+def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> tuple[int, int]:
+    """Bytes of Muon's momentum and of Adam's moments, of the whole model."""
+    if spec.lora is not None or not hasattr(optimizer, "moments"):
+        return 0, 8 * (model.parameters if spec.lora is None else model.adapter or 0)
+    layer = model.layer or model.parameters // model.layers
+    if model.experts:  # what is no expert's: queries, keys, values and output
+        layer = 2 * model.hidden * ((model.query_width or model.hidden) + model.kv_width)
+    matrices = model.layers * layer
+    momentum, moments = optimizer.moments(matrices, model.parameters - matrices)
+    return momentum, moments
 
 
 def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:

@@ -97,6 +97,7 @@ CHECKS: Sequence[Check | IfSet] = (
     placement_section.engines_can_rest,
     placement_section.gathered_weights_are_precise,
     placement_section.split_tokens_are_packed,
+    train_section.optimizers_are_ready,
     model_section.model_exists,
     model_section.adapters_are_ready,
     model_section.reward_head_is_new,

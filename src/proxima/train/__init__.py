@@ -10,7 +10,8 @@
     forward_stage   fills columns before the update: log-probs, values; teacher_stage, engine_stage: asks others
     run_stage       the same for a stage that remembers something; next_policy is one
     early_stop      leaves out the epochs after one in which the policy has moved far enough
-    optimizer       optimizers and learning-rate schedules
+    optimizer       AdamW and learning-rate schedules; optimizer_8bit, optimizer_muon: the other kinds;
+                    optimizer_step: what they share, and moments in host memory; optimizer_state: reads a state
     checkpoint      writes and reads checkpoints; sharded_checkpoint: writes those of many ranks
     offline/        the methods of training on a fixed data set
 A completion is its key (uid, sample, turn) in the batch, the updates and the statistics; what `TrainStack.update` gets
@@ -44,7 +45,13 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-OPTIMIZERS = Kinds({"adamw": "proxima.train.optimizer:AdamW"})
+OPTIMIZERS = Kinds(
+    {
+        "adamw": "proxima.train.optimizer:AdamW",
+        "adamw_8bit": "proxima.train.optimizer_8bit:AdamW8bit",
+        "muon": "proxima.train.optimizer_muon:Muon",
+    }
+)
 
 __all__ = [
     "OPTIMIZERS", "AdamW", "EarlyStop", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective",

@@ -11,6 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from proxima.train.optimizer_step import sharded_as
+
 OFFSETS, KEY = "saved_offsets", "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint, in the metadata of a file
 
 
@@ -49,24 +51,26 @@ def pieces_of(files: Iterable[Path]) -> dict[str, list[Piece]]:
 
 
 def assembled(name: str, pieces: list[Piece], weight: Tensor | None = None) -> Tensor:
-    """The tensor of these blocks; if `weight` is sharded and of its shape, sharded like it."""
+    """The tensor of these blocks; if `weight` is sharded and of its shape, but for the columns, sharded like it."""
     shape = [max(edge) for edge in zip(*[_end(piece.offset, piece.shape) for piece in pieces], strict=True)]
     with safe_open(pieces[0].file, framework="pt") as opened:
         if not shape:
             scalar: Tensor = opened.get_tensor(name)
             return scalar
         dtype = opened.get_slice(name)[tuple(slice(0, 0) for _ in shape)].dtype
-    if weight is None or not hasattr(weight, "to_local") or list(weight.shape) != shape:
+    rows = None if weight is None or not hasattr(weight, "to_local") else list(weight.shape)[:-1]
+    if weight is None or rows is None or rows != shape[:-1]:
         whole = torch.zeros(shape, dtype=dtype)
         _read_block(name, pieces, whole, (0,) * len(shape))
         return whole
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    sharded: Any = torch.zeros_like(weight, dtype=dtype, requires_grad=False)
-    _, offset = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
-    _read_block(name, pieces, sharded.to_local(), tuple(offset))
-    out: Tensor = sharded
-    return out
+    like: Any = weight
+    size = torch.Size(shape)
+    own, offset = compute_local_shape_and_global_offset(size, like.device_mesh, like.placements)
+    block = torch.zeros(own, dtype=dtype, device=like.to_local().device)
+    _read_block(name, pieces, block, tuple(offset))
+    return sharded_as(weight, block, size)
 
 
 def _read_block(name: str, pieces: list[Piece], block: Tensor, offset: tuple[int, ...]) -> None:

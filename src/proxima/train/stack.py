@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics, on_host
-from proxima.data import NotFiniteError, Trajectory, UserError
+from proxima.data import NotFiniteError, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
@@ -27,7 +27,8 @@ EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after
 
 
 class OptimizerSpec(Protocol):
-    """The config of an optimizer, a kind of `OPTIMIZERS`."""
+    """The config of an optimizer, a kind of `OPTIMIZERS`. One that tells parameters apart by their names has
+    `build_named(pairs)` too, with the names of the model."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer: ...
 
@@ -88,7 +89,7 @@ class TrainStack:
     ) -> None:
         self.model, self.ranks, self.name = model, ranks, name
         self.parameters = [p for _, p in model.named_parameters() if p.requires_grad]
-        self.optimizer = (optimizer or AdamW()).build(self.parameters)
+        self.optimizer = _built(optimizer or AdamW(), model)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.schedule = schedule or Schedule()
         self.max_grad_norm = max_grad_norm
@@ -428,21 +429,17 @@ class TrainStack:
         Raises:
             UserError: the tensors belong to another model, or some are missing.
         """
-        parameters = dict(self.model.named_parameters())
-        kinds = {name.partition("/")[0] for name in tensors}
-        trained = [name for name, p in parameters.items() if p.requires_grad]
-        if missing := sorted({f"{kind}/{name}" for kind in kinds for name in trained} - tensors.keys()):
-            raise UserError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
-        fused = bool(self.optimizer.defaults.get("fused"))  # its step counts lie beside the weights, others on the CPU
-        for name, value in tensors.items():
-            key, _, owner = name.partition("/")
-            if owner not in parameters or (value.dim() and value.shape != parameters[owner].shape):
-                raise UserError(
-                    f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have"
-                )
-            slot = self.optimizer.state[parameters[owner]]
-            slot[key] = value.to(parameters[owner].device if value.dim() or fused else "cpu", copy=True)
+        from proxima.train.optimizer_state import restore_state
+
+        restore_state(self.optimizer, dict(self.model.named_parameters()), tensors)
         self.updates = int(facts["updates"])
+
+
+def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    build_named: Any = getattr(spec, "build_named", None)
+    made = spec.build([p for _, p in trained]) if build_named is None else build_named(trained)
+    return cast(torch.optim.Optimizer, made)
 
 
 def _goes_on(whole: WholeUpdate | None, number: int, metrics: Sequence[Metrics]) -> bool:

@@ -91,7 +91,7 @@ def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: Optim
         path = "train" if critic.optimizer is None else "critic"
         trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
     for path, optimizer in trained.items():
-        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, "adamw") else BFLOAT16_STEP
+        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, *OPTIMIZERS) else BFLOAT16_STEP
         if not 0 < relative < BFLOAT16_STEP:
             continue
         message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="

@@ -1,13 +1,15 @@
 """The `train` section: batch, optimizer, schedule."""
 
+import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from proxima.config.resolved import Findings
+from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
 from proxima.engine.protocol import Sampling
+from proxima.train import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,17 @@ class TrainConfig(OptimizationConfig):
     def updates(self) -> int:
         """Optimizer updates of the run."""
         return self.steps * self.updates_per_step * self.epochs_per_step
+
+
+def optimizers_are_ready(r: Resolved[Any], train: OptimizationConfig) -> Findings:
+    """The package of an optimizer is installed, and it has weights to train."""
+    given = {"train": train.optimizer, "critic": getattr(r.get("critic"), "optimizer", None)}
+    for section, optimizer in given.items():
+        if OPTIMIZERS.holds(optimizer, "adamw_8bit") and importlib.util.find_spec("torchao") is None:
+            yield f"{section}.optimizer.kind", "needs the package torchao: pip install 'proxima-rl[low-bit]'"
+    if OPTIMIZERS.holds(train.optimizer, "muon") and r.get("model.lora") is not None:
+        reason = "orthogonalizes updates of whole matrices, and an adapter has factors of them"
+        yield "train.optimizer.kind", f"{reason}; use adamw with model.lora"
 
 
 def warmup_ends(train: OptimizationConfig) -> Findings:

@@ -1,0 +1,116 @@
+"""Muon for the matrices of the layers, AdamW for all other weights."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, _zeropower_via_newtonschulz
+
+from proxima.data import require
+from proxima.train.optimizer import Adam
+from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, adam_step, own_slice
+
+GATHERED = torch.bfloat16  # of a whole update: Newton-Schulz begins by rounding it so
+COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
+
+
+@dataclass(frozen=True)
+class Muon(Adam):
+    """Momentum, orthogonalized, for the matrices of the layers; AdamW, by beta1, beta2 and eps, for all other weights:
+    embedding, output head, vectors, and experts, whose matrices are stacked.
+
+        b ← momentum b + (1 - momentum) g      u = (1 - momentum) g + momentum b      u ≈ U S Vᵀ
+        W ← (1 - lr weight_decay) W - lr 0.2 sqrt(max(rows, columns)) U Vᵀ
+
+    The factor gives the update of a weight the root mean square of AdamW's, about 0.2, so that both share `lr`. U Vᵀ is
+    five Newton-Schulz steps in bfloat16. It takes whole matrices: ranks gather one of them at a time and each computes
+    all of it, some 30 rows² columns operations (rows the smaller side).
+
+    Args:
+        momentum: in [0, 1).
+        adamw_lr: peak learning rate of the weights that AdamW has, >= 0; None: `lr`.
+    Source: arXiv 2502.16982, section 2.2; `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, nesterov.
+    Differs: experts are not split into their matrices.
+    Edge cases: what is all but zero in an update grows to U Vᵀ's size, and with it bfloat16's rounding: given the same
+    gradients every layout of ranks makes the same step, yet gradients that differ in their last bit do not.
+    """
+
+    momentum: float = 0.95
+    adamw_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "must be in [0, 1)")
+        rate = self.adamw_lr
+        require(rate is None or 0 <= rate < math.inf, "adamw_lr", rate, "must be >= 0 and finite")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer over parameters of layers alone: Muon has every matrix."""
+        return self.build_named([(f"layers.{i}.", parameter) for i, parameter in enumerate(parameters)])
+
+    def build_named(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """The optimizer over the parameters of a model, in their order."""
+        trained = [(name, p) for name, p in named if p.requires_grad]
+        matrices = [p for name, p in trained if is_matrix_of_layer(name, p)]
+        others = self.groups(p for name, p in trained if not is_matrix_of_layer(name, p))
+        rest = {"lr": self.lr if self.adamw_lr is None else self.adamw_lr}
+        first = [{"params": matrices, "momentum": self.momentum, "weight_decay": self.weight_decay}] if matrices else []
+        return MuonAndAdamW([*first, *(group | rest for group in others)], self.settings())
+
+    def moments(self, matrices: int, others: int) -> tuple[int, int]:
+        return 4 * matrices, 8 * others
+
+
+def is_matrix_of_layer(name: str, parameter: Tensor) -> bool:
+    """Whether Muon has this parameter of a model: a matrix in a numbered module."""
+    return parameter.dim() == 2 and re.search(r"\.\d+\.", f".{name}") is not None
+
+
+class MuonAndAdamW(WeightwiseOptimizer):
+    """Groups with a `momentum` are Muon's, with `momentum_buffer` for a state; the others are those of fused AdamW."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
+        super().__init__(groups, {"momentum": None} | settings)
+        muon = (group["params"] for group in self.param_groups if group["momentum"] is not None)
+        self.matrices = {id(parameter) for parameters in muon for parameter in parameters}
+
+    def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        return ("momentum_buffer",) if id(parameter) in self.matrices else ADAM
+
+    def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        if id(parameter) not in self.matrices:
+            adam_step(self, parameter, group)
+            return
+        slots, momentum = self.state[parameter], group["momentum"]
+        weight, gradient = own_slice(parameter), own_slice(parameter.grad)
+        if not slots:
+            slots["momentum_buffer"] = self.zeros("momentum_buffer", parameter, gradient.dtype)
+        buffer = own_slice(slots["momentum_buffer"])
+        buffer.lerp_(gradient, 1 - momentum)
+        update = _orthogonalized(parameter, gradient.lerp(buffer, momentum))
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
+
+
+def _orthogonalized(parameter: Tensor, update: Tensor) -> Tensor:
+    """This rank's slice of U Vᵀ of the whole update, of which `update` is its slice. Collective for a sharded one."""
+    if not hasattr(parameter, "to_local"):
+        return _newton_schulz(update)
+    from torch.distributed.tensor import DTensor, Replicate
+
+    from proxima.model.parallel.gather import whole_tensor
+    from proxima.train.optimizer_step import sharded_as
+
+    sharded: Any = parameter
+    mesh = sharded.device_mesh
+    whole = _newton_schulz(whole_tensor(sharded_as(parameter, update.to(GATHERED), parameter.shape)))
+    copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return own_slice(copies.redistribute(mesh, sharded.placements)).to(update.device)
+
+
+def _newton_schulz(update: Tensor) -> Tensor:
+    return _zeropower_via_newtonschulz(update, COEFFICIENTS, DEFAULT_NS_STEPS, EPS)

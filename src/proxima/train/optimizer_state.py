@@ -1,0 +1,51 @@
+"""The state of an optimizer, from tensors by name; `TrainStack.state` writes them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import UserError
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """Copy what `TrainStack.state` gave into the optimizer.
+
+    Raises:
+        UserError: the tensors belong to another model, or some are missing.
+    """
+    if missing := _missing(optimizer, parameters, tensors):
+        raise UserError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
+    for name, value in tensors.items():
+        key, _, owner = name.partition("/")
+        place = _place(optimizer, key, parameters[owner], value) if owner in parameters else None
+        if place is None or (value.dim() and value.shape != place[0]):
+            raise UserError(
+                f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have"
+            )
+        optimizer.state[parameters[owner]][key] = value.to(place[1], copy=True)
+
+
+def _missing(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> list[str]:
+    """What should be there: nothing before the first update, else what the optimizer says, or what any weight has."""
+    kinds = {name.partition("/")[0] for name in tensors}
+    slots: Any = getattr(optimizer, "slots", None)
+    trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
+    expected = {f"{kind}/{name}" for name, p in trained for kind in (slots(p) if slots and kinds else kinds)}
+    return sorted(expected - tensors.keys())
+
+
+def _place(
+    optimizer: torch.optim.Optimizer, key: str, parameter: nn.Parameter, value: Tensor
+) -> tuple[torch.Size, torch.device]:
+    """The shape of an entry that is no scalar, and the device of any."""
+    own: Any = getattr(optimizer, "place", None)  # of a `WeightwiseOptimizer`, which most runs need not import
+    if own is not None:
+        return own(key, parameter)  # type: ignore[no-any-return]
+    fused = bool(optimizer.defaults.get("fused"))  # its step counts lie beside the weights, others on the CPU
+    return parameter.shape, parameter.device if value.dim() or fused else torch.device("cpu")

@@ -1,0 +1,102 @@
+"""Optimizers that step a weight at a time, on this rank's slice of it; their state is plain tensors, or sharded ones
+that lie as the weight does, so that any number of ranks writes and reads it."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAM = ("step", *MOMENTS)
+
+
+class WeightwiseOptimizer(torch.optim.Optimizer):
+    """The base of them: a subclass has `step_weight`.
+
+    Args:
+        groups: as torch's optimizers take them.
+        defaults: of a group's settings.
+        on_host: the state lies in host memory, pinned beside a GPU.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any], *, on_host: bool = False) -> None:
+        super().__init__(groups, {"weight_decay": 0.0} | defaults)
+        self.on_host = on_host
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.step_weight(parameter, group)
+
+    def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        """Update one weight from its gradient. Every rank calls it for the same weights in the same order."""
+        raise NotImplementedError
+
+    def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        """The entries of the state of a weight that has been stepped."""
+        return ADAM
+
+    def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
+        """The shape of an entry of the state that is no scalar, and the device of any."""
+        return parameter.shape, torch.device("cpu") if self.on_host else parameter.device
+
+    def zeros(self, slot: str, parameter: nn.Parameter, dtype: torch.dtype, columns: int = 1) -> Tensor:
+        """A new entry of the state, with one element for each `columns` of a row of the weight."""
+        shape, device = self.place(slot, parameter)
+        own = own_slice(parameter)
+        sizes = own.shape if columns == 1 else (*own.shape[:-1], own.shape[-1] // columns)
+        zeros = torch.zeros(sizes, dtype=dtype, device=device, pin_memory=own.is_cuda and device.type == "cpu")
+        return sharded_as(parameter, zeros, shape)
+
+
+class HostMomentsAdamW(WeightwiseOptimizer):
+    """torch's fused AdamW with its state in host memory, the same name by name and bit by bit."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
+        super().__init__(groups, settings, on_host=True)
+
+    def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        adam_step(self, parameter, group)
+
+
+def adam_step(optimizer: WeightwiseOptimizer, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+    """A step of torch's fused AdamW for one weight, on its device."""
+    weight, slots = own_slice(parameter), optimizer.state[parameter]
+    if not slots:
+        slots["step"] = torch.zeros((), device=optimizer.place("step", parameter)[1])
+        slots.update({name: optimizer.zeros(name, parameter, weight.dtype) for name in MOMENTS})
+    kept = [own_slice(slots[name]) for name in ADAM]
+    step, first, second = here = [tensor.to(weight.device) for tensor in kept]
+    beta1, beta2 = group["betas"]
+    adamw(
+        [weight], [own_slice(parameter.grad)], [first], [second], [], [step],
+        fused=True, amsgrad=False, maximize=False,
+        beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+    )  # fmt: skip
+    for old, new in zip(kept, here, strict=True):
+        if new is not old:
+            old.copy_(new)
+
+
+def own_slice(tensor: Any) -> Tensor:
+    """This rank's slice of a tensor; of a plain one, all of it."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
+def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
+    """The tensor of `shape` whose slice on this rank is `own`; it lies on the ranks as `weight` does."""
+    if not hasattr(weight, "to_local"):
+        return own
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    like: Any = weight
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=TensorMeta(shape, strides, own.dtype))
+    return DTensor(own, spec, requires_grad=False)

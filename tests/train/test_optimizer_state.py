@@ -1,0 +1,54 @@
+"""A state that is not of this model, or not whole, is refused before anything of it is used."""
+
+import pytest
+import torch
+
+from proxima.data import UserError
+from proxima.train.optimizer_muon import Muon
+from proxima.train.optimizer_state import restore_state
+from tests.train.optimizer_ranks import stepped
+
+
+def state_tensors(optimizer, named):
+    return {f"{key}/{name}": value for name, p in named.items() for key, value in optimizer.state[p].items()}
+
+
+@pytest.fixture
+def saved():
+    named, optimizer = stepped(Muon())
+    return named, state_tensors(optimizer, named)
+
+
+def test_a_state_of_kinds_that_differ_by_weight_comes_back(saved):
+    named, tensors = saved
+    assert {name for name in tensors if name.startswith("momentum_buffer/")} == {
+        "momentum_buffer/layers.0.a",
+        "momentum_buffer/layers.0.b",
+    }
+    again = Muon().build_named(named.items())
+    restore_state(again, named, tensors)
+    restored = state_tensors(again, named)
+    assert restored.keys() == tensors.keys() and all(torch.equal(restored[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("lost", ["momentum_buffer/layers.0.a", "exp_avg/embed", "step/n"])
+def test_a_tensor_that_is_missing_is_named(saved, lost):
+    named, tensors = saved
+    del tensors[lost]
+    with pytest.raises(UserError, match=f"lacks '{lost}' "):
+        restore_state(Muon().build_named(named.items()), named, tensors)
+
+
+def test_a_group_without_any_state_is_missing_all_of_it(saved):
+    named, tensors = saved
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("momentum_buffer")}
+    with pytest.raises(UserError, match=r"lacks 'momentum_buffer/layers\.0\.a' \(2 in all\)"):
+        restore_state(Muon().build_named(named.items()), named, kept)
+    restore_state(Muon().build_named(named.items()), named, {})  # of a run before its first update
+
+
+def test_another_shape_is_refused(saved):
+    named, tensors = saved
+    narrow = tensors | {"momentum_buffer/layers.0.a": torch.zeros(5, 512)}
+    with pytest.raises(UserError, match=r"'momentum_buffer/layers\.0\.a' of shape \[5, 512\]"):
+        restore_state(Muon().build_named(named.items()), named, narrow)
