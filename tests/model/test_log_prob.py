@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
-from proxima.model import token_log_prob
 from proxima.model import log_prob as log_prob_module
+from proxima.model import token_log_prob
 from proxima.model.log_prob import log_sum_square, top_k_log_prob
 from tests.model.rows import MIXED, policy, rows
 
