@@ -13,9 +13,14 @@ from proxima.train.ranks import ALONE, Ranks
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
 
 
+def adopt_launcher() -> None:
+    """Give a task of `srun` the variables of torchrun. Called at the start of a command line, and of a run that has
+    none."""
+    os.environ.update(slurm_variables(os.environ))
+
+
 def is_rank() -> bool:
     """Whether this process is one of several that a launcher has started."""
-    os.environ.update(slurm_variables(os.environ))
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -58,6 +63,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
         UserError: the ranks do not meet, or do not agree.
         RunEnded: in the block; another rank has failed.
     """
+    adopt_launcher()
     placement = config.placement
     if PLACEMENTS.holds(placement, "local"):
         if is_rank():
@@ -70,7 +76,6 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
         return
     from proxima.config.sections.ranks_section import RANK_VARIABLES, check_layout
 
-    is_rank()  # reads Slurm's variables
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
         reason = f"is for a process that a launcher has started, and {missing[0]} is not in the environment"
         raise FieldError("placement", "torchrun", reason, remedy=f"start it with {START}")
