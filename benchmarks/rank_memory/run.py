@@ -15,7 +15,11 @@ LIMIT = 900  # seconds for the ranks of one row
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "full": ("placement.sharding=full",),
     "update": ("placement.sharding=full", "placement.sharding.sum_gradients=update"),
+    "offload": ("placement.sharding={kind: full, offload: true}",),
+    "LoRA": ("placement.sharding=full", "model.lora={rank: 16}"),
+    "hybrid": ("placement.sharding={kind: hybrid, ranks_per_node: 2}",),
 }
+ALONE = ("full", "LoRA")  # what one process has too
 
 
 def main() -> None:
@@ -27,7 +31,11 @@ def main() -> None:
     o = p.parse_args()
     words = [f"model.path={need_model(o.model)}", f"sampling.max_tokens={o.length}"]
     words += [f"train.tokens_per_micro_batch={o.tokens}", "model.device=cpu"]
-    rows = [row_of(words, ranks, name) for ranks in o.ranks for name in (o.layouts if ranks > 1 else ("one process",))]
+    rows = []
+    for ranks in o.ranks:
+        for name in (name for name in o.layouts if (name in ALONE if ranks == 1 else name != "hybrid" or ranks > 2)):
+            rows.append(row_of(words, ranks, name))
+            print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     print(f"{Path(o.model).name}: two micro-batches of at most {o.tokens} tokens, the second update; GiB\n")
     names = ("explain", "rehearse", "tensors", "resident")
     cells = [
@@ -37,7 +45,10 @@ def main() -> None:
         for row in rows
     ]
     print(table(["ranks", "layout", *names, "explain / tensors", "rehearse / tensors"], cells))
-    print("\nTensors: the most that are alive at once on rank 0. Resident: its peak RSS, less that before the model.")
+    print(
+        "\nTensors: the most that are alive at once on rank 0, without what is offloaded. Resident: its peak RSS, less that"
+        "\nbefore the model."
+    )
     worst = max((abs(row[name] / row["tensors"] - 1) for row in rows for name in ("explain", "rehearse")), default=0.0)
     settings = {"tokens": o.tokens, "length": o.length}
     finish(
@@ -57,7 +68,8 @@ def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     from proxima.lab.rehearsal.device_fit import rehearse_recipe
     from proxima.lab.rehearsal.devices import read_devices
 
-    words = words + (["placement=torchrun", *LAYOUTS[layout]] if ranks > 1 else [])
+    own = [word for word in LAYOUTS[layout] if ranks > 1 or not word.startswith("placement")]
+    words = [*words, *(["placement=torchrun"] if ranks > 1 else []), *own]
     fit = rehearse_recipe(str(RECIPE), words, read_devices(f"{ranks}xB200-180G"))
     if fit.rehearsal.faults or fit.estimate is None:
         raise RuntimeError(f"the rehearsal failed: {fit.rehearsal.faults}")
