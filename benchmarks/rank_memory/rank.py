@@ -73,11 +73,12 @@ def resident(name: str) -> int:
 
 
 def resting(stack: Any) -> int:
-    """Bytes of this rank's weights, gradients and moments, which offloading keeps in the memory of the host."""
-    held = [tensor for p in stack.parameters for tensor in (p.detach(), p.grad)]
+    """Bytes of this rank's weights, gradients and moments, which offloading keeps in the memory of the host. After an
+    update the gradients are gone: they had the size of the weights."""
+    held = [p.detach() for p in stack.parameters] * 2
     held += [tensor for slots in stack.optimizer.state.values() for tensor in slots.values() if tensor.dim()]
     frozen = [p.detach() for p in stack.model.model.parameters() if not p.requires_grad]
-    local = [getattr(tensor, "_local_tensor", tensor) for tensor in [*held, *frozen] if tensor is not None]
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in [*held, *frozen]]
     return sum(tensor.nbytes for tensor in local)
 
 
