@@ -72,11 +72,22 @@ def resident(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
+def resting(stack: Any) -> int:
+    """Bytes of this rank's weights, gradients and moments, which offloading keeps in the memory of the host. After an
+    update the gradients are gone: they had the size of the weights."""
+    held = [p.detach() for p in stack.parameters] * 2
+    held += [tensor for slots in stack.optimizer.state.values() for tensor in slots.values() if tensor.dim()]
+    frozen = [p.detach() for p in stack.model.model.parameters() if not p.requires_grad]
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in [*held, *frozen]]
+    return sum(tensor.nbytes for tensor in local)
+
+
 def main() -> None:
     from proxima.config import resolve
     from proxima.config.estimate import Estimates
     from proxima.lab.rehearsal.device_fit import shape_of
     from proxima.lab.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
+    from proxima.model import log_prob
     from proxima.runtime.launch.learning import make_objective
     from proxima.runtime.launch.models import make_policy, make_stack, model_source, sharding_of
     from proxima.runtime.placement.follower import RankParts, obey
@@ -86,6 +97,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     resolved = resolve(settings["recipe"], settings["overrides"], root=None)
     config: Any = resolved.config
+    log_prob.ROWS = config.model.log_prob_chunk  # as on a GPU; on a CPU eight rows of a chunk are in float32 at once
     with ranks_of(config) as ranks:
         batch = Estimates(resolved, gemm=1e12).batch
         shape = shape_of(config, batch, ranks.size)
@@ -105,6 +117,8 @@ def main() -> None:
                 if ranks.rank == 0:
                     stack.update(objective, [fake_items(config, training, sizes, ranks.size)])
                     answer = {"tensors": live.most, "resident": resident("VmHWM") - before}
+                    if getattr(getattr(config.placement, "sharding", None), "offload", False):
+                        answer["tensors"] -= resting(stack)
                 else:
                     call = ranks.receive()
                     obey(call.target, call.name, call.part, RankParts(stacks={"policy": stack}))

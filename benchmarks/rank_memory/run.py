@@ -15,7 +15,12 @@ LIMIT = 900  # seconds for the ranks of one row
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "full": ("placement.sharding=full",),
     "update": ("placement.sharding=full", "placement.sharding.sum_gradients=update"),
+    "offload": ("placement.sharding={kind: full, offload: true}",),
+    "LoRA": ("placement.sharding=full", "model.lora={rank: 16}"),
+    "hybrid": ("placement.sharding=hybrid",),
 }
+ALONE = ("full", "LoRA")  # what one process has too
+NODE = {"hybrid": 2}  # ranks of a node; else all are on one
 
 
 def main() -> None:
@@ -27,7 +32,11 @@ def main() -> None:
     o = p.parse_args()
     words = [f"model.path={need_model(o.model)}", f"sampling.max_tokens={o.length}"]
     words += [f"train.tokens_per_micro_batch={o.tokens}", "model.device=cpu"]
-    rows = [row_of(words, ranks, name) for ranks in o.ranks for name in (o.layouts if ranks > 1 else ("one process",))]
+    rows = []
+    for ranks in o.ranks:
+        for name in (name for name in o.layouts if (name in ALONE if ranks == 1 else name != "hybrid" or ranks > 2)):
+            rows.append(row_of(words, ranks, name))
+            print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     print(f"{Path(o.model).name}: two micro-batches of at most {o.tokens} tokens, the second update; GiB\n")
     names = ("explain", "rehearse", "tensors", "resident")
     cells = [
@@ -37,7 +46,10 @@ def main() -> None:
         for row in rows
     ]
     print(table(["ranks", "layout", *names, "explain / tensors", "rehearse / tensors"], cells))
-    print("\nTensors: the most that are alive at once on rank 0. Resident: its peak RSS, less that before the model.")
+    print(
+        "\nTensors: the most that are alive at once on rank 0, without what is offloaded. Resident: its peak RSS, less"
+    )
+    print("that before the model.")
     worst = max((abs(row[name] / row["tensors"] - 1) for row in rows for name in ("explain", "rehearse")), default=0.0)
     settings = {"tokens": o.tokens, "length": o.length}
     finish(
@@ -57,28 +69,31 @@ def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     from proxima.lab.rehearsal.device_fit import rehearse_recipe
     from proxima.lab.rehearsal.devices import read_devices
 
-    words = words + (["placement=torchrun", *LAYOUTS[layout]] if ranks > 1 else [])
+    node = NODE.get(layout, ranks)
+    os.environ["LOCAL_WORLD_SIZE"] = str(node)
+    own = [word for word in LAYOUTS[layout] if ranks > 1 or not word.startswith("placement")]
+    words = [*words, *(["placement=torchrun"] if ranks > 1 else []), *own]
     fit = rehearse_recipe(str(RECIPE), words, read_devices(f"{ranks}xB200-180G"))
     if fit.rehearsal.faults or fit.estimate is None:
         raise RuntimeError(f"the rehearsal failed: {fit.rehearsal.faults}")
     return {"ranks": ranks, "layout": layout, "explain": fit.estimate, "rehearse": fit.rehearsal.peak} | measured(
-        words, ranks
+        words, ranks, node
     )
 
 
-def measured(words: list[str], ranks: int) -> dict[str, int]:
+def measured(words: list[str], ranks: int, node: int) -> dict[str, int]:
     """What rank 0 of real processes holds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = json.dumps({"recipe": str(RECIPE), "overrides": words})
-    group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(node), "MASTER_ADDR": "127.0.0.1"}
     group |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.rank_memory.rank", settings],
             cwd=HERE.parent,
-            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank % node)},
             stdout=subprocess.PIPE,
             text=True,
         )

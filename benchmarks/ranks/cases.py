@@ -54,7 +54,8 @@ class Case:
         overrides = [f"model.path={models / self.model}", *COMMON, *(() if self.bfloat16 else FLOAT32)]
         overrides += [*OFFLINE] if self.command != "train" else [EVEN, *RL]
         overrides += [f"train.optimizer={SGD}"] if self.sgd else []
-        overrides += [text.replace("MODELS", str(models)) for text in [*self.overrides, *more]]
+        own = [text.replace("MODELS", str(models)).replace("FOLDER", str(folder)) for text in [*self.overrides, *more]]
+        overrides += own
         last = {text.partition("=")[0]: text for text in overrides}
         words = [self.command, f"recipes/{self.recipe}.yaml", f"folder={folder}"]
         return [*words, *last.values(), *([] if rollouts is None else ["--rollouts", str(rollouts)])]
@@ -104,15 +105,20 @@ def training() -> Iterator[Case]:
             )
     small = ("train.steps=5", "train.prompts_per_step=2", "train.completions_per_prompt=3", "eval.limit=0")
     small += ("train.updates_per_step=1", "eval.task=null", "eval.every=0", "checkpoint.every=5")
-    yield Case(
-        name="GRPO with a trust region, SmolLM2-135M, SGD",
-        model="smollm2",
-        sgd=True,
-        replay=True,
-        torchrun=True,
-        bound=5e-5,  # the norm of one large float32 tensor rounds more than those of its shards
-        overrides=(*small, "train.optimizer.lr=0.001"),
-    )
+    exact = SGD.replace("lr: 0.05", "lr: 0.0001, squares: FOLDER-squares")
+    for optimizer, bound, overrides in (
+        ("SGD", 5e-5, (f"train.optimizer={exact}", "train.max_grad_norm=0")),  # the logged norm is float32
+        ("AdamW", 2e-4, ("train.tokens_per_micro_batch=200",)),  # and rare tokens' log-probs, after its steps
+    ):
+        yield Case(
+            name=f"GRPO with a trust region, SmolLM2-135M, {optimizer}",
+            model="smollm2",
+            sgd=optimizer == "SGD",
+            replay=True,
+            torchrun=True,
+            bound=bound,
+            overrides=(*small, *overrides),
+        )
 
 
 def batches() -> Iterator[Case]:

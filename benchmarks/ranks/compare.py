@@ -76,6 +76,31 @@ def _deviation(name: str, a: Any, b: Any) -> tuple[float, float]:
     return share, share / LOG_PROB if any(word in name for word in RATIOS) else share
 
 
+def norm_deviations(one: Path, several: Path) -> dict[str, float]:
+    """The largest relative deviation of gradient norms: `exact_norm`, of several ranks from one process, both computed
+    in float64; `logged_1`, `logged_N`, of what each has logged from its own in float64. Empty where the optimizer wrote
+    none, and where a step has several updates."""
+    exact = [exact_norms(folder) for folder in (one, several)]
+    logged = [[x["grad_norm"] for x in records(folder) if x["kind"] == "train"] for folder in (one, several)]
+    if not exact[0] or len(exact[0]) != len(logged[0]):
+        return {}
+
+    def apart(first: list[float], second: list[float]) -> float:
+        return max(abs(a - b) / b for a, b in zip(first, second, strict=True))
+
+    return {
+        "exact_norm": apart(exact[1], exact[0]),
+        "logged_1": apart(logged[0], exact[0]),
+        "logged_N": apart(logged[1], exact[1]),
+    }
+
+
+def exact_norms(folder: Path) -> list[float]:
+    """Of each update, from what each rank has written of its own gradients."""
+    ranks = [list(map(float, file.read_text().split())) for file in sorted(Path(f"{folder}-squares").glob("*"))]
+    return [math.sqrt(sum(squares)) for squares in zip(*ranks, strict=True)]
+
+
 def tensors(folder: Path) -> dict[str, Any]:
     """All of the last checkpoint, by file and name."""
     from safetensors.torch import load_file

@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.ranks.cases import Case, all_cases, write_uneven
-from benchmarks.ranks.compare import completions, metric_deviations, weight_deviation
+from benchmarks.ranks.compare import completions, metric_deviations, norm_deviations, weight_deviation
 from benchmarks.ranks.launch import run_command
 
-WEIGHTS = 1e-5  # bound at SGD, and of what AdamW has moved
+WEIGHTS = 1e-5  # bound at SGD, and of what AdamW has moved; of gradient norms in float64
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def compared(case: Case, size: int, one: Path, several: Path, place: Place) -> d
         beyond={name: pair for name, pair in metrics.items() if pair[1] > case.bound},
         weight=weight,
         moved=moved,
+        **norm_deviations(one, several),
     )
 
 
@@ -129,7 +130,11 @@ def row_of(case: Case, size: int, *, failure: str = "", **figures: Any) -> dict[
     bound = WEIGHTS if not case.bfloat16 else case.bound
     within = not failure and (
         not case.exact
-        or (figures["metric"] <= case.bound and figures["weight"] <= bound and figures["same_completions"])
+        or (
+            max(figures["metric"] / case.bound, figures["weight"] / bound, figures.get("exact_norm", 0.0) / WEIGHTS)
+            <= 1
+            and figures["same_completions"]
+        )
     )
     row = {"row": case.row, "case": case.name, "ranks": size, "within": within, "failure": failure}
     return row | {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x for name, x in figures.items()}
@@ -183,8 +188,19 @@ def report(rows: list[dict[str, Any]], out: Path | None) -> None:
     def text(x: Any) -> str:
         return f"{x:.0e}" if isinstance(x, float) else "-" if x is None else str(x)
 
-    header = ["row", "case", "ranks", "loss", "grad norm", "any metric", "weights", "of the way", "within"]
-    keys = ("row", "case", "ranks", "loss", "grad_norm", "metric", "weight", "moved")
+    header = [
+        "row",
+        "case",
+        "ranks",
+        "loss",
+        "grad norm",
+        "in float64",
+        "any metric",
+        "weights",
+        "of the way",
+        "within",
+    ]
+    keys = ("row", "case", "ranks", "loss", "grad_norm", "exact_norm", "metric", "weight", "moved")
     cells = [[text(row.get(key)) for key in keys] + ["yes" if row["within"] else "NO"] for row in rows]
     print(harness.table(header, cells))
     harness.finish(

@@ -97,7 +97,8 @@ class FakeClient:
         self.status, self.code, self.breaks = status, code, breaks
 
     async def tail_job_logs(self, job):
-        yield "one\ntw"
+        yield "2026-11-22 11:59:07,123\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
+        yield "Running entrypoint for job raysubmit_1: exec proxima train\none\ntw"
         if self.breaks:
             self.breaks -= 1
             raise RuntimeError("connection closed")
@@ -159,8 +160,9 @@ def test_jobs_of_a_cluster(recipe, here, monkeypatch):
         out, err = process.communicate(timeout=SECONDS)
         assert process.returncode == 2, err
         assert out, err
+        assert err.splitlines()[0] == "note: placement is local: the job computes in one process, on the cluster's head"
         first, *lines = out.splitlines()
-        assert first.startswith("job raysubmit_")
+        assert first.startswith("job raysubmit_") and lines[0].startswith("words ")
         assert f"words train {here / 'tiny.yaml'} seed=3" in lines and f"folder {here} EXTRA yes" in lines
 
         process = start("seed=5", "--runtime-env", "good.yaml", "--resume")

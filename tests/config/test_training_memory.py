@@ -72,7 +72,11 @@ def test_the_ranks_of_a_placement(recipe, monkeypatch):
     assert len(told) == 1
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert rank_share(placements[2]).ranks == 8
-    assert not [note for note in Estimates(resolve(recipe(), [torchrun]), 1e12).notes if "WORLD_SIZE" in note]
+    known = "model.path=Qwen/Qwen3-4B"
+    notes = Estimates(resolve(recipe(), [torchrun, known]), 1e12).notes
+    assert not [note for note in notes if "WORLD_SIZE" in note]
+    assert "the time is that of one process; 8 ranks share the training" in notes
+    assert not [note for note in Estimates(resolve(recipe(), [known]), 1e12).notes if "ranks share" in note]
 
 
 def test_the_first_rank_holds_the_engine_too(recipe):

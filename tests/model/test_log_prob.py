@@ -7,6 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.rank_memory.rank import LiveTensors
+from proxima.model import log_prob as log_prob_module
 from proxima.model import token_log_prob
 from proxima.model.log_prob import log_sum_square, top_k_log_prob
 from tests.model.rows import MIXED, policy, rows
@@ -235,6 +237,32 @@ def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
     with Largest() as plain:
         naive(hidden, weight, None, target, 1.0)[0].sum().backward()
     assert plain.numel == count * vocabulary
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy):
+    """As on a GPU, where its rows are processed at once: the logits, and two of their size in float32."""
+    count, width, vocabulary, chunk = 256, 4, 1000, 32
+    monkeypatch.setattr(log_prob_module, "ROWS", chunk)
+    hidden, weight = (torch.randn(n, width).bfloat16().requires_grad_() for n in (count, vocabulary))
+    target, temperature, most = torch.randint(vocabulary, (count,)), torch.ones(count), {}
+
+    def peak(name, compute):
+        with LiveTensors() as live:
+            result = compute()
+        most[name] = live.most / (chunk * vocabulary)  # bytes of an element
+        return result
+
+    options = {"entropy": entropy, "entropy_gradient": entropy, "chunk": chunk}
+    found = peak("forward", lambda: token_log_prob(hidden, weight, target, **options))
+    peak("backward", (found.log_prob.sum() + (found.entropy.sum() if entropy else 0)).backward)
+    peak("top", lambda: top_k_log_prob(hidden.detach(), weight.detach(), target, temperature, 16, chunk=chunk))
+    peak("square", lambda: log_sum_square(hidden, weight, temperature, chunk=chunk))
+    masks = 1.0 if entropy else 0.0
+    small = 1.0  # what has no column for each of the vocabulary, and the gradient of the head
+    assert most["forward"] < 2 + 4 + 4 + masks + small
+    assert most["backward"] < 2 + 4 + 4 * entropy + masks + small
+    assert most["top"] < 2 + 4 + 4 + small and most["square"] < 2 + 4 + 4 + small
 
 
 def test_a_policy_makes_none_either():

@@ -79,7 +79,11 @@ def train_rank(**arguments: Any) -> int:
 
 def _guarded(run: Callable[[], int]) -> int:
     RUN_FOLDER.set(None)
-    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:  # torch has many lines about a process that is gone
+    if "SLURM_PROCID" in os.environ:
+        from proxima.runtime.placement.process_group import adopt_launcher
+
+        adopt_launcher()
+    if "RANK" in os.environ:  # torch has many lines about a process that is gone
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         return run()
@@ -105,7 +109,7 @@ def _guarded(run: Callable[[], int]) -> int:
 
 def _left_to_first(error: Exception) -> bool:
     """Whether this is one of several processes of a run, and the first one speaks of the error."""
-    if os.environ.get("RANK", "0") == "0" and "SLURM_PROCID" not in os.environ:
+    if os.environ.get("RANK", "0") == "0":
         return False
     from proxima.runtime.placement.process_group import is_first
 

@@ -49,8 +49,7 @@ def text_of_fit(fit: "DeviceFit") -> str:
     need, have = (f"{size / 2**30:.1f} GiB" for size in (fit.needed, fit.devices.memory))
     verdict = "fits" if fit.fits else "does not fit"
     lines.append(f"memory   {verdict}: {need} of {have} on each of {fit.devices}")
-    parts = rehearsal.peak_bytes | ({"engine (estimated)": fit.engine} if fit.engine else {})
-    lines.append("         " + "  ".join(f"{kind} {size / 2**30:.2f}" for kind, size in parts.items()))
+    lines.append("         " + "  ".join(f"{kind} {size / 2**30:.2f}" for kind, size in fit.parts.items()))
     if fit.estimate is not None and rehearsal.peak:
         ratio = fit.estimate / rehearsal.peak - 1
         lines.append(

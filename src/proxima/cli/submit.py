@@ -4,6 +4,7 @@ starts the ranks; without, it computes in one process on the cluster's head. Ctr
 import asyncio
 import logging
 import os
+import re
 import shlex
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from proxima.cli.output import Overrides, Recipe
 from proxima.cli.parameters import Argument
 from proxima.config.families import FAMILIES, TRAIN
+from proxima.config.sections import PLACEMENTS
 from proxima.data.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ ANSWER_SECONDS = 0.5  # between looks at a job that is ending
 AGENT_SECONDS = 60.0  # for the job agent of a new cluster to start
 FOLLOW_TRIES = 5  # broken connections in a row, after which the job runs on unwatched
 INTERRUPTED = 130
+RAYS_OWN = re.compile(r"^(?:.*\sINFO job_manager\.py:\d+ -- |Running entrypoint for job ).*\n", re.MULTILINE)  # lines
 
 
 def submit(
@@ -46,7 +49,7 @@ def submit(
     no_wait: Annotated[bool, Argument("print the job's name and return")] = False,
 ) -> int:
     """Submit the job and follow what it prints; its exit code."""
-    check_recipe(recipe, override, command)
+    config = check_recipe(recipe, override, command)
     folder = None if working_dir is None else sent_folder(working_dir, recipe, override)
     environment = read_environment(runtime_env) | ({} if folder is None else {"working_dir": str(folder)})
     words = [python or sys.executable, "-m", "proxima", command, recipe_there(recipe, folder), *override]
@@ -54,6 +57,8 @@ def submit(
     if folder is None:
         entrypoint = f"cd {shlex.quote(str(Path.cwd()))} && {entrypoint}"
     client = connect(address)
+    if PLACEMENTS.holds(config.placement, "local"):
+        print("note: placement is local: the job computes in one process, on the cluster's head", file=sys.stderr)
     job = submit_job(client, entrypoint, environment)
     where = f" --address {shlex.quote(address)}" if address else ""
     how_to = f"`ray job logs {job} --follow{where}` follows it, `ray job stop {job}{where}` stops it"
@@ -67,13 +72,15 @@ def submit(
         return INTERRUPTED
 
 
-def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> None:
-    """Raise `ConfigError` for what the job would refuse, but for what only the cluster's machines can tell."""
+def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> Any:
+    """The config of the job. Raise `ConfigError` for what it would refuse, but for what only the cluster's machines can
+    tell."""
     from proxima.config import ConfigError, check, resolve
 
     resolved = resolve(recipe, overrides, root=FAMILIES[command].root)
     if problems := [problem for problem in check(resolved) if not is_of_cluster(problem)]:
         raise ConfigError(problems)
+    return resolved.config
 
 
 def is_of_cluster(problem: "Problem") -> bool:
@@ -178,7 +185,7 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
             fresh, skip = text[skip:], max(0, skip - len(text))
             printed += len(fresh)
             failures = 0 if fresh else failures
-            print(fresh, end="", flush=True)
+            print(RAYS_OWN.sub("", fresh), end="", flush=True)
 
     while True:
         try:

@@ -89,6 +89,8 @@ class Estimates:
             gemm = gemm_rate(config.model.compute_dtype, str(resolve_device(config.model.device)))
         if gemm is not None:
             self.time = self._read(lambda: time_of(config, own, self.batch, gemm, teacher, critic), "time")
+        if self.time is not None and self.share.ranks > 1:
+            self.notes.append(f"the time is that of one process; {self.share.ranks} ranks share the training")
         if self.time is not None and config.eval.task is not None and not self.time.evaluate:
             why = "eval.limit=0 takes all held-out rows"
             if isinstance(config, RunConfig):

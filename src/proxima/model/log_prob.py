@@ -92,12 +92,14 @@ _LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
 
 
 def _row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once."""
+    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once, so that who
+    iterates deletes each before the next is made."""
     step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
     for at in range(0, len(logits), step):
         rows = slice(at, at + step)
         exact = logits[rows].to(_LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True)
         yield rows, exact.div_(temperature[rows, None])
+        del exact
 
 
 class _TokenLogProb(torch.autograd.Function):
@@ -145,8 +147,9 @@ class _TokenLogProb(torch.autograd.Function):
                         block_kept_z.copy_(left.logsumexp(block_z))
                     block_log_prob.copy_(chosen - block_kept_z)
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
-                        mean_logit = torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total
+                        mean_logit = p.mul_(logits.masked_fill_(p == 0, 0.0)).sum(dim=1) / total
                         block_entropy.copy_(total.log() - mean_logit)
+                    del logits, p
             if part is not None:
                 own_z, own_kept_z, log_z = log_z, kept_z, part.logsumexp(log_z)
                 kept_z = log_z if kept is None else part.logsumexp(own_kept_z)
@@ -196,6 +199,7 @@ class _TokenLogProb(torch.autograd.Function):
                         p = log_p.exp()
                         of_entropy = log_p.add_(entropy[own][rows, None]).mul_(grad_entropy[own][rows, None])
                         d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
+                        del of_entropy, p
                     elif kept is not None and kept.whole and others is None:
                         d_logits = log_p.zero_()
                     else:
@@ -210,10 +214,13 @@ class _TokenLogProb(torch.autograd.Function):
                     if grad_b is not None:
                         grad_b += d_logits.sum(0).to(grad_b.dtype)
                     d[rows] = d_logits
+                    del log_p, d_logits
                 grad_h[own] = d @ w
                 if ctx.needs_input_grad[1]:
                     product = d.T @ h[own]
                     grad_w = product.to(weight.dtype) if grad_w is None else grad_w.add_(product)
+                    del product
+                del d
         return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 10
 
 
@@ -270,6 +277,7 @@ def top_k_log_prob(
                 largest = logits[:, :vocabulary].topk(k, dim=1)
                 ids[own][rows], top[own][rows] = largest.indices, largest.values - log_z
                 log_prob[own][rows] = (logits.gather(1, target[own][rows, None]) - log_z).squeeze(1)
+                del logits
     return TopTokens(log_prob, ids, top)
 
 
@@ -334,6 +342,7 @@ def log_sum_square(
                     left = kept.of(logits, at + rows.start)
                     square, log_z = left.logsumexp(square, scale=2.0), left.logsumexp(log_z)
                 sums[own][rows], logs[own][rows] = square, log_z
+                del logits
         if part is not None:
             sums, logs = part.logsumexp(sums), part.logsumexp(logs)
         return sums - 2 * logs

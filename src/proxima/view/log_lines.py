@@ -18,7 +18,7 @@ from proxima.config.step_size import group_arithmetic
 from proxima.data import Group
 from proxima.data.full_disk import is_disk_full
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
-from proxima.runtime.placement.process_group import is_launched
+from proxima.runtime.placement.process_group import STARTED_AGAIN, is_launched
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
@@ -348,7 +348,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if status != "done":
         run = "" if info is None or is_launched() else f"proxima {info.command} {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
-        parts += [] if "--resume " in str(summary.get("error")) else [f"resume: {how}"]  # the error may say how
+        told = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # what follows
+        parts += [] if told else [f"resume: {how}"]
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
     trackers = [(name, link) for name, link in (summary.get("links") or {}).items() if name != "report"]

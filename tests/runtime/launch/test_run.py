@@ -4,6 +4,8 @@ import sys
 import threading
 
 from proxima.cli.train import train_recipe
+from proxima.runtime.launch import run
+from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.controller import Controller
 from tests.runtime.tiny_run import recipe
 
@@ -32,3 +34,19 @@ def test_at_most_five_frames_lie_between_the_command_and_the_loop(tiny_model, tm
     assert train_recipe(config, quiet=True) == 0
     calls = seen[0][seen[0].index("proxima.cli.train.train_recipe") :]
     assert len(calls) <= 5, calls
+
+
+def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model, tmp_path, monkeypatch):
+    made, inner = [], RlWorkload.hashes
+
+    def hashes(self):
+        made.append(inner(self))
+        return made[-1]
+
+    monkeypatch.setattr(RlWorkload, "hashes", hashes)
+    monkeypatch.setattr(run, "_compare_files", lambda hashes, folder, ranks: hashes())  # as with several ranks
+    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
+    assert train_recipe(config, quiet=True) == 0
+    assert len(made) == 1
+    assert train_recipe(config, quiet=True, resume=True) == 0
+    assert len(made) == 2

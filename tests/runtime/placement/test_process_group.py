@@ -1,12 +1,14 @@
 """How a process learns that it is a rank, and what it says where the ranks do not meet."""
 
+import os
 import socket
 
 import pytest
 
+from proxima.cli.main import main
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import meeting
-from proxima.runtime.placement.process_group import slurm_variables
+from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank, slurm_variables
 
 SRUN = {
     "SLURM_JOB_ID": "40123",
@@ -39,6 +41,20 @@ def test_a_batch_script_and_a_run_that_does_not_ask_for_it_are_none(absent: str)
 
 def test_torchrun_below_srun_keeps_its_own() -> None:
     assert slurm_variables(SRUN | {"RANK": "0"}) == {}
+
+
+def test_only_adopting_writes_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = dict(SRUN)
+    monkeypatch.setattr(os, "environ", environment)
+    assert is_first() and not is_rank() and environment == SRUN
+    adopt_launcher()
+    assert is_rank() and not is_first() and environment == SRUN | slurm_variables(SRUN)
+
+
+def test_a_command_line_adopts_them_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ) | SRUN)
+    assert main(["list", "nothing of that name"]) == 2
+    assert is_rank() and os.environ["RANK"] == "5"
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:

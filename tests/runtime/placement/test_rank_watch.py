@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import UserError
 from proxima.runtime.placement.rank_messages import Channel, follows_from_loss, span_of, told_error
 from proxima.runtime.placement.rank_watch import RankFailure, RankWatch, last_line
+from proxima.view.log_lines import closing_line
 
 IDLE = {"call": "", "part": "", "collective": "", "waits": False, "issued": 4, "still": 0.0}
 
@@ -77,6 +79,23 @@ def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it() -> None:
         second.connection.close()
         assert failure(watch).text.startswith("rank 2 on node died during update of policy, micro-batch 2 of 3: ")
         assert watch.cause(lost) is watch.failure
+
+
+def test_what_a_supervisor_starts_again_is_not_to_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = "rank 1 on node died: it was killed, perhaps for memory (see dmesg there), or its node is gone"
+    for variable, follows in (
+        ("", "resume with --resume"),
+        ("ray", "all ranks start again, if placement.restarts allows"),
+    ):
+        if variable:
+            monkeypatch.setenv(STARTED_BY, variable)
+        with watching(2) as watch:
+            channel = call(watch, 1)
+            watch.meet(10)
+            channel.connection.close()
+            assert last_line(failure(watch)) == f"{hint}; {follows}"
+            ending = {"status": "failed", "steps": 1, "seconds": 3.0, "error": failure(watch).text}
+            assert ("resume: " in closing_line(ending, None)) == (not variable)
 
 
 def test_a_rank_that_says_good_bye_has_not_died() -> None:

@@ -59,7 +59,14 @@ class DeviceFit:
     @property
     def needed(self) -> int:
         """Bytes of one device, with what CUDA itself takes."""
-        return CONTEXT + math.ceil((self.rehearsal.peak + self.engine) * (1 + FRAGMENTED))
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they hold; their sum is what is needed."""
+        engine = {"engine (estimated)": self.engine} if self.engine else {}
+        fragments = math.ceil((self.rehearsal.peak + self.engine) * FRAGMENTED)
+        return self.rehearsal.peak_bytes | engine | {"fragments": fragments, "CUDA itself": CONTEXT}
 
     @property
     def fits(self) -> bool:

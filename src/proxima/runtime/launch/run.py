@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 
 Mode = Literal["new", "resume", "change"]
+Hashes = Callable[[], dict[str, str]]
 
 
 class Workload(Protocol):
@@ -178,10 +180,11 @@ async def _run(
 ) -> Summary:
     config, disk = work.config, Disk(folder.path, observer.warning)
     resuming, checkpoint = mode != "new", None
+    hashes = cache(work.hashes)  # the files may be large
     if resuming:
-        checkpoint = await disk.write(_rewind, work, folder, clock, observer, mode == "change")
+        checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
     observer.progress("load", 0, 1, "models")
-    hashes = await compute.run(_compare_files, work, folder, ranks)
+    await compute.run(_compare_files, hashes, folder, ranks)
     hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # beside the loading
     loaded = await compute.run(_load_weights, work, checkpoint, ranks)
     with await disk.write(Journal, folder.journal, clock) as journal:  # from here on the folder contains a run
@@ -239,20 +242,22 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
     return "failed", f"{type(problem).__name__}: {problem}".removesuffix(": ")
 
 
-def _rewind(work: Workload, folder: RunFolder, clock: Clock, observer: Observer, accept: bool) -> Checkpoint | None:
+def _rewind(
+    work: Workload, hashes: Hashes, folder: RunFolder, clock: Clock, observer: Observer, accept: bool
+) -> Checkpoint | None:
     """Everything but weights and optimizer as it was at the last checkpoint, which is returned."""
     from proxima.runtime.state.resume import Change, record_changes
     from proxima.runtime.state.rewind import check_journal, rewind_run
 
     with Journal(folder.journal, clock) as journal:
         check_journal(journal)
-        changes, hashes = check_resume(journal, work.config, accept=accept), work.hashes()
-        files = check_inputs(journal, hashes, accept=accept)
+        changes = check_resume(journal, work.config, accept=accept)
+        files = check_inputs(journal, hashes(), accept=accept)
         changes += [Change(field=name, before="another content", now="changed") for name in files]
         checkpoint = rewind_run(folder, journal, observer)
         record_changes(journal, work.config, changes)
         if files:
-            journal.set("inputs", hashes)
+            journal.set("inputs", hashes())
         if checkpoint is not None:
             work.rewind(checkpoint, journal)
     return checkpoint
@@ -267,17 +272,15 @@ def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summ
     return replace(summary, links=links, warnings=warnings.records())
 
 
-def _compare_files(work: Workload, folder: RunFolder, ranks: Ranks) -> Callable[[], dict[str, str]]:
-    """Does every node read what this one does? Returns what gives the hashes, which many ranks compare before the
-    loading."""
+def _compare_files(hashes: Hashes, folder: RunFolder, ranks: Ranks) -> None:
+    """Does every node read what this one does?"""
     if ranks.size == 1:
-        return work.hashes
+        return
     from proxima.runtime.placement.agreement import compare_files
 
     with ranks.call(RUN, "preflight", [folder.path] * ranks.size):
-        hashes = ranks.gather(work.hashes())
-    compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(hashes)})
-    return lambda: hashes[0]
+        gathered = ranks.gather(hashes())
+    compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(gathered)})
 
 
 def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:

@@ -10,12 +10,18 @@ from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import FieldError
 from proxima.train.ranks import ALONE, Ranks
 
+STARTED_AGAIN = "placement.restarts"  # in an error after which the supervisor of the ranks says what follows
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
+
+
+def adopt_launcher() -> None:
+    """Give a task of `srun` the variables of torchrun. Called at the start of a command line, and of a run that has
+    none."""
+    os.environ.update(slurm_variables(os.environ))
 
 
 def is_rank() -> bool:
     """Whether this process is one of several that a launcher has started."""
-    os.environ.update(slurm_variables(os.environ))
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -26,7 +32,12 @@ def is_first() -> bool:
 
 def is_launched() -> bool:
     """Whether torchrun, or srun, has started this process and others, as whoever resumes the run has to do again."""
-    return is_rank() and STARTED_BY not in os.environ
+    return is_rank() and not is_supervised()
+
+
+def is_supervised() -> bool:
+    """Whether the supervisor of a cluster has started this process, and starts all ranks again when one dies."""
+    return STARTED_BY in os.environ
 
 
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -58,6 +69,7 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
         UserError: the ranks do not meet, or do not agree.
         RunEnded: in the block; another rank has failed.
     """
+    adopt_launcher()
     placement = config.placement
     if PLACEMENTS.holds(placement, "local"):
         if is_rank():
@@ -70,11 +82,10 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
         return
     from proxima.config.sections.ranks_section import RANK_VARIABLES, check_layout
 
-    is_rank()  # reads Slurm's variables
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
         reason = f"is for a process that a launcher has started, and {missing[0]} is not in the environment"
         raise FieldError("placement", "torchrun", reason, remedy=f"start it with {START}")
-    if PLACEMENTS.holds(placement, "ray") and STARTED_BY not in os.environ:
+    if PLACEMENTS.holds(placement, "ray") and not is_supervised():
         reason = "starts its ranks itself, and torchrun has started this process"
         raise FieldError("placement", "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
     if os.environ["WORLD_SIZE"] == "1":

@@ -20,6 +20,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.runtime.placement.lifeline import orphaned
+from proxima.runtime.placement.process_group import STARTED_AGAIN, is_supervised
 from proxima.runtime.placement.rank_lines import FoldedLine
 from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, span_of
 from proxima.train.rank_status import place_of
@@ -249,7 +250,8 @@ class RankWatch:
             if peer is not None and not peer.gone:
                 peer.gone = True
                 hint = "it was killed, perhaps for memory (see dmesg there), or its node is gone"
-                self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}"))
+                again = f"; all ranks start again, if {STARTED_AGAIN} allows" if is_supervised() else ""
+                self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}{again}"))
 
     def _hear(self, peer: HeardRank, message: Mapping[str, Any]) -> None:
         if "beat" in message:
@@ -366,6 +368,8 @@ class RankWatch:
 def last_line(failure: RankFailure) -> str:
     """The one line about a run that a rank has ended."""
     if failure.refused:
+        return failure.text
+    if STARTED_AGAIN in failure.text:
         return failure.text
     where = "; its traceback is in log.txt" if failure.trace else ""
     return f"{failure.text}{where}; resume with --resume"
