@@ -36,12 +36,13 @@ def test_passes_are_those_of_one_process(size, tiny_model, tmp_path):
 def test_parts_hold_each_token_and_each_response_token_once(size):
     batch = policy("llama").pack(masked(rows(*MIXED)))
     parts = [part_of(batch, rank, size) for rank in range(size)]
-    assert torch.equal(torch.cat([part.tokens for _, part in parts])[: len(batch.tokens)], batch.tokens)
-    assert len({len(part.tokens) for _, part in parts}) == 1
-    order = torch.cat([rows for rows, _ in parts])
+    assert torch.equal(torch.cat([part.tokens for part in parts])[: len(batch.tokens)], batch.tokens)
+    assert len({len(part.tokens) for part in parts}) == 1
+    order = torch.cat([part.rows for part in parts])
     assert torch.equal(order.sort().values, torch.arange(len(batch.target)))
-    width = len(parts[0][1].tokens)
-    for rank, (rows_, part) in enumerate(parts):
+    width = len(parts[0].tokens)
+    for rank, part in enumerate(parts):
+        rows_ = part.rows
         assert torch.equal(part.predict + rank * width, batch.predict[rows_])
         for name in ("target", "temperature", "top_k", "bucket_token"):
             assert torch.equal(getattr(part, name), getattr(batch, name)[rows_])
