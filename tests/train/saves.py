@@ -157,7 +157,8 @@ def later_loads(rank: int, folder: Path) -> None:
     """On another number of ranks: from checkpoints of two, and of one process; and another one is written."""
     expected = load_file(folder / "expected.safetensors")
     for saved in ("by two", "by thread", "by one"):
-        for sharding in (Sharding(), Sharding(kind="hybrid", ranks_per_node=2), Sharding(offload=True)):
+        hybrid = Sharding(kind="hybrid", ranks_per_node=2)
+        for sharding in (Sharding(context_parallel=2), hybrid, Sharding(offload=True)):
             again = restore_all(folder, folder / saved, sharding)
             same_state(again, expected)
     writer = ShardedWriter()
@@ -165,10 +166,11 @@ def later_loads(rank: int, folder: Path) -> None:
     save_all(writer, folder / "by four", again)
     for name, stack in again.items():
         train(stack, NEEDS[name])
-    hybrid = restore_all(folder, folder / "by four", Sharding(kind="hybrid", ranks_per_node=2))
+    split = Sharding(kind="hybrid", ranks_per_node=2, context_parallel=2)
+    parts = restore_all(folder, folder / "by four", split)
     (folder / "by hybrid").mkdir(exist_ok=True)
     dist.barrier()
-    save_all(writer, folder / "by hybrid", hybrid, wait=False)
+    save_all(writer, folder / "by hybrid", parts, wait=False)
     writer.finish()
     assert damage(folder / "by hybrid" / "000001") is None and read_checkpoint(folder / "by four" / "000001")
 

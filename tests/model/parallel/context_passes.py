@@ -50,6 +50,13 @@ def all_passes(rank: int, folder: Path) -> None:
     refused(folder)
 
 
+def uneven_heads(rank: int, folder: Path) -> None:
+    """4 query heads that read 2 key heads, on 3 ranks."""
+    both = policies(folder / "qwen3", Sharding(context_parallel=3), gradient_checkpointing=True)
+    compare(*both, parts=2)
+    outputs(*both)
+
+
 def masked(sequences: list[Trajectory]) -> list[Trajectory]:
     """Each with a set of tokens that it was sampled from, a top-k and a teacher's buckets."""
     draw, out = np.random.default_rng(3), []

@@ -10,7 +10,7 @@ from proxima.model import save
 from proxima.model.parallel.batch_part import part_of
 from proxima.model.parallel.context import _deal
 from tests.model.families import FAMILIES, make
-from tests.model.parallel.context_passes import all_passes, masked
+from tests.model.parallel.context_passes import all_passes, masked, uneven_heads
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import MIXED, policy, rows
 
@@ -30,6 +30,11 @@ def test_passes_are_those_of_one_process(size, tiny_model, tmp_path):
     one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
     hf.LlamaConfig(**llama | one).save_pretrained(tmp_path / "one_head")
     run_ranks(all_passes, size, tmp_path)
+
+
+def test_heads_that_do_not_divide(tiny_model, tmp_path):
+    (tmp_path / "qwen3").symlink_to(tiny_model("qwen3"))
+    run_ranks(uneven_heads, 3, tmp_path)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 200])
