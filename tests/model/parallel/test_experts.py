@@ -1,5 +1,6 @@
 """Experts split over ranks compute what one process computes."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,14 @@ from proxima.model.parallel.sharding import Sharding
 from tests.model.families import FAMILIES, make
 from tests.model.parallel.expert_passes import all_loads, all_passes
 from tests.model.parallel.ranks import run_ranks
+from tests.tiny import tiny_tokenizer
+
+
+def six_experts(folder) -> None:
+    """Three for each of two ranks, which four ranks split by rows."""
+    config = copy.deepcopy(FAMILIES["Qwen3-MoE"][1])
+    config.num_experts = 6
+    save(FAMILIES["Qwen3-MoE"][0](config), tiny_tokenizer(), folder / "six")
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -19,6 +28,7 @@ def test_forward_and_backward_are_those_of_one_process(size, tiny_model, tmp_pat
     (tmp_path / "qwen3_moe").symlink_to(tiny_model("qwen3_moe"))
     made = make("Mixtral")
     save(made.model, made.tokenizer, tmp_path / "mixtral")
+    six_experts(tmp_path)
     run_ranks(all_passes, size, tmp_path)
 
 
@@ -28,6 +38,7 @@ def test_weights_of_the_files_and_back(size, tiny_model, tmp_path):
     for name, family in (("mixtral", "Mixtral"), ("shared", "Qwen3-Next")):
         made = make(family)
         save(made.model, made.tokenizer, tmp_path / name)
+    six_experts(tmp_path)
     run_ranks(all_loads, size, tmp_path)
 
 

@@ -9,9 +9,10 @@ adds up those of the ranks that hold the same experts.
 The host waits for the device once in a layer, for the counts, and once more where a layer is recomputed.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -60,11 +61,22 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
             remedy="set it to 1",
         )
     policy = replace(settings["mp_policy"], cast_forward_inputs=False)
-    settings = settings | {"mesh": meshes.expert_shards, "mp_policy": policy}
+    settings = settings | {"mesh": meshes.expert_shards, "mp_policy": policy, "shard_placement_fn": _even_axis(meshes)}
     for experts in found:
         _split(experts, meshes.expert)
         experts.forward = MethodType(_exchanging(type(experts).forward, meshes.expert), experts)
         fully_shard(experts, **settings, reshard_after_forward=sharding.reshard_after_forward)
+
+
+def _even_axis(meshes: Meshes) -> Callable[[nn.Parameter], Shard | None]:
+    """Of a weight of experts, what FSDP splits: the experts of a rank, or if that leaves ranks with fewer, the rows."""
+    shards, parts = cast(DeviceMesh, meshes.expert_shards).size(-1), cast(DeviceMesh, meshes.expert).size()
+
+    def axis(weight: nn.Parameter) -> Shard | None:
+        by_rows = len(weight) // parts % shards and weight.dim() > 1 and weight.shape[1] % shards == 0
+        return Shard(1) if by_rows else None
+
+    return axis
 
 
 def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
