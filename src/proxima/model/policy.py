@@ -164,7 +164,8 @@ class Policy(PackedModel):
 
     def _head(self) -> dict[str, Any]:
         """Weight and bias of the output head, or this rank's part of them."""
-        weight, bias = weight_of(self.head), self.head.bias
+        weight: Any = weight_of(self.head)
+        bias = self.head.bias
         if not hasattr(weight, "to_local"):
             return {"weight": weight, "bias": bias}
         from proxima.model.parallel.vocabulary import VocabularyPart

@@ -32,7 +32,6 @@ from proxima.data import FieldError, require
 from proxima.model.parallel.vocabulary import VocabularyPart
 
 FIELD = "placement.tensor_parallel"
-DENSE = "gate_proj"  # of a layer without experts
 
 
 class _Attention(ParallelStyle):
