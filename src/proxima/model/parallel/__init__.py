@@ -4,6 +4,8 @@ sees the same modules; importing this room imports nothing of torch.distributed.
     sharding    `Sharding`, the settings; `is_sharded(module)`
     mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
     shard       `shard_model`, `shard_head`: what is a unit; the forward method through which weights are read
+    tensor      `split_tensors`: matrices, experts and vocabulary over neighbouring ranks; `check_tensor_parallel`
+    vocabulary  `VocabularyPart`: log-probs over a head of which each rank has some rows
     slices      `read_sliced`: each rank reads its own slices; `shard_whole`: of a model that is here whole
     gather      `whole_weights`, `gather_into`, `plain_copy`: whole again, for engines and files
     norm        `total_norm`, `clip_gradients`
