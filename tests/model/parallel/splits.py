@@ -5,6 +5,7 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import transformers as hf
@@ -15,9 +16,11 @@ from proxima.model import PackedModel, save
 from proxima.model.kept_tokens import KeptTokens
 from proxima.model.log_prob import log_sum_square, token_log_prob, top_k_log_prob
 from proxima.model.model_source import ModelSource
+from proxima.model.parallel import tensor
 from proxima.model.parallel.mesh import meshes_of
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.tensor import split_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 from proxima.model.scalar_model import make_value_head
 from proxima.train import AdamW, TrainStack
@@ -106,7 +109,7 @@ def same_updates(name: str, plain: PackedModel, many: PackedModel, *, needs=NEED
         size = max(float(g.abs().max()) for g in theirs.values())
         for key, gradient in theirs.items():
             worst = float((ours[key] - gradient).abs().max()) / size
-            assert worst < 1e-5 * (step + 1), (name, step, key, worst)
+            assert worst < 1e-4, (name, step, key, worst)
         norm = total_norm(p.grad for p in trained[1])
         wanted = torch.nn.utils.get_total_norm(list(theirs.values()))
         torch.testing.assert_close(norm.float(), wanted, rtol=1e-5, atol=0, msg=f"{name} {step}: {norm} {wanted}")
@@ -127,7 +130,7 @@ def same_head(mesh) -> None:
     target[:4] = torch.tensor([0, VOCABULARY - 1, 129, 130])
     temperature = 0.5 + torch.rand(count, generator=draw)
     kept = kept_sets(target, draw)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16):
         for sets, how in product(
             (None, *kept),
             (
@@ -137,7 +140,7 @@ def same_head(mesh) -> None:
                 {"others": others, "others_gradient": True},
             ),
         ):
-            for chunk in (5, 512):
+            for chunk in (5,):
                 given = [hidden.to(dtype), weight.to(dtype), bias.to(dtype)]
                 results = [head_results(given, part, target, temperature, sets, how, chunk) for part in (None, mesh)]
                 for ours, theirs in zip(*reversed(results), strict=True):
@@ -197,36 +200,35 @@ def on_two(rank: int, folder: Path) -> None:
     for name in MODELS:
         plain, many = policies(folder / name, split)
         same_weights(many.loaded, plain.loaded)
-        same_copy(many.loaded, plain.loaded)
         same_updates(name, plain, many, parts=2)
+    for name in ("qwen2", "experts"):
+        kept = replace(split, reshard_after_forward=False)
+        plain, many = policies(folder / name, kept, head=True, gradient_checkpointing=True)
+        same_copy(many.loaded, plain.loaded)
+        same_updates(f"value head on {name}", plain, many, needs=NEEDS | {"value"}, updates=1)
         same_tokens(plain, many)
-    both = policies(
-        folder / "qwen2", replace(split, reshard_after_forward=False), head=True, gradient_checkpointing=True
-    )
-    same_updates("value head", *both, needs=NEEDS | {"value"}, updates=2)
-    same_updates("offload", *policies(folder / "qwen3", replace(split, offload=True)), updates=1)
-    same_updates("scalar", *scalars(folder / "llama", split), needs=frozenset({"value"}), updates=2)
-    for name in MODELS:
         rounded(folder / name, replace(split, param_dtype="bfloat16"))
         rounded(folder / name, split)
+    with pytest.MonkeyPatch.context() as patch:  # as if FSDP could not split the parts of biases evenly
+        patch.setattr(tensor, "split_tensors", lambda model, mesh, _: split_tensors(model, mesh, 64))
+        same_updates("whole biases", *policies(folder / "qwen2", split), updates=1)
+    same_updates("offload", *policies(folder / "qwen3", replace(split, offload=True)), updates=1)
+    same_updates("scalar", *scalars(folder / "llama", split), needs=frozenset({"value"}), updates=1)
 
 
 def on_four(rank: int, folder: Path) -> None:
     """TP 4, FSDP 2 x TP 2, copies of it, and checkpoints that change places."""
     same_head(meshes_of(Sharding(tensor_parallel=4), torch.device("cpu")).tensor)
     for name in MODELS:
-        same_updates(f"{name} over 4", *policies(folder / name, Sharding(tensor_parallel=4)))
+        same_updates(f"{name} over 4", *policies(folder / name, Sharding(tensor_parallel=4)), updates=2)
         plain, many = policies(folder / name, Sharding(tensor_parallel=2))
         same_weights(many.loaded, plain.loaded)
-        same_copy(many.loaded, plain.loaded)
-        same_updates(f"{name} over 2 x 2", plain, many, parts=3)
-        same_updates(f"{name}, one share idle", plain, many, busy=1, updates=1)
-        same_tokens(plain, many)
+        same_updates(f"{name} over 2 x 2", plain, many, parts=3, updates=2)
+    same_tokens(plain, many)
     for kind, nearby, when in (("hybrid", 2, "micro_batch"), ("replicate", None, "update"), ("full", None, "update")):
         sharding = Sharding(kind=kind, ranks_per_node=nearby, tensor_parallel=2, sum_gradients=when)
         both = policies(folder / "qwen2", sharding, head=True)
-        same_updates(kind, *both, needs=NEEDS | {"value"}, parts=2, busy=1, updates=2)
-    same_updates("scalar", *scalars(folder / "qwen3", Sharding(tensor_parallel=2)), needs=frozenset({"value"}))
+        same_updates(kind, *both, needs=NEEDS | {"value"}, parts=2, busy=1, updates=1)
     for name in ("qwen2", "experts"):
         checkpoints_move(rank, folder, name)
 

@@ -33,7 +33,6 @@ from proxima.model.parallel.experts import COUNTS
 from proxima.model.parallel.vocabulary import VocabularyPart
 
 FIELD = "placement.tensor_parallel"
-DENSE = "gate_proj"  # of a layer without experts
 
 
 class _Attention(ParallelStyle):
