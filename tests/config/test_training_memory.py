@@ -11,6 +11,9 @@ from proxima.config.model_size import KNOWN
 from proxima.config.step_size import StepSize
 from proxima.config.training_memory import ACTIVATIONS, GATHERED, Forwarded, Share, rank_share, training_memory
 from proxima.model.parallel.sharding import Sharding
+from proxima.train import AdamW
+from proxima.train.optimizer_8bit import AdamW8bit
+from proxima.train.optimizer_muon import Muon
 
 MODEL = KNOWN["qwen3-4b"]
 BATCH = StepSize(64, 8, 512, 1100, 500_000, 128, 4096, 1)
@@ -49,6 +52,28 @@ def test_offloaded_shards_wait_in_host_memory(recipe):
         "plain copy of the weights on rank 0": 4 * MODEL.parameters,
     }
     assert host_memory(config, MODEL, Share()) == {}
+
+
+def test_the_state_of_each_optimizer(recipe):
+    """AdamW: two float32 moments; Muon: one, but for what is in no layer; 8-bit: a code and 1/64 byte of scale."""
+    p, layers = MODEL.parameters, MODEL.layers * MODEL.layer
+    share, config = Share(8, Sharding()), resolve(recipe()).config
+
+    def state(optimizer, model=MODEL, share=None):
+        found = training_memory(config.model, model, FULL, share or Share(), optimizer)
+        return found["Muon's momentum"], found["Adam's two moments"]
+
+    assert state(AdamW()) == state(None) == state(object()) == (0, 8 * p)
+    assert state(AdamW8bit()) == (0, pytest.approx(2 * p * (1 + 4 / 256), rel=1e-6))
+    assert state(Muon()) == (4 * layers, 8 * (p - layers)) and state(Muon(), share=share)[0] == 4 * layers // 8
+    experts = KNOWN["qwen3-30b-a3b"]
+    assert state(Muon(), experts) == (
+        48 * 4 * 2 * 2048 * (4096 + 512),
+        8 * experts.parameters - 2 * state(Muon(), experts)[0],
+    )
+    assert state(AdamW(offload=True)) == (0, 0)
+    config = resolve(recipe(), ["train.optimizer.offload=true"]).config
+    assert host_memory(config, MODEL, Share()) == {"offloaded by each rank": 8 * p}
 
 
 def test_weights_gathered_in_half_precision_need_no_copies(recipe):

@@ -55,14 +55,14 @@ def missing_package() -> str | None:
 
 
 class EightBitAdamW(WeightwiseOptimizer):
-    """torchao's update, on codes and scales that are tensors of their own: `exp_avg` (uint8, of the weight's shape) and
-    `exp_avg_scale` (float32, with a column per block), and the same of `exp_avg_sq`."""
+    """torchao's update, whose moments are written as torchao's codes after it: `exp_avg` (uint8, of the weight's shape)
+    and `exp_avg_scale` (float32, with a column per block), and the same of `exp_avg_sq`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, settings)
-        from torchao.optim import adam, quant_utils, subclass_8bit
+        from torchao.optim import adam, quant_utils
 
-        self.update, self.moment = adam.single_param_adam, subclass_8bit.OptimState8bit
+        self.update, self.codes = adam.single_param_adam, quant_utils
         self.tables = {name: torch.tensor(quant_utils.create_dynamic_map(name == SIGNED)) for name in MOMENTS}
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
@@ -88,19 +88,28 @@ class EightBitAdamW(WeightwiseOptimizer):
         beta1, beta2 = group["betas"]
         for rows in _row_ranges(weight):
             part = {name: slot[rows] if slot.dim() else slot for name, slot in own.items()}
+            moments = [self._read(part, name) for name in MOMENTS]
             self.update(
-                weight[rows], gradient[rows], part["step"], *(self._moment(part, name) for name in MOMENTS), None,
-                torch.tensor(float(group["lr"])), beta1, beta2, group["weight_decay"], group["eps"], True, False,
+                weight[rows], gradient[rows], part["step"], *moments, None, torch.tensor(float(group["lr"])),
+                beta1, beta2, group["weight_decay"], group["eps"], True, False,
             )  # fmt: skip
+            if block:
+                for name, moment in zip(MOMENTS, moments, strict=True):
+                    self._write(part, name, moment, block)
 
-    def _moment(self, slots: dict[str, Tensor], name: str) -> Tensor:
-        """A moment as torchao reads and writes it, in place."""
+    def _read(self, slots: dict[str, Tensor], name: str) -> Tensor:
+        """A moment: a float32 copy of one that is quantised, the entry itself of another."""
         codes, scale = slots[name], slots.get(_scale_of(name))
         if scale is None:
             return codes
         self.tables[name] = table = self.tables[name].to(codes.device)
-        made: Tensor = self.moment(codes, scale.view(-1), table, name == SIGNED, torch.float32)
-        return made
+        moment: Tensor = self.codes.dequant_with_qmap(codes, table, scale.flatten())
+        return moment
+
+    def _write(self, slots: dict[str, Tensor], name: str, moment: Tensor, block: int) -> None:
+        shares, scale = self.codes.scale_tensor(moment, block)
+        slots[name].copy_(self.codes.quantize_8bit_with_qmap(shares, self.tables[name]))
+        slots[_scale_of(name)].copy_(scale.view_as(slots[_scale_of(name)]))
 
 
 def _scale_of(moment: str) -> str:

@@ -1,0 +1,31 @@
+"""Optimizers that can't train, in one line each."""
+
+import importlib.util
+
+import pytest
+
+from proxima.config import resolve
+from proxima.config.validate import check
+
+
+def problems(recipe, *overrides):
+    return [str(problem) for problem in check(resolve(recipe(), list(overrides))) if "optimizer" in str(problem)]
+
+
+def test_a_package_that_is_missing_is_named(recipe, monkeypatch):
+    found = importlib.util.find_spec
+    words = ["train.optimizer=adamw_8bit"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "torchao" else found(name))
+    assert problems(recipe, *words) == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else found(name))
+    remedy = "needs the package torchao: pip install 'proxima-rl[low-bit]'"
+    assert problems(recipe, *words) == [f"train.optimizer.kind=adamw_8bit (command line): {remedy}"]
+    own = ["algorithm=ppo", "critic=model", "critic.optimizer=adamw_8bit"]
+    assert problems(recipe, *own) == [f"critic.optimizer.kind=adamw_8bit (command line): {remedy}"]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("muon", 1), ("adamw", 0)])
+def test_muon_is_not_for_adapters(recipe, kind, count):
+    assert problems(recipe, f"train.optimizer={kind}") == []
+    found = problems(recipe, f"train.optimizer={kind}", "model.lora={rank: 4}")
+    assert len(found) == count and all(line.endswith("use adamw with model.lora") for line in found)
