@@ -25,6 +25,7 @@ CLAIMS = (
     "vllm_throughput",
     "rank_memory",
     "rank_speed",
+    "routing_replay",
     "kills",
     "nan_campaign",
     "ranks",

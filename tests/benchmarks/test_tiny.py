@@ -38,6 +38,7 @@ TINY = {  # the options of each
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
     "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
     "rank_speed": ["--repeats", "1", "--steps", "3", "--examples", "1", "--length", "20"],
+    "routing_replay": ["--repeats", "1", "--prompts", "2", "--tokens", "4", "--scales", "2"],
     "kills": ["--kills", "1"],
     "nan_campaign": ["--places", "1"],
     "ranks": ["--only", "SFT, tiny Qwen3, SGD", "--ranks", "2"],

@@ -110,7 +110,7 @@ def test_differing_experts_are_counted():
 
 
 def test_routes_of_trajectories_are_packed():
-    """Through the columns of the trajectories, shared prompt or not: the pass sees what it recorded; a shared prompt
+    """Through the columns of the trajectories, shared prompt or not, the pass sees what it recorded. A shared prompt
     has the routes of its first response, and a trajectory without any falls back."""
     p, plain = policy(), items()
     batch = p.pack(plain)

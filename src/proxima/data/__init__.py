@@ -5,6 +5,7 @@
     pairs          pairs of completions, one preferred, and completions with a label
     columns        the numpy columns that these hold, one value per token
     sampling_mask  the ragged one among them: the tokens that could be sampled
+    routed_experts the experts of a mixture that each token was sent to
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     errors         UserError, FieldError                         random         all random draws

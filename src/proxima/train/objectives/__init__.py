@@ -6,6 +6,7 @@
     sft_objective      `SftObjective`: the likelihood of given tokens
     preference_objective   `PreferenceObjective`: DPO's family over pairs
     value_objective    `ValueObjective`: the critic's clipped loss
+    router_balance     `RouterBalance`: an even load of the experts of a mixture, beside the policy's loss
     kto_objective      `KtoObjective`: KTO over completions with a label
 
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one. In RL its `items` says

@@ -1,0 +1,40 @@
+"""Routes that nothing records, and experts that a model lacks, are refused in one line."""
+
+import pytest
+
+from proxima.config import check, resolve
+from proxima.data import FieldError
+from proxima.runtime.launch.mixture import check_routed
+from tests.engine.helpers import saved
+from tests.model.families import make
+
+ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}
+REPLAY = "algorithm.routing_replay"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "reason"),
+    [
+        ([f"{REPLAY}=rollout"], REPLAY, "engine chose; set engine.routed_experts=true"),
+        ([f"{REPLAY}=rollout", "engine={kind: vllm, url: 'http://127.0.0.1:9'}"], REPLAY, "'vllm' does not say which"),
+        ([f"{REPLAY}=recompute"], REPLAY, "there is none; set algorithm.proximal=recompute"),
+        ([f"{REPLAY}=rollout", "engine.routed_experts=true"], None, ""),
+        ([f"{REPLAY}=recompute", "algorithm.proximal=recompute"], None, ""),
+    ],
+)
+def test_what_is_replayed_is_recorded(recipe, overrides, path, reason):
+    problems = [p for p in check(resolve(recipe(), overrides)) if "rout" in p.message or p.path == REPLAY]
+    assert [p.path for p in problems] == ([path] if path else [])
+    assert all(reason in p.message for p in problems)
+
+
+def test_models_without_experts(recipe, tiny_model, tmp_path):
+    overrides = [f"{REPLAY}=rollout", "engine.routed_experts=true", "algorithm.router_balance.coefficient=0.1"]
+    for field, given in ((REPLAY, overrides), ("engine.routed_experts", overrides[1:2])):
+        config = resolve(recipe(), [f"model.path={tiny_model('llama')}", *given]).config
+        with pytest.raises(FieldError, match=f"{field}=.* needs a mixture of experts .* of kind llama"):
+            check_routed(config)
+    folder = saved(make("Qwen3-MoE"), tmp_path / "moe")
+    check_routed(resolve(recipe(), [f"model.path={folder}", *overrides]).config)
+    with pytest.raises(FieldError, match="model.attention='padded' has no routes"):
+        check_routed(resolve(recipe(), [f"model.path={folder}", "model.attention=padded", *overrides]).config)
