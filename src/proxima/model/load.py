@@ -240,7 +240,7 @@ def load(
         FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
             adapter has changed; an adapter does not fit; it is a reward model.
     """
-    check_split(path, revision, sharding, adapters=lora is not None)
+    require_splittable(path, revision, sharding, adapters=lora is not None)
     if is_adapter(path):
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
@@ -266,12 +266,12 @@ def load(
     return on_ranks(loaded if lora is None else with_adapter(loaded, lora, seed=seed, **place), sharding, device)
 
 
-def check_split(path: str, revision: str | None, sharding: Sharding | None, *, adapters: bool) -> None:
+def require_splittable(path: str, revision: str | None, sharding: Sharding | None, *, adapters: bool) -> None:
     """FieldError for a model that can't be split over ranks as `sharding` says; its config alone is read."""
-    if sharding is not None:
-        from proxima.model.parallel import refusals
+    if sharding is not None and sharding.together * sharding.expert_parallel > 1:
+        from proxima.model.parallel.refusals import check_split
 
-        refusals.check_split(path, revision, sharding, adapters=adapters)
+        check_split(load_config(path, revision), partial(load_shape, path, revision), sharding, adapters=adapters)
 
 
 def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:

@@ -91,7 +91,7 @@ ROWS = 8  # rows of logits processed at once after the product: they stay in the
 _LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
 
 
-def _row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once, so that who
     iterates deletes each before the next is made."""
     step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
@@ -128,11 +128,11 @@ class _TokenLogProb(torch.autograd.Function):
             kept_z = log_z if kept is None else torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
             more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
-            near, far = (target, others) if part is None else _local(part, target, others)
+            near, far = (target, others) if part is None else part.rows_of(target, others)
             for at in range(0, len(h), chunk):
                 own = slice(at, at + chunk)
                 blocks = (log_z[own], log_prob[own], near[own, None], entropy[own], kept_z[own])
-                for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
+                for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
                     block_z, block_log_prob, block_target, block_entropy, block_kept_z = (each[rows] for each in blocks)
                     chosen = logits.gather(1, block_target).squeeze(1)
                     if far is not None:
@@ -151,11 +151,10 @@ class _TokenLogProb(torch.autograd.Function):
                         block_entropy.copy_(total.log() - mean_logit)
                     del logits, p
             if part is not None:
-                own_z, own_kept_z, log_z = log_z, kept_z, part.logsumexp(log_z)
-                kept_z = log_z if kept is None else part.logsumexp(own_kept_z)
-                log_prob = part.sum((log_prob + own_kept_z).where(part.owned(target), 0.0)) - kept_z
+                own_z = log_z
+                log_z, kept_z, log_prob = part.log_prob(log_z, kept_z, log_prob, target)
                 entropy = part.entropy(entropy, own_z, log_z) if want_entropy else entropy
-                more = more if others is None else part.sum(more.where(part.owned(others), 0.0))
+                more = more if others is None else part.values_of(others, more)
         more.sub_(log_z[:, None])
         switched_off = ((entropy, entropy_gradient), (more, others_gradient))
         ctx.mark_non_differentiable(*(output for output, on in switched_off if not on))
@@ -180,7 +179,7 @@ class _TokenLogProb(torch.autograd.Function):
         if part is not None:
             grad_target = grad_log_prob.where(part.owned(target), 0.0)
             grad_others = grad_others if others is None else grad_others.where(part.owned(others), 0.0)
-            target, others = _local(part, target, others)
+            target, others = part.rows_of(target, others)
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
@@ -190,7 +189,7 @@ class _TokenLogProb(torch.autograd.Function):
             for at in range(0, len(h), ctx.chunk):
                 own = slice(at, at + ctx.chunk)
                 d = F.linear(h[own], w, b)  # logits, overwritten block by block with their gradient
-                for rows, log_p in _row_blocks(d, temperature[own]):
+                for rows, log_p in row_blocks(d, temperature[own]):
                     log_p.sub_(log_z[own][rows, None])
                     g, g_all = (x[own][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
                     g_near = g if part is None else grad_target[own][rows, None].to(log_p.dtype)
@@ -225,10 +224,6 @@ class _TokenLogProb(torch.autograd.Function):
 
 
 _apply: Any = _TokenLogProb.apply
-
-
-def _local(part: "VocabularyPart", target: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return part.local(target), None if others is None else part.local(others)
 
 
 class TopTokens(NamedTuple):
@@ -269,48 +264,16 @@ def top_k_log_prob(
         top = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
         log_prob = torch.empty(len(hidden), dtype=exact, device=hidden.device)
         if part is not None:
-            return _top_of_parts(h, w, target, temperature, k, bias=b, vocabulary=vocabulary, part=part, chunk=chunk)
+            return TopTokens(*part.top_tokens((h, w, b), target, temperature, (k, vocabulary, chunk)))
         for at in range(0, len(hidden), chunk):
             own = slice(at, at + chunk)
-            for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
+            for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
                 log_z = logits.logsumexp(1, keepdim=True)
                 largest = logits[:, :vocabulary].topk(k, dim=1)
                 ids[own][rows], top[own][rows] = largest.indices, largest.values - log_z
                 log_prob[own][rows] = (logits.gather(1, target[own][rows, None]) - log_z).squeeze(1)
                 del logits
     return TopTokens(log_prob, ids, top)
-
-
-def _top_of_parts(
-    h: Tensor,
-    w: Tensor,
-    target: Tensor,
-    temperature: Tensor,
-    k: int,
-    *,
-    bias: Tensor | None,
-    vocabulary: int | None,
-    part: "VocabularyPart",
-    chunk: int,
-) -> TopTokens:
-    """`top_k_log_prob` of a head that several ranks share, in the dtype of its product."""
-    within = part.size if vocabulary is None else min(max(0, vocabulary - part.start), part.size)
-    own = min(k, within)
-    exact = _LOGIT_DTYPE.get(h.dtype, torch.float32)
-    log_z, chosen = (torch.empty(len(h), dtype=exact, device=h.device) for _ in range(2))
-    ids = torch.zeros(len(h), k, dtype=torch.int64, device=h.device)
-    top = torch.full((len(h), k), -torch.inf, dtype=exact, device=h.device)
-    near = part.local(target)
-    for at in range(0, len(h), chunk):
-        cut = slice(at, at + chunk)
-        for rows, logits in _row_blocks(F.linear(h[cut], w, bias), temperature[cut]):
-            largest = logits[:, :within].topk(own, dim=1)
-            ids[cut][rows, :own], top[cut][rows, :own] = largest.indices + part.start, largest.values
-            chosen[cut][rows] = logits.gather(1, near[cut][rows, None]).squeeze(1)
-            log_z[cut][rows] = logits.logsumexp(1)
-    log_z = part.logsumexp(log_z)
-    top, ids = part.largest(top, ids, k)
-    return TopTokens(part.sum(chosen.where(part.owned(target), 0.0)) - log_z, ids, top - log_z[:, None])
 
 
 @torch.no_grad()
@@ -336,7 +299,7 @@ def log_sum_square(
         kept = kept if part is None or kept is None else part.kept(kept)
         for at in range(0, len(h), chunk):
             own = slice(at, at + chunk)
-            for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
+            for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
                 square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
                 if kept is not None:
                     left = kept.of(logits, at + rows.start)

@@ -17,12 +17,12 @@ from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model.adapter_folder import is_adapter
 from proxima.model.load import (
     LoadedModel,
-    check_split,
     load_config,
     load_merged,
     load_tokenizer,
     load_weights,
     on_ranks,
+    require_splittable,
     with_adapter,
 )
 from proxima.model.lora import SCALAR_HEAD as HEAD
@@ -137,7 +137,7 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    check_split(path, revision, sharding, adapters=lora is not None)
+    require_splittable(path, revision, sharding, adapters=lora is not None)
     whole = device if sharding is None else "cpu"
     if is_adapter(path):
         merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=whole), scalar=True)

@@ -1,6 +1,7 @@
 """The `placement` section: the processes in which a run computes. The kinds with several are in `ranks_section`."""
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,18 @@ from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.model_section import ModelConfig
 
 STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # in the environment of a rank, where it was not torchrun
+STARTED_AGAIN = "placement.restarts"  # in an error after which the supervisor of the ranks says what follows
 PLACED = "the processes that compute"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlacement:
     """One process."""
+
+
+def is_supervised() -> bool:
+    """Whether the supervisor of a cluster has started this process, and starts all ranks again when one dies."""
+    return STARTED_BY in os.environ
 
 
 def gathered_weights_are_precise(placement: Any, model: ModelConfig) -> Findings:

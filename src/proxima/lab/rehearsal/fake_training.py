@@ -17,7 +17,7 @@ from proxima.data import LabeledCompletion, PreferencePair, Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.lab.rehearsal.fake_ranks import shard_unloaded
 from proxima.model import PackedModel, Policy
-from proxima.model.load import DTYPES, LoadedModel, check_split, load_config
+from proxima.model.load import DTYPES, LoadedModel, load_config, require_splittable
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.parallel.sharding import Sharding
@@ -80,7 +80,7 @@ def fake_model(
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    check_split(path, revision, place.sharding, adapters=lora is not None)
+    require_splittable(path, revision, place.sharding, adapters=lora is not None)
     config: Any = load_config(path, revision)
     kind: Any = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
     if scalar:

@@ -9,8 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import functional as F
 
 from proxima.model.kept_tokens import KeptTokens
+from proxima.model.log_prob import row_blocks
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class VocabularyPart:
         """The row on this rank of each token, and any row of one that is another rank's."""
         return (ids - self.start).clamp(0, self.size - 1)
 
+    def rows_of(self, target: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """`local` of both."""
+        return self.local(target), None if others is None else self.local(others)
+
     def kept(self, kept: KeptTokens) -> KeptTokens:
         """This rank's of the tokens that could be sampled."""
         own = self.owned(kept.ids)
@@ -58,6 +64,19 @@ class VocabularyPart:
         dist.all_reduce(top, dist.ReduceOp.MAX, group=self.group)
         return top + self.sum((values - top).exp()).log()
 
+    def values_of(self, ids: Tensor, values: Tensor) -> Tensor:
+        """Of each token the value of the rank that has it; collective."""
+        return self.sum(values.where(self.owned(ids), 0.0))
+
+    def log_prob(
+        self, log_z: Tensor, kept_z: Tensor, log_prob: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Over all tokens what a rank knows of its own: log Z, log Z of the tokens that could be sampled (the same
+        tensor where all could), and the log-probs of the targets; collective."""
+        every = self.logsumexp(log_z)
+        kept = every if kept_z is log_z else self.logsumexp(kept_z)
+        return every, kept, self.values_of(target, log_prob + kept_z) - kept
+
     def entropy(self, entropy: Tensor, log_z: Tensor, whole: Tensor) -> Tensor:
         """H = Σ_r w_r (H_r - log w_r), from each rank's entropy H_r of its own tokens; collective.
 
@@ -66,6 +85,37 @@ class VocabularyPart:
         """
         share = log_z - whole
         return self.sum(share.exp() * (entropy - share))
+
+    def top_tokens(
+        self,
+        head: tuple[Tensor, Tensor, Tensor | None],
+        target: Tensor,
+        temperature: Tensor,
+        sizes: tuple[int, int | None, int],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `top_k_log_prob` returns; collective.
+
+        Args:
+            head: hidden states, weight and bias, in the dtype of their product.
+            sizes: its k, vocabulary and chunk.
+        """
+        (hidden, weight, bias), (k, vocabulary, chunk) = head, sizes
+        within = self.size if vocabulary is None else min(max(0, vocabulary - self.start), self.size)
+        own, near = min(k, within), self.local(target)
+        exact = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        log_z, chosen = torch.empty_like(exact), torch.empty_like(exact)
+        ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
+        top = exact.new_full((len(hidden), k), -torch.inf)
+        for at in range(0, len(hidden), chunk):
+            cut = slice(at, at + chunk)
+            for rows, logits in row_blocks(F.linear(hidden[cut], weight, bias), temperature[cut]):
+                largest = logits[:, :within].topk(own, dim=1)
+                ids[cut][rows, :own], top[cut][rows, :own] = largest.indices + self.start, largest.values
+                chosen[cut][rows] = logits.gather(1, near[cut][rows, None]).squeeze(1)
+                log_z[cut][rows] = logits.logsumexp(1)
+        log_z = self.logsumexp(log_z)
+        top, ids = self.largest(top, ids, k)
+        return self.values_of(target, chosen) - log_z, ids, top - log_z[:, None]
 
     def largest(self, values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """[N, k] the largest of all ranks' values [N, k], by falling value, and their tokens; collective."""

@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import STARTED_BY
+from proxima.config.sections.placement_section import is_supervised
 from proxima.data import FieldError
 from proxima.train.ranks import ALONE, Ranks
 
-STARTED_AGAIN = "placement.restarts"  # in an error after which the supervisor of the ranks says what follows
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
 
 
@@ -33,11 +32,6 @@ def is_first() -> bool:
 def is_launched() -> bool:
     """Whether torchrun, or srun, has started this process and others, as whoever resumes the run has to do again."""
     return is_rank() and not is_supervised()
-
-
-def is_supervised() -> bool:
-    """Whether the supervisor of a cluster has started this process, and starts all ranks again when one dies."""
-    return STARTED_BY in os.environ
 
 
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:

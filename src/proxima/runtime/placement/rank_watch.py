@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data import UserError
 from proxima.runtime.placement.lifeline import orphaned
-from proxima.runtime.placement.process_group import STARTED_AGAIN, is_supervised
 from proxima.runtime.placement.rank_lines import FoldedLine
 from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, span_of
 from proxima.train.rank_status import place_of
