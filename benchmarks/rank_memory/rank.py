@@ -87,7 +87,7 @@ def main() -> None:
     from proxima.config.estimate import Estimates
     from proxima.lab.rehearsal.device_fit import shape_of
     from proxima.lab.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
-    from proxima.model import log_prob
+    from proxima.model import logit_rows
     from proxima.runtime.launch.learning import make_objective
     from proxima.runtime.launch.models import make_policy, make_stack, model_source, sharding_of
     from proxima.runtime.placement.follower import RankParts, obey
@@ -97,7 +97,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     resolved = resolve(settings["recipe"], settings["overrides"], root=None)
     config: Any = resolved.config
-    log_prob.ROWS = config.model.log_prob_chunk  # as on a GPU; on a CPU eight rows of a chunk are in float32 at once
+    logit_rows.ROWS = config.model.log_prob_chunk  # as on a GPU; on a CPU eight rows of a chunk are in float32 at once
     with ranks_of(config) as ranks:
         batch = Estimates(resolved, gemm=1e12).batch
         shape = shape_of(config, batch, ranks.size)

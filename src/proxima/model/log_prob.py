@@ -15,7 +15,6 @@ what they say of the tokens outside S is missing. So no KL of these samples hold
 that is for `top_p` to say.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxima.model.kept_tokens import KeptTokens
+from proxima.model.logit_rows import LOGIT_DTYPE, row_blocks
 
 if TYPE_CHECKING:  # needs torch.distributed
     from proxima.model.parallel.vocabulary import VocabularyPart
@@ -75,7 +75,7 @@ def token_log_prob(
     """
     count = hidden.shape[0]
     if not isinstance(temperature, Tensor):
-        exact = _LOGIT_DTYPE.get(hidden.dtype, torch.float32)
+        exact = LOGIT_DTYPE.get(hidden.dtype, torch.float32)
         temperature = torch.full((count,), float(temperature), dtype=exact, device=hidden.device)
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -84,22 +84,6 @@ def token_log_prob(
         kept = part.kept(kept)
     log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, kept, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
-
-
-ROWS = 8  # rows of logits processed at once after the product: they stay in the cache
-
-_LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
-
-
-def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once, so that who
-    iterates deletes each before the next is made."""
-    step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
-    for at in range(0, len(logits), step):
-        rows = slice(at, at + step)
-        exact = logits[rows].to(_LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True)
-        yield rows, exact.div_(temperature[rows, None])
-        del exact
 
 
 class _TokenLogProb(torch.autograd.Function):
@@ -123,7 +107,7 @@ class _TokenLogProb(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(compute), weight.to(compute)
             b = None if bias is None else bias.to(compute)
-            log_z = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+            log_z = torch.empty(len(h), dtype=LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
             kept_z = log_z if kept is None else torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
@@ -259,7 +243,7 @@ def top_k_log_prob(
     with torch.autocast(kind, enabled=False):
         h, w = hidden.to(compute), weight.to(compute)
         b = None if bias is None else bias.to(compute)
-        exact = _LOGIT_DTYPE.get(hidden.dtype, torch.float32)
+        exact = LOGIT_DTYPE.get(hidden.dtype, torch.float32)
         ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
         top = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
         log_prob = torch.empty(len(hidden), dtype=exact, device=hidden.device)
@@ -294,7 +278,7 @@ def log_sum_square(
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
-        sums = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+        sums = torch.empty(len(h), dtype=LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
         logs = torch.empty_like(sums)
         kept = kept if part is None or kept is None else part.kept(kept)
         for at in range(0, len(h), chunk):

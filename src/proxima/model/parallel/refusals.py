@@ -7,7 +7,7 @@ from proxima.model.parallel.sharding import Sharding
 
 
 def check_split(config: Any, shape: Callable[[], Any], sharding: Sharding, *, adapters: bool) -> None:
-    """FieldError for a model of this config that can't be split as `sharding` says; `shape` gives it without weights."""
+    """FieldError for a model of this config, which `shape` gives without weights, that `sharding` can't split."""
     tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
     if tensor > 1:
         from proxima.model.parallel.tensor import check_tensor_parallel

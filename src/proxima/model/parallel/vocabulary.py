@@ -12,7 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn import functional as F
 
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import row_blocks
+from proxima.model.logit_rows import row_blocks
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""Logits in float32, as many rows at once as stay in a cache."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+ROWS = 8  # rows of logits processed at once after the product: they stay in the cache
+
+LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
+
+
+def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once, so that who
+    iterates deletes each before the next is made."""
+    step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
+    for at in range(0, len(logits), step):
+        rows = slice(at, at + step)
+        exact = logits[rows].to(LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True)
+        yield rows, exact.div_(temperature[rows, None])
+        del exact
