@@ -22,7 +22,7 @@ For a virtual clock, `plan.times` has the duration of each stage for lengths tha
     times.forward(lengths), times.update(lengths)   all ranks, sequences of these lengths: a `Stage`
     times.publish()                           new weights to the engines: a `Stage`
 
-and `plan.workload.lengths(count)`, `plan.memory.slots`, `plan.layout.engines` say what to ask for. `Stage.seconds` is
+and `plan.load.lengths(count)`, `plan.memory.slots`, `plan.layout.engines` say what to ask for. `Stage.seconds` is
 its time, `Stage.binds` what takes most of it.
 
 May import what `lab` may. To add a device: a table in `devices.toml`.

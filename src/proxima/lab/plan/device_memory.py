@@ -64,7 +64,7 @@ def local_facts(model: ModelFacts, layout: DeviceLayout) -> ModelFacts:
 def trainer_memory(
     spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, load: StepLoad, budget: int = 0
 ) -> dict[str, int]:
-    """Bytes of a rank by kind, with micro-batches of `budget` tokens, or else those of the workload.
+    """Bytes of a rank by kind, with micro-batches of `budget` tokens, or else those of the step.
 
     What a tensor group splits is counted by the formula of a model that is so much narrower; the states between the
     layers are whole on each of its ranks.
@@ -94,7 +94,7 @@ def device_memory(
     row = 2 * 2 * model.layers * model.kv_width * (load.prompt + load.longest) // size
     mean = row * (load.prompt + load.mean) / (load.prompt + load.longest)  # a cache of pages holds what there is
     left = ROOM * total - weights - held - CONTEXT
-    engine = load.sequences / layout.engines
+    engine = load.asked / layout.engines
     slots = int(min(left / mean, load.slots or MOST_RUNNING, math.ceil(engine))) if left >= row else 0
     generating = {ENGINE_WEIGHTS: weights, CACHE: round(max(slots, 1) * mean)}
     training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED))

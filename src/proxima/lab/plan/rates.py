@@ -12,13 +12,15 @@ class Rates:
 
     products: float
     width: float
-    routed: float
+    attention: float
+    moved: float
     decode: float
     network: float
     overlap: float
     layer: float
     latency: float
     publish: float
+    host: float
     step: float
     spread: float
     fitted: tuple[str, ...] = ()

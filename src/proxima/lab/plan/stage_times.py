@@ -9,6 +9,7 @@ from typing import NamedTuple
 from proxima.lab.plan.traffic import PlacedModel, Traffic, traffic_of
 
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
+FARTHER = 3  # as long as within a node takes a collective across nodes
 HALF = 2  # bytes of a number in an engine, and of one that layers exchange
 
 
@@ -45,7 +46,8 @@ class StageTimes(PlacedModel):
         bandwidth = read / (size * self.device.bandwidth * 1e12 * rates.decode)
         flop = self._products(running, size) + self._attention(running * context) / size
         reduced = 2 * model.layers * running * model.hidden * HALF * 2 * (size - 1) / size
-        network = 2 * model.layers * rates.latency * (size > 1) + reduced / self._link(size)
+        wait = rates.latency * (0 if size == 1 else 1 if size <= self.device.node else FARTHER)
+        network = 2 * model.layers * wait + reduced / self._link(size)
         fixed = model.layers * rates.layer
         if network + fixed > max(bandwidth, flop):
             binds = NETWORK if network > fixed else FIXED
@@ -78,6 +80,13 @@ class StageTimes(PlacedModel):
                 started -= heapq.heappop(running)[1]
         return Stage("generate", parts)
 
+    def generate_steadily(self, completions: float, mean: float, prompt: int, running: float, group: int = 1) -> Stage:
+        """One engine makes so many completions while `running` others always run: no one waits for the longest."""
+        step, binds = self.decode_step(running, prompt + mean / 2)
+        parts = {binds: completions * mean * step / running}
+        parts[COMPUTE] = parts.get(COMPUTE, 0.0) + self.prefill(completions * prompt / group, prompt)
+        return Stage("generate", parts)
+
     # ---- the trainer
 
     def forward(self, lengths: Sequence[float] | float, longest: float = 0.0, *, mean_square: float = 0.0) -> Stage:
@@ -89,8 +98,11 @@ class StageTimes(PlacedModel):
         """One optimizer step, of what `forward` has: forward and backward passes, and AdamW."""
         stage = self._trained("update", lengths, longest, mean_square, gradients=True)
         elements = self.model.parameters / self._parts
-        step = elements * (3 * self.master + 16) / (self.device.bandwidth * 1e12 * self.rates.decode)
-        return stage._replace(parts={**stage.parts, BANDWIDTH: step})
+        speed = (
+            self.rates.host * 1e9 if self.layout.sharding.offload else self.device.bandwidth * 1e12 * self.rates.decode
+        )
+        step = elements * (3 * self.master + 16) / speed
+        return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + step})
 
     def publish(self) -> Stage:
         """New weights reach the engines."""
@@ -112,13 +124,15 @@ class StageTimes(PlacedModel):
         micro = max(1, math.ceil(share / max(self.micro_tokens, longest)))
         split = layout.sharding.together * layout.pipeline
         passes = (4 if self.checkpointing else 3) if gradients else 1
-        compute = passes * (self._products(share, split, share / micro) + self._attention(squares / 2) / split)
-        compute *= 1 + (layout.pipeline - 1) / micro
+        compute = passes * (self._products(share, split) + self._attention(squares / 2) / split)
+        moved = passes * self._moved(share) / split
+        bubble = 1 + (layout.pipeline - 1) / micro
+        compute, moved = compute * bubble, moved * bubble
         traffic = traffic_of(self, share, micro, gradients=gradients)
         blocked, beside = self._seconds(traffic.blocking), self._seconds(traffic.overlapped)
-        exposed = blocked + max(0.0, beside - self.rates.overlap * compute)
+        exposed = blocked + max(0.0, beside - self.rates.overlap * (compute + moved))
         sent = {where: send.size for where, send in [*traffic.blocking.items(), *traffic.overlapped.items()]}
-        return Stage(name, {COMPUTE: compute, NETWORK: exposed}, sent)
+        return Stage(name, {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed}, sent)
 
     def _seconds(self, sends: Mapping[str, Traffic]) -> float:
         return sum(s.size / (s.rate * self.rates.network) + s.times * self.rates.latency for s in sends.values())
@@ -141,7 +155,7 @@ class StageTimes(PlacedModel):
     def _link(self, group: int) -> float:
         return self.device.link(group) * self.rates.network
 
-    def _products(self, tokens: float, split: int, together: float = math.inf) -> float:
+    def _products(self, tokens: float, split: int) -> float:
         """Seconds to multiply tokens with all weights they use, on `split` devices: 2 FLOP a weight."""
         model, rates, peak = self.model, self.rates, self.device.bf16 * 1e12
         tensor = max(1, self.layout.sharding.tensor_parallel)
@@ -149,10 +163,17 @@ class StageTimes(PlacedModel):
         dense = self.weights.dense / rates.product(min(model.hidden, width / tensor))
         routed = 0.0
         if model.all_experts:
-            routed = self.weights.routed / (rates.product(model.intermediate / model.experts) * rates.routed)
+            routed = self.weights.routed / rates.product(model.intermediate / model.experts)
         return 2 * tokens * (dense + routed) / (split * peak)
+
+    def _moved(self, tokens: float) -> float:
+        """Seconds of one device to read and write the activations of a pass; experts have copies of their tokens."""
+        model = self.model
+        width = (2 + 2 * model.experts) * model.hidden + (model.query_width or model.hidden) + 1.5 * model.intermediate
+        size = tokens * model.layers * width * HALF * self.rates.moved
+        return size / (self.device.bandwidth * 1e12 * self.rates.decode)
 
     def _attention(self, keys: float) -> float:
         """Seconds of one device for so many pairs of query and key: products of both with the values, in each layer."""
         width = self.model.query_width or self.model.hidden
-        return 4 * self.model.layers * width * keys / (self.device.bf16 * 1e12 * self.rates.products)
+        return 4 * self.model.layers * width * keys / (self.device.bf16 * 1e12 * self.rates.attention)

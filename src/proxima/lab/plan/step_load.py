@@ -23,7 +23,8 @@ class StepLoad:
         micro_tokens: most tokens of a micro-batch.
         shared: the prompt of a group is computed once.
         checkpointing: layers are computed again in the backward pass.
-        asynchronous: generation and training overlap.
+        lag: steps that generation may be ahead of training, which then overlap; 0: they take turns.
+        concurrent: completions that are asked for at once while they overlap; None: those of all these steps.
         spread: sigma of the lengths.
         slots: most completions that an engine runs at once, where the recipe says it.
     """
@@ -40,13 +41,19 @@ class StepLoad:
     micro_tokens: int = 8192
     shared: bool = False
     checkpointing: bool = True
-    asynchronous: bool = False
+    lag: int = 0
+    concurrent: int | None = None
     spread: float = 0.7
     slots: int | None = None
 
     @property
     def trained(self) -> int:
         return self.sequences if self.kept is None else self.kept
+
+    @property
+    def asked(self) -> int:
+        """Completions that the engines are asked for at once."""
+        return self.concurrent or (self.lag + 1) * self.sequences if self.lag else self.sequences
 
     @property
     def prompt_tokens(self) -> float:
@@ -84,7 +91,7 @@ def _middle(mean: float, spread: float) -> float:
     return high
 
 
-def workload_of(config: RunConfig, batch: StepSize, mean: float | None, spread: float) -> StepLoad:
+def load_of(config: RunConfig, batch: StepSize, mean: float | None, spread: float) -> StepLoad:
     """The step of a recipe; `mean` tokens a completion, or else the share `TYPICAL` of what it may have."""
     algorithm, train = config.algorithm, config.train
     longest = config.sampling.max_tokens
@@ -103,7 +110,8 @@ def workload_of(config: RunConfig, batch: StepSize, mean: float | None, spread: 
         micro_tokens=max(train.tokens_per_micro_batch, batch.longest),
         shared=config.model.share_prompt,
         checkpointing=config.model.gradient_checkpointing,
-        asynchronous=config.runtime.overlaps,
+        lag=config.runtime.max_lag if config.runtime.overlaps else 0,
+        concurrent=(config.runtime.max_concurrent_rollouts or 0) * batch.completions or None,
         spread=spread,
         slots=getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None),
     )

@@ -15,7 +15,7 @@ from proxima.lab.plan.devices import Devices
 from proxima.lab.plan.layout import DeviceLayout, check_model, planned_layout
 from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.stage_times import FIXED, Stage, StageTimes
-from proxima.lab.plan.step_load import StepLoad, workload_of
+from proxima.lab.plan.step_load import StepLoad, load_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class StepPlan:
 
     devices: Devices
     layout: DeviceLayout
-    workload: StepLoad
+    load: StepLoad
     model: ModelFacts
     times: StageTimes
     stages: tuple[Stage, ...]
@@ -40,7 +40,12 @@ class StepPlan:
     @property
     def seconds(self) -> float:
         """Of a step: one stage after the other, or the slower side of the two."""
-        return max(self.sides) if self.workload.asynchronous and not self.layout.colocated else sum(self.sides)
+        return max(self.sides) if self.overlaps else sum(self.sides)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether engines generate while the ranks train."""
+        return self.load.lag > 0 and not self.layout.colocated
 
     @property
     def sides(self) -> tuple[float, float]:
@@ -51,14 +56,13 @@ class StepPlan:
     @property
     def speed(self) -> float:
         """Tokens of completions a second, a device."""
-        return self.workload.sequences * self.workload.mean / self.seconds / self.layout.devices
+        return self.load.sequences * self.load.mean / self.seconds / self.layout.devices
 
     @property
     def binds(self) -> str:
         """The stage that takes longest, of the slower side, and what binds it."""
         engine, trainer = self.sides
-        overlap = self.workload.asynchronous and not self.layout.colocated
-        counted = [s for s in self.stages if not overlap or (s.name == "generate") == (engine > trainer)]
+        counted = [s for s in self.stages if not self.overlaps or (s.name == "generate") == (engine > trainer)]
         longest = max(counted, key=lambda stage: stage.seconds)
         return f"{longest.name}: {longest.binds}"
 
@@ -66,7 +70,7 @@ class StepPlan:
         return {
             "devices": str(self.devices),
             "layout": asdict(self.layout),
-            "workload": asdict(self.workload),
+            "load": asdict(self.load),
             "seconds": self.seconds,
             "tokens_per_second_per_device": self.speed,
             "binds": self.binds,
@@ -104,8 +108,13 @@ def plan_step(
     rates = rates or fitted_rates()
     times = stage_times(model, spec, layout, load, devices, rates)
     memory = device_memory(spec, model, layout, load, devices.kind, counted)
-    lengths = load.lengths(max(1, round(load.sequences / layout.engines)))
-    stages = [times.generate(lengths, load.prompt, load.group, max(1, memory.slots))]
+    each = load.sequences / layout.engines
+    if load.lag and not layout.colocated:
+        running = max(1.0, min(memory.slots, load.asked / layout.engines))
+        stages = [times.generate_steadily(each, load.mean, load.prompt, running, load.group)]
+    else:
+        lengths = load.lengths(max(1, round(each)))
+        stages = [times.generate(lengths, load.prompt, load.group, max(1, memory.slots))]
     prompt, longest = load.prompt_tokens, load.prompt + load.largest(load.trained)
     tokens = load.trained * (load.mean + prompt)
     if load.forwards:
@@ -163,7 +172,7 @@ def plan_recipe(
         remedy = "download the model first, or name one whose size is known"
         raise UserError(f"no plan: the size of {config.model.path} is not known", remedy=remedy)
     rates = fitted_rates()
-    load = workload_of(config, estimates.batch, mean, rates.spread)  # type: ignore[arg-type]
+    load = load_of(config, estimates.batch, mean, rates.spread)  # type: ignore[arg-type]
     if layout.colocated:
-        load = replace(load, asynchronous=False)
+        load = replace(load, lag=0)
     return plan_step(estimates.model, config.model, layout, load, devices, rates=rates, counted=counted)
