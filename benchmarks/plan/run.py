@@ -8,7 +8,7 @@ from benchmarks.harness import finish, parser, table
 from benchmarks.plan.published import ROWS, Row
 from proxima.config.model_size import KNOWN
 from proxima.config.sections.model_section import ModelConfig
-from proxima.lab.plan.device_memory import FRAGMENTED, trainer_memory
+from proxima.lab.plan.device_memory import FRAGMENTED, device_memory, trainer_memory
 from proxima.lab.plan.devices import read_devices
 from proxima.lab.plan.layout import DeviceLayout
 from proxima.lab.plan.rates import Rates, fitted_rates
@@ -29,13 +29,14 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
     devices = read_devices(row.devices)
     nodes = max(1, -(-layout["ranks"] // devices.kind.node))
     changed = replace(rates, publish=rates.publish * nodes)  # their ranks send in parallel, ours through one
-    changed = replace(changed, products=changed.products * row.rates.get("times", 1))
+    faster = row.rates.get("times", 1.0)
+    changed = replace(changed, products=changed.products * faster, moved=changed.moved / faster)
     load = StepLoad(**{"spread": rates.spread, **row.load})
     spec = ModelConfig(path=row.model, gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk)
+    model, placed = KNOWN[row.model], DeviceLayout(sharding=sharding, **layout)
     aside = {"of ranks that leave the device to the engines": 0}
-    return plan_step(
-        KNOWN[row.model], spec, DeviceLayout(sharding=sharding, **layout), load, devices, rates=changed, counted=aside
-    )
+    memory = device_memory(spec, model, placed, load, devices.kind, aside)
+    return plan_step(model, spec, placed, load, devices, rates=changed, memory=memory)
 
 
 def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:

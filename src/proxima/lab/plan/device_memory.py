@@ -13,7 +13,8 @@ from proxima.lab.plan.step_load import StepLoad
 
 CONTEXT = GIB  # of CUDA and its kernels
 FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
-STEADY = ("weights", "adapter", "gradients", "Adam's two moments")  # what a trainer holds while engines generate
+# what a trainer holds while engines generate, by the names of the formula and of a rehearsal
+STEADY = ("weights", "adapter", "gradients", "Adam's two moments", "optimizer")
 ENGINE_WEIGHTS, CACHE, BESIDE = "engine's weights", "KV cache", "CUDA and fragments"
 ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
 
