@@ -4,7 +4,8 @@ import statistics
 from dataclasses import fields, replace
 from typing import Any
 
-from benchmarks.harness import finish, parser, table
+from benchmarks.harness import finish, need_model, parser, table
+from benchmarks.plan.here import SETTINGS, compare_here
 from benchmarks.plan.published import ROWS, Row
 from proxima.config.model_size import KNOWN
 from proxima.config.sections.model_section import ModelConfig
@@ -80,6 +81,8 @@ def main() -> None:
     p = parser(__doc__, repeats=3)
     p.add_argument("--stages", action="store_true", help="print the stages of each row")
     p.add_argument("--here", action="store_true", help="also plan and measure three settings on this machine")
+    p.add_argument("--steps", type=int, default=6, help="of each run on this machine (default: %(default)s)")
+    p.add_argument("--settings", type=int, default=len(SETTINGS), help="runs on this machine (default: %(default)s)")
     o = p.parse_args()
     rates = fitted_rates()
     rows = compare(rates)
@@ -107,4 +110,14 @@ def main() -> None:
         "median_error": round(statistics.median(abs(r["ratio"] - 1) for r in steps), 3),
         "rows": rows,
     }
+    if o.here:
+        here = compare_here(need_model(o.model), o.threads, o.steps, SETTINGS[: o.settings])
+        shown = [
+            ["{} × {}, {} tokens{}".format(*r["setting"][:3], ", checkpointing" * r["setting"][3]), r["figure"],
+             f"{r['measured']:.4g}", f"{r['planned']:.4g}", f"{r['ratio']:.2f}{'' if r['within'] else ' *'}",
+             "yes" if r["fitted"] else ""]
+            for r in here["rows"]
+        ]  # fmt: skip
+        print(table(("here", "figure", "measured", "planned", "ratio", "fitted"), shown))
+        result["here"] = here
     finish(result, o.json_out)
