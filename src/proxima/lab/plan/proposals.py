@@ -38,6 +38,8 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
         UserError: the recipe has no plan, or no layout fits.
     """
     planned = PlannedRecipe.of(resolved, devices, mean)
+    if not hasattr(resolved.config.engine, "urls"):
+        planned = replace(planned, load=replace(planned.load, slots=None))  # those of the engine that is replaced
     found = list(_best(planned, devices, planned.load))
     if not found:
         raise UserError(

@@ -104,6 +104,8 @@ class StageTimes(PlacedModel):
     def update(self, lengths: Sequence[float] | float, longest: float = 0.0, *, mean_square: float = 0.0) -> Stage:
         """One optimizer step, of what `forward` has: forward and backward passes, and AdamW."""
         stage = self._trained("update", lengths, longest, mean_square, gradients=True)
+        if not stage.seconds:
+            return stage
         elements = self.model.parameters / self._parts
         speed = (
             self.rates.host * 1e9 if self.layout.sharding.offload else self.device.bandwidth * 1e12 * self.rates.decode
