@@ -81,9 +81,6 @@ def _print_plan(
     from proxima.lab.plan.proposals import proposals
 
     asked = read_devices(devices)
-    if mean is not None and not 1 <= mean <= resolved.config.sampling.max_tokens:
-        bound = f"must be in [1, sampling.max_tokens={resolved.config.sampling.max_tokens}]"
-        raise UserError(f"--mean-length {mean:g} {bound}")
     if propose:
         found = proposals(resolved, asked, mean)
         if as_json:

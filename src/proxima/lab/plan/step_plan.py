@@ -168,11 +168,14 @@ class PlannedRecipe:
         """Of a recipe whose completions have `mean` tokens.
 
         Raises:
-            UserError: it does not generate, or its model's size is not known.
+            UserError: it does not generate, its completions can't have that mean, or its model's size is not known.
         """
         config = resolved.config
         if not isinstance(config, RunConfig):
             raise UserError("--devices plans runs that generate; `proxima rehearse` counts the memory of others")
+        most = config.sampling.max_tokens
+        if mean is not None and not 1 <= mean <= most:
+            raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
         estimates = Estimates(resolved, gemm=1e12, share=Share(1))
         if estimates.model is None:
             remedy = "download the model first, or name one whose size is known"
