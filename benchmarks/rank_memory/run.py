@@ -66,8 +66,8 @@ def main() -> None:
 
 def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     """One line of the table, bytes."""
+    from proxima.lab.plan.devices import read_devices
     from proxima.lab.rehearsal.device_fit import rehearse_recipe
-    from proxima.lab.rehearsal.devices import read_devices
 
     node = NODE.get(layout, ranks)
     os.environ["LOCAL_WORLD_SIZE"] = str(node)

@@ -1,0 +1,231 @@
+"""A whole step on a layout: its stages, its memory, and what binds it."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from proxima.config.estimate import Estimates
+from proxima.config.model_size import ModelFacts
+from proxima.config.resolved import Resolved
+from proxima.config.schema import RunConfig
+from proxima.config.sections.model_section import ModelConfig
+from proxima.config.step_size import StepSize
+from proxima.config.training_memory import BYTES, Share
+from proxima.data import UserError
+from proxima.lab.plan.device_memory import DeviceMemory, device_memory, largest_micro_batch
+from proxima.lab.plan.devices import Devices
+from proxima.lab.plan.layout import DeviceLayout, check_model, planned_layout
+from proxima.lab.plan.rates import Rates, fitted_rates
+from proxima.lab.plan.stage_times import FIXED, Stage, StageTimes
+from proxima.lab.plan.step_load import StepLoad, load_of
+from proxima.model.load import load_config
+
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+Generate = Callable[[StageTimes, StepLoad, int], Stage]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step takes.
+
+    Args:
+        stages: in order, those of the trainer and of the engines.
+        memory: of a device.
+    """
+
+    devices: Devices
+    layout: DeviceLayout
+    load: StepLoad
+    model: ModelFacts
+    spec: ModelConfig
+    times: StageTimes
+    stages: tuple[Stage, ...]
+    memory: DeviceMemory
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: one stage after the other, or the slower side of the two."""
+        return max(self.sides) if self.overlaps else sum(self.sides)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether engines generate while the ranks train."""
+        return self.load.lag > 0 and not self.layout.colocated
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """Seconds of the engines, and of the trainer with all else, new weights among it."""
+        engine = sum(stage.seconds for stage in self.stages if stage.name == "generate")
+        return engine, sum(stage.seconds for stage in self.stages) - engine
+
+    @property
+    def micro_batch(self) -> int:
+        """Tokens of the largest micro-batch that fits."""
+        return largest_micro_batch(self.spec, self.model, self.layout, self.load, self.devices.kind)
+
+    @property
+    def speed(self) -> float:
+        """Tokens of completions a second, a device."""
+        return self.load.sequences * self.load.mean / self.seconds / self.layout.devices
+
+    @property
+    def binds(self) -> str:
+        """The stage that takes longest, of the slower side, and what binds it."""
+        engine, trainer = self.sides
+        counted = [s for s in self.stages if not self.overlaps or (s.name == "generate") == (engine > trainer)]
+        longest = max(counted, key=lambda stage: stage.seconds)
+        return f"{longest.name}: {longest.binds}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "devices": str(self.devices),
+            "layout": asdict(self.layout),
+            "load": asdict(self.load),
+            "seconds": self.seconds,
+            "tokens_per_second_per_device": self.speed,
+            "binds": self.binds,
+            "stages": [
+                {"name": s.name, "seconds": s.seconds, "binds": s.binds, "parts": s.parts, "sent_bytes": s.sent}
+                for s in self.stages
+            ],
+            "memory": asdict(self.memory) | {"fits": self.memory.fits},
+            "largest_micro_batch": self.micro_batch,
+            "rates": asdict(self.times.rates),
+        }
+
+
+def plan_step(
+    model: ModelFacts,
+    spec: ModelConfig,
+    layout: DeviceLayout,
+    load: StepLoad,
+    devices: Devices,
+    *,
+    rates: Rates | None = None,
+    memory: DeviceMemory | None = None,
+    generate: Generate | None = None,
+) -> StepPlan:
+    """The plan of a step.
+
+    Args:
+        spec: dtypes, checkpointing and adapter.
+        rates: None: those of `devices.toml`.
+        memory: of a device, where it is known already.
+        generate: `generation`, or one that remembers.
+
+    Raises:
+        FieldError: the layout does not divide the model.
+    """
+    check_model(layout, model)
+    rates = rates or fitted_rates()
+    times = stage_times(model, spec, layout, load, devices, rates)
+    memory = memory or device_memory(spec, model, layout, load, devices.kind)
+    stages = [(generate or generation)(times.engine_alone(), load, max(1, memory.slots))]
+    tokens, square = load.trained * (load.mean + load.prompt_tokens), load.mean_square
+    if load.forwards:
+        forward = times.forward(tokens, load.prompt + load.largest(load.trained), mean_square=square)
+        stages.append(_times(forward, load.forwards))
+    part = load.trained * load.passes // load.updates
+    longest = load.prompt + load.largest(part)
+    update = times.update(tokens * load.passes / load.updates, longest, mean_square=square)
+    stages += [_times(update, load.updates), times.publish(), Stage("else", {FIXED: rates.step})]
+    return StepPlan(devices, layout, load, model, spec, times, tuple(stages), memory)
+
+
+def generation(times: StageTimes, load: StepLoad, slots: int) -> Stage:
+    """The stage of all engines, which have equal parts: one batch to its end, or a stream where training goes on."""
+    layout = times.layout
+    each = load.sequences / layout.engines
+    if load.lag and not layout.colocated:
+        running = max(1.0, min(slots, load.asked / layout.engines))
+        return times.generate_steadily(each, load.mean, load.prompt, running, load.group)
+    return times.generate(load.lengths(max(1, round(each))), load.prompt, load.group, slots)
+
+
+def stage_times(
+    model: ModelFacts, spec: ModelConfig, layout: DeviceLayout, load: StepLoad, devices: Devices, rates: Rates
+) -> StageTimes:
+    """The durations of a model's stages on a layout."""
+    master = BYTES[spec.dtype]
+    adapter = None if spec.lora is None else model.adapter or 0
+    gathered = 2 if layout.sharding.param_dtype == "bfloat16" else master
+    given = (load.checkpointing, load.micro_tokens, adapter)
+    return StageTimes(model, layout, devices.kind, rates, master, gathered, *given)
+
+
+def _times(stage: Stage, count: int) -> Stage:
+    parts = {name: seconds * count for name, seconds in stage.parts.items()}
+    return stage._replace(parts=parts, sent={name: size * count for name, size in stage.sent.items()})
+
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """What the plans of a recipe on several layouts share."""
+
+    model: ModelFacts
+    spec: ModelConfig
+    load: StepLoad
+    devices: Devices
+
+    @classmethod
+    def of(cls, resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> "PlannedRecipe":
+        """Of a recipe whose completions have `mean` tokens.
+
+        Raises:
+            UserError: it does not generate, its completions can't have that mean, or its model's size is not known.
+        """
+        config = resolved.config
+        if not isinstance(config, RunConfig):
+            raise UserError("--devices plans runs that generate; `proxima rehearse` counts the memory of others")
+        most = config.sampling.max_tokens
+        if mean is not None and not 1 <= mean <= most:
+            raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
+        estimates = Estimates(resolved, gemm=1e12, share=Share(1))
+        if estimates.model is None:
+            remedy = "download the model first, or name one whose size is known"
+            raise UserError(f"no plan: the size of {config.model.path} is not known", remedy=remedy)
+        if not estimates.known_size:
+            _check_architecture(config.model)
+        assert isinstance(estimates.batch, StepSize)
+        load = load_of(config, estimates.batch, mean, fitted_rates().spread)
+        return cls(estimates.model, config.model, load, devices)
+
+    def plan(self, layout: DeviceLayout, load: StepLoad | None = None, **known: Any) -> StepPlan:
+        """The plan of one layout; `known` as in `plan_step`."""
+        load = load or self.load
+        load = replace(load, lag=0) if layout.colocated else load
+        return plan_step(self.model, self.spec, layout, load, self.devices, **known)
+
+
+def _check_architecture(spec: ModelConfig) -> None:
+    """UserError for a model that has layers without attention: they cache and compute otherwise."""
+    text = load_config(spec.path, spec.revision).get_text_config()
+    other = sorted({*(getattr(text, "layer_types", None) or ())} - ATTENTION)
+    if other or not getattr(text, "num_attention_heads", None):
+        layers = f"with layers of {', '.join(other)}" if other else "without attention"
+        remedy = "plan a decoder with attention in every layer"
+        raise UserError(f"no plan for {text.model_type}, {layers}", remedy=remedy)
+
+
+def plan_recipe(
+    resolved: Resolved[Any],
+    devices: Devices,
+    *,
+    layout: DeviceLayout | None = None,
+    mean: float | None = None,
+    counted: dict[str, int] | None = None,
+) -> StepPlan:
+    """The plan of a recipe on so many devices, in its own layout or another one.
+
+    Args:
+        mean: tokens a completion; None: a share of the most.
+        counted: bytes of a rank by kind, from a rehearsal.
+
+    Raises:
+        UserError: it does not generate, or its model's size is not known.
+        FieldError: its layout does not fit these devices, or does not divide its model.
+    """
+    recipe = PlannedRecipe.of(resolved, devices, mean)
+    layout = layout or planned_layout(resolved.config, devices)
+    memory = device_memory(recipe.spec, recipe.model, layout, recipe.load, devices.kind, counted)
+    return recipe.plan(layout, memory=memory)
