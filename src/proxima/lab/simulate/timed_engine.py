@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -20,6 +22,16 @@ from proxima.engine.protocol import (
 from proxima.lab.simulate.timed_replica import TimedPrompt, TimedReplica
 from proxima.lab.simulate.times import Times
 
+HELD = attrgetter("held")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Engines that have devices of their own: how many, and completions that each runs at once."""
+
+    replicas: int
+    slots: int
+
 
 class TimedEngine:
     """See `Engine`. Replicas share the prompts as servers do (`engine.http.router`): the least loaded one gets a prompt
@@ -27,35 +39,36 @@ class TimedEngine:
     weights at once.
 
     Args:
-        slots: completions that run at once at a replica.
+        fleet: how many there are, and their slots.
         interrupt: as `Local` has it. seed: of the lengths.
     """
 
     capabilities = Capabilities(weight_updates=frozenset({"module"}), pause_modes=frozenset({"keep"}), score=True)
 
     def __init__(
-        self, times: Times, *, replicas: int = 1, slots: int, interrupt: Interrupt, seed: int, now: Callable[[], float]
+        self, times: Times, fleet: Fleet, *, interrupt: Interrupt, seed: int, now: Callable[[], float]
     ) -> None:
         self.times, self.interrupt, self.now = times, interrupt, now
         self.version = 0
         self.trace: list[tuple[float, int]] = []  # when so many completions began to run
         self.published: list[tuple[float, float]] = []  # from when to when weights were published
+        self._queues: dict[TimedReplica, None] = {}  # replicas at which prompts wait
         self.replicas = [
-            TimedReplica(times, slots=slots, interrupt=interrupt, seed=seed, now=now) for _ in range(replicas)
+            TimedReplica(times, slots=fleet.slots, interrupt=interrupt, seed=seed, now=now)
+            for _ in range(fleet.replicas)
         ]
         for replica in self.replicas:
-            replica.counted, replica.taken = self._count, self._waiting_prompt
+            replica.settled, replica.taken = self._settled, self._waiting_prompt
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         done: asyncio.Queue[Completion] = asyncio.Queue()
         of_prompt: dict[int, list[Request]] = {}
         for request in requests:
             of_prompt.setdefault(request.prompt.uid, []).append(request)
-        load = {replica: replica.occupancy for replica in self.replicas}
         shares: dict[TimedReplica, list[Request]] = {}
         for of_one in of_prompt.values():
-            home = min(load, key=load.__getitem__)
-            load[home] += len(of_one) / home.slots
+            home = min(self.replicas, key=HELD)
+            home.held += len(of_one)
             shares.setdefault(home, []).extend(of_one)
         for replica, share in shares.items():
             replica.submit(share, done)
@@ -124,15 +137,22 @@ class TimedEngine:
 
     # ---- what the replicas ask ---------------------------------------------------------------------------------------
 
-    def _count(self, at: float, more: int) -> None:
+    def _settled(self, replica: TimedReplica, at: float, more: int) -> None:
         if more or not self.trace:
             self.trace.append((at, (self.trace[-1][1] if self.trace else 0) + more))
+        if replica.waiting:
+            self._queues[replica] = None
+        else:
+            self._queues.pop(replica, None)
 
     def _waiting_prompt(self) -> TimedPrompt | None:
         """The next prompt of the longest queue; its KV is not where it goes."""
-        longest = max(self.replicas, key=lambda replica: len(replica.waiting))
-        if not longest.waiting:
+        if not self._queues:
             return None
+        longest = max(self._queues, key=lambda replica: len(replica.waiting))
         entry = longest.waiting.popleft()
+        longest.held -= len(entry.completions)
         entry.filled = False
+        if not longest.waiting:
+            del self._queues[longest]
         return entry

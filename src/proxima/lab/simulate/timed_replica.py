@@ -53,8 +53,9 @@ class TimedReplica:
         self.times, self.slots, self.interrupt, self.seed, self.now = times, slots, interrupt, seed, now
         self.waiting: deque[TimedPrompt] = deque()
         self.running: dict[TimedCompletion, None] = {}
+        self.held = 0  # completions that run or wait here
         self.taken: Callable[[], TimedPrompt | None] = lambda: None  # asks for a prompt that waits at another replica
-        self.counted: Callable[[float, int], None] = lambda at, more: None  # told how many more run
+        self.settled: Callable[[TimedReplica, float, int], None] = lambda replica, at, more: None  # so many more run
         self._ends: list[tuple[float, int, TimedCompletion]] = []  # a heap, by progress
         self._numbers = count()
         self._progress, self._at, self._stalled_until = 0.0, now(), 0.0
@@ -66,13 +67,8 @@ class TimedReplica:
 
     # ---- what the fleet asks -----------------------------------------------------------------------------------------
 
-    @property
-    def occupancy(self) -> float:
-        """Completions that run or wait here, as a share of those that run at once."""
-        return (len(self.running) + sum(len(entry.completions) for entry in self.waiting)) / self.slots
-
     def submit(self, requests: Sequence[Request], sink: "asyncio.Queue[Completion]") -> None:
-        """Run them when there is room; completions go to `sink` as they end."""
+        """Run them, which `held` counts already, when there is room; completions go to `sink` as they end."""
         groups: dict[int, TimedPrompt] = {}
         for request in requests:
             prompt = request.prompt
@@ -88,6 +84,7 @@ class TimedReplica:
             completion.ended = True
             del self.running[completion]
         self.waiting = deque(entry for entry in self.waiting if entry.completions[0].sink is not sink)
+        self.held = len(self.running) + sum(len(entry.completions) for entry in self.waiting)
         self.settle()
 
     def in_flight(self) -> list[InFlight]:
@@ -187,8 +184,8 @@ class TimedReplica:
             self._admit()
         if not self.running:
             self._empty.set()
-        self.counted(self._at, len(self.running) - self._known)
-        self._known = len(self.running)
+        known, self._known = self._known, len(self.running)
+        self.settled(self, self._at, self._known - known)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -209,6 +206,7 @@ class TimedReplica:
             return
         if not self.waiting and (entry := self.taken()) is not None:
             self.waiting.append(entry)
+            self.held += len(entry.completions)
         fed = 0
         while self.waiting and free:
             entry = self.waiting[0]
@@ -240,6 +238,7 @@ class TimedReplica:
     def _deliver(self, completion: TimedCompletion) -> None:
         request, length = completion.request, completion.length
         completion.ended = True
+        self.held -= 1
         self.running.pop(completion, None)
         completion.sink.put_nowait(
             Completion(
