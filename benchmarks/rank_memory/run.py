@@ -54,8 +54,8 @@ def main() -> None:
 
 def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     """One line of the table, bytes."""
+    from proxima.lab.plan.devices import read_devices
     from proxima.lab.rehearsal.device_fit import rehearse_recipe
-    from proxima.lab.rehearsal.devices import read_devices
 
     words = words + (["placement=torchrun", *LAYOUTS[layout]] if ranks > 1 else [])
     fit = rehearse_recipe(str(RECIPE), words, read_devices(f"{ranks}xB200-180G"))

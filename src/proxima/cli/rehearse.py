@@ -26,8 +26,8 @@ def rehearse(
     from proxima.config import check, resolve
     from proxima.config.problems import ConfigError
     from proxima.config.validate import all_problems, to_do
+    from proxima.lab.plan.devices import read_devices
     from proxima.lab.rehearsal.device_fit import rehearse_recipe
-    from proxima.lab.rehearsal.devices import read_devices
 
     asked = read_devices(devices)
     with all_problems():

@@ -29,6 +29,7 @@ class ModelFacts:
         normed: queries and keys have a norm each.
         experts: of a token, in a layer with experts; `intermediate` is that of all of them together.
         adapter: number of an adapter's weights; None: without `model.lora`, or not counted.
+        all_experts: of a layer with experts. active: weights that one token uses; 0: all.
     """
 
     parameters: int
@@ -42,16 +43,68 @@ class ModelFacts:
     normed: bool = False
     experts: int = 0
     adapter: int | None = None
+    all_experts: int = 0
+    active: int = 0
 
 
 # hub name without its owner, small letters → facts; then as in `ModelFacts`
 KNOWN: dict[str, ModelFacts] = {
+    "deepseek-v3": ModelFacts(  # the latent that it caches, 576 elements, stands for keys and values
+        671_026_404_352,
+        61,
+        7168,
+        9 * 2048,
+        129_280,
+        288,
+        128 * 160,
+        10_970_049_821,
+        experts=8,
+        all_experts=256,
+        active=37_552_282_624,
+    ),
+    "llama-3.1-70b": ModelFacts(70_553_706_496, 80, 8192, 28_672, 128_256, 8 * 128, 8192, 855_654_400),
+    "llama-3.1-8b": (_8B := ModelFacts(8_030_261_248, 32, 4096, 14_336, 128_256, 8 * 128, 4096, 218_112_000)),
+    "llama-3.1-8b-instruct": _8B,
     "qwen2.5-1.5b-instruct": ModelFacts(1_543_714_304, 28, 1536, 8960, 151_936, 2 * 128, 1536, 46_797_824),
+    "qwen2.5-14b": ModelFacts(14_770_033_664, 48, 5120, 13_824, 152_064, 8 * 128, 5120, 275_268_608),
     "qwen2.5-32b": ModelFacts(32_763_876_352, 64, 5120, 27_648, 152_064, 8 * 128, 5120, 487_605_248),
+    "qwen2.5-3b": (_3B := ModelFacts(3_085_938_688, 36, 2048, 11_008, 151_936, 2 * 128, 2048, 77_076_992)),
+    "qwen2.5-3b-instruct": _3B,
     "qwen2.5-7b": (_7B := ModelFacts(7_615_616_512, 28, 3584, 18_944, 152_064, 4 * 128, 3584, 233_057_792)),
     "qwen2.5-7b-instruct": _7B,
-    "qwen3-30b-a3b": (_30B := ModelFacts(30_532_122_624, 48, 2048, 6144, 151_936, 512, 4096, 623_120_640, True, 8)),
+    "qwen2.5-math-7b": _7B,
+    "qwen3-235b-a22b": ModelFacts(
+        235_093_634_560,
+        94,
+        4096,
+        8 * 1536,
+        151_936,
+        512,
+        8192,
+        2_487_755_008,
+        True,
+        8,
+        all_experts=128,
+        active=22_190_763_520,
+    ),
+    "qwen3-30b-a3b": (
+        _30B := ModelFacts(
+            30_532_122_624,
+            48,
+            2048,
+            8 * 768,
+            151_936,
+            512,
+            4096,
+            623_120_640,
+            True,
+            8,
+            all_experts=128,
+            active=3_353_032_704,
+        )
+    ),
     "qwen3-30b-a3b-base": _30B,
+    "qwen3-32b": ModelFacts(32_762_123_264, 64, 5120, 25_600, 151_936, 8 * 128, 8192, 487_598_336, True),
     "qwen3-4b": (_4B := ModelFacts(4_022_468_096, 36, 2560, 9728, 151_936, 8 * 128, 4096, 100_930_816, True)),
     "qwen3-4b-base": _4B,
     "smollm2-135m": (_135M := ModelFacts(134_515_008, 30, 576, 1536, 49_152, 3 * 64, 576, 3_540_096)),
@@ -74,8 +127,11 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
     layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=_weights)
     experts = getattr(text, "num_experts_per_tok", None) or 0
     of_experts = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
+    everything = _weights(model)
+    routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    count = (getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None) or 0) if routed else 0
     return ModelFacts(
-        parameters=_weights(model),
+        parameters=everything,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate=of_experts or getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -86,6 +142,8 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
         normed=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
         experts=experts,
         adapter=None if lora is None else adapter_parameters(model, lora),
+        all_experts=count,
+        active=everything - routed + routed * experts // count if count else 0,
     )
 
 

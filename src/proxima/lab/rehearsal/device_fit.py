@@ -15,7 +15,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.config.training_memory import Share
 from proxima.data import UserError
-from proxima.lab.rehearsal.devices import Devices
+from proxima.lab.plan.devices import Devices
 from proxima.lab.rehearsal.fake_training import StepShape
 from proxima.lab.rehearsal.rehearsed_step import GRADIENTS, MOMENTS, WEIGHTS, Rehearsal, rehearse_step
 from proxima.model.parallel.sharding import Sharding

@@ -1,0 +1,181 @@
+"""Published figures of other frameworks, and the settings that their pages and scripts name.
+
+Where a page leaves something open, `note` says what was taken for it. `fitted`: the rates of `devices.toml` were fitted on
+this row.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+NEMO = "NeMo-RL docs/about/performance-summary.md"
+VERL = "verl verl/experimental/fully_async_policy/README.md"
+SKYRL = "SkyRL docs/content/docs/examples/megatron.mdx"
+TITAN = "torchtitan benchmarks/"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published row.
+
+    Args:
+        layout: fields of `DeviceLayout` and of its `Sharding`. load: of `StepLoad`. rates: that differ from the fitted
+            ones, because the page says that something else was done.
+        figures: seconds (`step`, `generate`, `forward`, `update`) or GiB (`memory`) as published.
+    """
+
+    name: str
+    source: str
+    model: str
+    devices: str
+    layout: dict[str, Any]
+    load: dict[str, Any]
+    figures: dict[str, float]
+    rates: dict[str, float] = field(default_factory=dict)
+    chunk: int = 512
+    fitted: bool = False
+    note: str = ""
+
+
+def _nemo(
+    name: str, model: str, devices: str, split: tuple[int, int, int, int], tensor: int, load: dict[str, Any],
+    step: float, *, ranks: int, engines: int, fitted: bool = False, version: str = "v0.6", note: str = "",
+) -> Row:  # fmt: skip
+    """Megatron and vLLM. Its optimizer splits states over all ranks, which gather weights and sum gradients once an
+    update, as `replicate` sends them; 150 tokens of the published means and maxima are taken to be the prompt."""
+    count, (tp, cp, ep, pp) = int(devices.partition("x")[0]), split
+    layout = {
+        "ranks": ranks, "engines": engines, "engine_devices": tensor, "colocated": ranks == count, "pipeline": pp,
+        "tensor_parallel": tp, "context_parallel": cp, "expert_parallel": ep, "kind": "replicate",
+    }  # fmt: skip
+    steady = {"prompt": 150, "forwards": 2, "lag": int(name.partition(", ")[2][:1]) if name.endswith(" off") else 0}
+    return Row(
+        name, f"{NEMO} {version}", model, devices, layout, steady | load, {"step": step}, fitted=fitted, note=note
+    )
+
+
+def _lengths(sequences: int, group: int, mean: float, longest: int, updates: int, *, again: bool) -> dict[str, Any]:
+    sizes = {"sequences": sequences, "group": group, "mean": mean - 150, "longest": longest - 150}
+    return sizes | {"updates": updates, "micro_tokens": longest, "checkpointing": again}
+
+
+def _of_verl(count: int, beside: int, figures: dict[str, float], *, fitted: bool = False) -> Row:
+    ranks = count - beside
+    layout = {
+        "ranks": ranks, "engines": (beside or count) // 4, "engine_devices": 4, "colocated": not beside,
+        "context_parallel": 4, "kind": "hybrid", "param_dtype": "bfloat16",
+    }  # fmt: skip
+    load = {
+        "sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_7B, "longest": 28_672, "updates": 16,
+        "forwards": 0 if beside else 1, "micro_tokens": 4 * 61_440, "checkpointing": True, "lag": int(bool(beside)),
+    }  # fmt: skip
+    where = f"{ranks} + {beside} asynchronous" if beside else f"{count}"
+    note = "mean length not published: it was fitted on the row of 32"
+    return Row(
+        f"Qwen2.5-Math-7B, {where}", VERL, "qwen2.5-math-7b", f"{count}xH20-96G", layout, load, figures,
+        fitted=fitted, note=note,
+    )  # fmt: skip
+
+
+MEAN_7B = 2080.0  # tokens; fitted on the synchronous row of 32 devices
+MEAN_30B = 1500.0
+A3B, A22B, V3 = "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"
+_30B = dict(sequences=2048, group=32, longest=4096, updates=4, again=False)
+_235B = dict(sequences=512, group=32, longest=8192, updates=1, again=True)
+_V3 = dict(sequences=512, group=16, longest=1536, updates=1, again=True)
+
+ROWS: tuple[Row, ...] = (
+    _nemo("Llama-3.1-8B", "llama-3.1-8b", "16xH100-80G", (1, 1, 1, 2), 1,
+          _lengths(2048, 32, 1060, 4096, 4, again=True), 97.7, ranks=16, engines=16, fitted=True, version="v0.4"),
+    _nemo("Llama-3.1-8B, 1 off", "llama-3.1-8b", "16xH100-80G", (1, 1, 1, 2), 1,
+          _lengths(2048, 32, 1129, 4096, 4, again=True), 74.6, ranks=8, engines=8, version="v0.4"),
+    _nemo("Qwen3-32B", "qwen3-32b", "32xH100-80G", (4, 1, 1, 4), 4,
+          _lengths(2048, 32, 3206, 4096, 4, again=False), 393, ranks=32, engines=8, version="v0.4"),
+    _nemo("Qwen3-32B, 1 off", "qwen3-32b", "64xH100-80G", (4, 1, 1, 4), 4,
+          _lengths(2048, 32, 3207, 4096, 4, again=False), 215, ranks=32, engines=8, version="v0.4"),
+    _nemo("Qwen3-30B-A3B", A3B, "32xH100-80G", (1, 1, 8, 1), 2, _lengths(mean=3203, **_30B), 192, ranks=32, engines=16,
+          fitted=True),
+    _nemo("Qwen3-30B-A3B, 1 off", A3B, "32xH100-80G", (1, 1, 8, 2), 2, _lengths(mean=3201, **_30B | {"updates": 1}), 152,
+          ranks=16, engines=8),
+    _nemo("Qwen3-30B-A3B, 8 off", A3B, "192xH100-80G", (1, 1, 8, 1), 2, _lengths(mean=3206, **_30B), 34.5, ranks=128,
+          engines=32),
+    _nemo("Qwen3-30B-A3B, GB200", A3B, "16xGB200-186G", (1, 1, 16, 1), 1, _lengths(mean=3199, **_30B), 221, ranks=16,
+          engines=16),
+    _nemo("Qwen3-235B-A22B, 128", A22B, "128xH100-80G", (2, 2, 16, 8), 16, _lengths(mean=5698, **_235B), 395, ranks=128,
+          engines=8),
+    _nemo("Qwen3-235B-A22B, 256", A22B, "256xH100-80G", (2, 2, 16, 8), 16, _lengths(mean=5713, **_235B), 312, ranks=256,
+          engines=16),
+    _nemo("Qwen3-235B-A22B, 1 off", A22B, "256xH100-80G", (4, 1, 16, 8), 8, _lengths(mean=5721, **_235B), 231, ranks=128,
+          engines=16),
+    _nemo("DeepSeek-V3, 256", V3, "256xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=701, **_V3), 134, ranks=256, engines=8),
+    _nemo("DeepSeek-V3, 512", V3, "512xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=697, **_V3), 111, ranks=512, engines=16),
+    _nemo("DeepSeek-V3, 1 off", V3, "512xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=710, **_V3), 64.1, ranks=256,
+          engines=8),
+    _of_verl(32, 0, {"step": 790, "generate": 357, "forward": 108, "update": 270}, fitted=True),
+    _of_verl(64, 0, {"step": 365, "generate": 151, "forward": 70, "update": 133}),
+    _of_verl(128, 0, {"step": 356, "generate": 178, "forward": 54, "update": 114}),
+    _of_verl(32, 16, {"step": 295}),
+    _of_verl(64, 32, {"step": 189}),
+    _of_verl(128, 64, {"step": 151}),
+    Row("Qwen3-30B-A3B-Base, 128", VERL, A3B, "128xH20-96G",
+        {"ranks": 128, "engines": 32, "engine_devices": 4, "tensor_parallel": 2, "context_parallel": 2,
+         "expert_parallel": 8, "kind": "replicate"},
+        {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 2,
+         "micro_tokens": 20_480},
+        {"step": 498, "generate": 348, "forward": 50, "update": 86},
+        note="mean length not published, taken as a share of the 7B model's; its script runs vLLM without CUDA graphs"),
+    Row("Qwen3-30B-A3B-Base, 32 + 96", VERL, A3B, "128xH20-96G",
+        {"ranks": 32, "engines": 24, "engine_devices": 4, "tensor_parallel": 2, "context_parallel": 2,
+         "expert_parallel": 8, "kind": "replicate", "colocated": False},
+        {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 1,
+         "micro_tokens": 20_480, "lag": 1},
+        {"step": 283}, note="as the row above"),
+    *(Row(f"{model}, {backend}", SKYRL, model.lower(), devices,
+          {"ranks": ranks, "param_dtype": "bfloat16", **split},
+          {"sequences": 2560, "group": 5, "prompt": 200, "mean": mean, "longest": 4096, "updates": 2, "forwards": 2,
+           "micro_tokens": 16_384},
+          {"update": update, "forward": forward}, note="prompt taken as 200 tokens; sequences are padded there")
+      for model, backend, devices, ranks, split, mean, update, forward in (
+          ("Qwen2.5-3B", "FSDP", "8xH100-80G", 8, {}, 658, 42, 28),
+          ("Qwen2.5-7B", "FSDP", "8xH100-80G", 8, {}, 834, 100, 33),
+          ("Qwen3-30B-A3B", "Megatron", "32xH100-80G", 32, {"tensor_parallel": 2, "expert_parallel": 8,
+           "kind": "replicate"}, 1158, 189, 145))),
+)  # fmt: skip
+
+
+def _titan(
+    name: str, model: str, devices: int, batch: int, length: int, speed: float, memory: float | None,
+    split: dict[str, Any], *, again: bool = False, file: str, fitted: bool = False, times: float = 1.0, note: str = "",
+) -> Row:  # fmt: skip
+    """Training alone: sequences of one length, tokens a second a device turned into seconds of an update."""
+    groups = devices // (split.get("tensor_parallel", 1) * split.get("context_parallel", 1))
+    tokens = batch * length * groups
+    load = {
+        "sequences": batch * groups, "group": 1, "prompt": 0, "mean": length, "longest": length, "forwards": 0,
+        "micro_tokens": batch * length, "checkpointing": again,
+    }  # fmt: skip
+    figures = {"update": tokens / speed / devices} | ({} if memory is None else {"memory": memory})
+    device = f"{devices}xH100-96G"
+    layout = {"ranks": devices, "param_dtype": "bfloat16", **split}
+    chunk = batch * length  # logits are made whole
+    rates = {"times": times} if times != 1 else {}
+    return Row(name, TITAN + file, model, device, layout, load, figures, rates, chunk, fitted, note)
+
+
+LLAMA, ASYNC, CP = "llama3_h100_202412_torchtitan.md", "asyncTP_llama3_h100_2025-06_torchtitan.md", "of fp8 and compile"
+FP8 = 8532 / 5762  # of the first row, with fp8 and torch.compile
+ROWS += (
+    _titan("Llama-3.1-8B, FSDP 8", "llama-3.1-8b", 8, 2, 8192, 5762, 82.4, {}, file=LLAMA, fitted=True),
+    _titan("Llama-3.1-8B, FSDP 128", "llama-3.1-8b", 128, 2, 8192, 5605, 67.0, {}, file=LLAMA),
+    _titan("Llama-3.1-8B, FSDP 8 × TP 8", "llama-3.1-8b", 64, 12, 8192, 4378, None, {"tensor_parallel": 8}, file=ASYNC),
+    _titan("Llama-3.1-70B, FSDP 32 × TP 8", "llama-3.1-70b", 256, 16, 8192, 597, 71.9, {"tensor_parallel": 8},
+           again=True, file=ASYNC),
+    *(_titan(f"Llama-3.1-8B, CP {cp}, {cp * 32} K", "llama-3.1-8b", 8, 1, cp * 32_768, speed, 84.0,
+             {"context_parallel": cp}, again=True, file=LLAMA, times=FP8, fitted=cp == 8,
+             note="products faster by fp8 and compile as in its 8 K row; memory is what the allocator held")
+      for cp, speed in ((1, 3890), (2, 2540), (4, 1071), (8, 548))),
+)  # fmt: skip
+
+
+def with_mean(row: Row, mean: float) -> Row:
+    """The row with another mean length."""
+    return replace(row, load=row.load | {"mean": mean})

@@ -1,0 +1,109 @@
+"""Plans against published figures of other frameworks, row by row; with --here against this machine."""
+
+import statistics
+from dataclasses import fields, replace
+from typing import Any
+
+from benchmarks.harness import finish, parser, table
+from benchmarks.plan.published import ROWS, Row
+from proxima.config.model_size import KNOWN
+from proxima.config.sections.model_section import ModelConfig
+from proxima.lab.plan.device_memory import FRAGMENTED, trainer_memory
+from proxima.lab.plan.devices import read_devices
+from proxima.lab.plan.layout import DeviceLayout
+from proxima.lab.plan.rates import Rates, fitted_rates
+from proxima.lab.plan.step_load import StepLoad
+from proxima.lab.plan.step_plan import StepPlan, plan_step
+from proxima.model.parallel.sharding import Sharding
+
+GIB = 2**30
+BOUNDS = {"memory": 0.15}
+TIME = 0.30
+
+
+def plan_of(row: Row, rates: Rates) -> StepPlan:
+    """The plan of a published row."""
+    own = {f.name for f in fields(DeviceLayout)}
+    layout = {k: v for k, v in row.layout.items() if k in own}
+    sharding = Sharding(**{k: v for k, v in row.layout.items() if k not in own})
+    devices = read_devices(row.devices)
+    nodes = max(1, -(-layout["ranks"] // devices.kind.node))
+    changed = replace(rates, publish=rates.publish * nodes)  # their ranks send in parallel, ours through one
+    changed = replace(changed, products=changed.products * row.rates.get("times", 1))
+    load = StepLoad(**{"spread": rates.spread, **row.load})
+    spec = ModelConfig(path=row.model, gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk)
+    aside = {"of ranks that leave the device to the engines": 0}
+    return plan_step(
+        KNOWN[row.model], spec, DeviceLayout(sharding=sharding, **layout), load, devices, rates=changed, counted=aside
+    )
+
+
+def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
+    """What the plan has for each published figure."""
+    stages = {stage.name: stage.seconds for stage in plan.stages}
+    spec = ModelConfig(path=row.model, gradient_checkpointing=plan.load.checkpointing, log_prob_chunk=row.chunk)
+    held = trainer_memory(spec, plan.model, plan.layout, plan.load)
+    memory = sum(held.values()) * (1 + FRAGMENTED) / GIB  # what the allocator holds is published
+    return {
+        name: plan.seconds if name == "step" else memory if name == "memory" else stages[name] for name in row.figures
+    }
+
+
+def compare(rates: Rates) -> list[dict[str, Any]]:
+    """A line for each published figure."""
+    found = []
+    for row in ROWS:
+        plan = plan_of(row, rates)
+        for name, planned in figures_of(plan, row).items():
+            published = row.figures[name]
+            within = abs(planned / published - 1) <= BOUNDS.get(name, TIME)
+            found.append(
+                {
+                    "row": row.name,
+                    "source": row.source,
+                    "devices": row.devices,
+                    "figure": name,
+                    "published": round(published, 2),
+                    "planned": round(planned, 2),
+                    "ratio": round(planned / published, 3),
+                    "within": within,
+                    "fitted": row.fitted,
+                    "binds": plan.binds,
+                    "note": row.note,
+                }
+            )
+    return found
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=3)
+    p.add_argument("--stages", action="store_true", help="print the stages of each row")
+    p.add_argument("--here", action="store_true", help="also plan and measure three settings on this machine")
+    o = p.parse_args()
+    rates = fitted_rates()
+    rows = compare(rates)
+    if o.stages:
+        for row in ROWS:
+            plan = plan_of(row, rates)
+            print(row.name, row.devices, row.figures, "slots", plan.memory.slots)
+            for stage in plan.stages:
+                print(
+                    f"    {stage.name:<9}{stage.seconds:8.1f}  "
+                    + "  ".join(f"{k} {v:.1f}" for k, v in stage.parts.items())
+                )
+    header = ("row", "devices", "figure", "published", "planned", "ratio", "fitted")
+    lines = [
+        [r["row"], r["devices"], r["figure"], f"{r['published']:,.4g}", f"{r['planned']:,.4g}",
+         f"{r['ratio']:.2f}{'' if r['within'] else ' *'}", "yes" if r["fitted"] else ""]
+        for r in rows
+    ]  # fmt: skip
+    print(table(header, lines))
+    free = [r for r in rows if not r["fitted"]]
+    steps = [r for r in free if r["figure"] == "step"]
+    result = {
+        "claim": "plan",
+        "steps_within": f"{sum(r['within'] for r in steps)} of {len(steps)}",
+        "median_error": round(statistics.median(abs(r["ratio"] - 1) for r in steps), 3),
+        "rows": rows,
+    }
+    finish(result, o.json_out)

@@ -1,0 +1,125 @@
+"""The bytes of one device under a layout: of the trainer by the formula of `explain`, and of an engine."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxima.config.model_size import ModelFacts
+from proxima.config.sections.model_section import ModelConfig
+from proxima.config.training_memory import Forwarded, Share, training_memory
+from proxima.lab.plan.devices import GIB, DeviceKind
+from proxima.lab.plan.layout import DeviceLayout
+from proxima.lab.plan.step_load import StepLoad
+
+CONTEXT = GIB  # of CUDA and its kernels
+FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
+STEADY = ("weights", "adapter", "gradients", "Adam's two moments")  # what a trainer holds while engines generate
+ENGINE_WEIGHTS, CACHE, BESIDE = "engine's weights", "KV cache", "CUDA and fragments"
+ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of a device.
+
+    Args:
+        trainer: of a rank, by kind. engine: of an engine's device, by kind.
+        slots: completions that an engine runs at once; 0: its weights leave no room.
+        needed: of the device that needs most.
+        memory: that a device has.
+        source: where the trainer's bytes are from.
+    """
+
+    trainer: dict[str, int]
+    engine: dict[str, int]
+    slots: int
+    needed: int
+    memory: int
+    source: str = "formula"
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.memory and self.slots > 0
+
+
+def local_facts(model: ModelFacts, layout: DeviceLayout) -> ModelFacts:
+    """The part of a layer that a rank computes with; `parameters` stay those of all."""
+    sharding = layout.sharding
+    t, e, p = sharding.tensor_parallel, sharding.expert_parallel, layout.pipeline
+    layer = model.layer or model.parameters // model.layers
+    experts = 0
+    if model.all_experts:
+        experts = round((model.parameters - model.active) / (1 - model.experts / model.all_experts) / model.layers)
+    return replace(
+        model,
+        layers=math.ceil(model.layers / p),
+        intermediate=model.intermediate // t,
+        query_width=(model.query_width or model.hidden) // t,
+        kv_width=max(1, model.kv_width // t),
+        vocabulary=math.ceil(model.vocabulary / t),
+        layer=(layer - experts) // t + experts // (t * e),
+    )
+
+
+def trainer_memory(
+    spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, load: StepLoad, budget: int = 0
+) -> dict[str, int]:
+    """Bytes of a rank by kind, with micro-batches of `budget` tokens, or else those of the step.
+
+    What a tensor group splits is counted by the formula of a model that is so much narrower; the states between the
+    layers are whole on each of its ranks.
+    """
+    tokens = max(budget or load.micro_tokens, load.prompt + load.longest)
+    update = load.trained * (load.mean + load.prompt_tokens) * load.passes / load.updates / max(1, layout.shares)
+    tokens = max(min(tokens, math.ceil(update)), load.prompt + load.longest)
+    own = math.ceil(tokens / layout.sharding.context_parallel)
+    share = Share(layout.ranks, layout.sharding if layout.ranks > 1 else None)
+    forwarded = Forwarded(own, own, 0, alone=update <= tokens)
+    return {k: v for k, v in training_memory(spec, local_facts(model, layout), forwarded, share).items() if v}
+
+
+def device_memory(
+    spec: ModelConfig,
+    model: ModelFacts,
+    layout: DeviceLayout,
+    load: StepLoad,
+    device: DeviceKind,
+    trainer: dict[str, int] | None = None,
+) -> DeviceMemory:
+    """The memory of a layout. `trainer`: what a rehearsal counted, in place of the formula."""
+    rank = trainer or trainer_memory(spec, model, layout, load)
+    held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
+    size, total = layout.engine_devices, int(device.memory * GIB)
+    weights = 2 * model.parameters // size
+    row = 2 * 2 * model.layers * model.kv_width * (load.prompt + load.longest) // size
+    mean = row * (load.prompt + load.mean) / (load.prompt + load.longest)  # a cache of pages holds what there is
+    left = ROOM * total - weights - held - CONTEXT
+    engine = load.asked / layout.engines
+    slots = int(min(left / mean, load.slots or MOST_RUNNING, math.ceil(engine))) if left >= row else 0
+    generating = {ENGINE_WEIGHTS: weights, CACHE: round(max(slots, 1) * mean)}
+    training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED))
+    if layout.in_process:
+        training += weights
+    needed = max(training, CONTEXT + held + sum(generating.values()))
+    return DeviceMemory(rank, generating, slots, needed, total, "formula" if trainer is None else "rehearsal")
+
+
+def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: StepLoad, device: DeviceKind) -> int:
+    """Tokens of the largest micro-batch that fits a rank, in steps of 1,024; 0: the longest sequence does not fit."""
+
+    def fits(tokens: int) -> bool:
+        many = replace(load, sequences=10**9, kept=None)  # no update is too short to fill it
+        used = sum(trainer_memory(spec, model, layout, many, tokens).values())
+        beside = 2 * model.parameters // layout.engine_devices if layout.in_process else 0
+        return CONTEXT + beside + used * (1 + FRAGMENTED) <= device.memory * GIB
+
+    longest = load.prompt + load.longest
+    if not fits(longest):
+        return 0
+    low, high = longest, longest + 1024
+    while fits(high) and high < 2**22:
+        low, high = high, 2 * high
+    while high - low > 1024:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low // 1024 * 1024 if low >= 1024 else low

@@ -1,0 +1,37 @@
+"""The shares of a device's peaks that a step reaches: the table `rates` of `devices.toml`."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the file has; its comments say what each is."""
+
+    products: float
+    width: float
+    attention: float
+    moved: float
+    decode: float
+    network: float
+    overlap: float
+    layer: float
+    latency: float
+    publish: float
+    host: float
+    step: float
+    spread: float
+    fitted: tuple[str, ...] = ()
+
+    def product(self, width: float) -> float:
+        """The share of the peak that a product reaches whose matrix has so many columns on a device."""
+        return self.products * width / (width + self.width)
+
+
+@cache
+def fitted_rates() -> Rates:
+    """Those of the file, and the names of the rows that they were fitted on."""
+    table = tomllib.loads(Path(__file__).with_name("devices.toml").read_text())["rates"]
+    return Rates(**table | {"fitted": tuple(table["fitted"])})

@@ -1,0 +1,179 @@
+"""How long each stage of a step takes on a layout: a roofline, with the shares of the peaks in `rates`."""
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxima.lab.plan.traffic import PlacedModel, Traffic, traffic_of
+
+BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
+FARTHER = 3  # as long as within a node takes a collective across nodes
+HALF = 2  # bytes of a number in an engine, and of one that layers exchange
+
+
+class Stage(NamedTuple):
+    """Seconds of a stage by what they are spent on, and bytes that one device sends by group."""
+
+    name: str
+    parts: Mapping[str, float]
+    sent: Mapping[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def binds(self) -> str:
+        return max(self.parts, key=lambda name: self.parts[name]) if self.seconds else "nothing"
+
+
+@dataclass(frozen=True)
+class StageTimes(PlacedModel):
+    """The duration of each stage of a model on a layout, for lengths that the caller has."""
+
+    # ---- one engine
+
+    def decode_step(self, running: float, context: float) -> tuple[float, str]:
+        """Seconds of a token for each of the running completions, which have `context` tokens on average; what binds.
+
+        Weights and keys are read once. Of experts those are read that some token uses.
+        """
+        model, rates, size = self.model, self.rates, self.layout.engine_devices
+        used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
+        read = HALF * (self.weights.dense + used * self.weights.experts + running * context * self.key_elements)
+        bandwidth = read / (size * self.device.bandwidth * 1e12 * rates.decode)
+        flop = self._products(running, size) + self._attention(running * context) / size
+        reduced = 2 * model.layers * running * model.hidden * HALF * 2 * (size - 1) / size
+        wait = rates.latency * (0 if size == 1 else 1 if size <= self.device.node else FARTHER)
+        network = 2 * model.layers * wait + reduced / self._link(size)
+        fixed = model.layers * rates.layer
+        if network + fixed > max(bandwidth, flop):
+            binds = NETWORK if network > fixed else FIXED
+        else:
+            binds = BANDWIDTH if bandwidth > flop else COMPUTE
+        return max(bandwidth, flop) + network + fixed, binds
+
+    def prefill(self, tokens: float, mean: float = 0.0) -> float:
+        """Seconds of one engine to read so many tokens of prompts of a mean length."""
+        size = self.layout.engine_devices
+        return self._products(tokens, size) + self._attention(tokens * mean / 2) / size
+
+    def generate(self, lengths: Sequence[int], prompt: int, group: int = 1, slots: int = 1024) -> Stage:
+        """One engine generates completions of these lengths, at most `slots` at once, the next when one ends. The time
+        in which fewer than half as many run as at the most is that of the longest completion."""
+        parts = {BANDWIDTH: 0.0, COMPUTE: self.prefill(len(lengths) * prompt / group, prompt), NETWORK: 0.0}
+        parts |= {FIXED: 0.0, LONGEST: 0.0}
+        waiting, running, now, started = list(reversed(lengths)), list[tuple[int, int]](), 0, 0
+        most = min(slots, len(lengths))
+        while waiting or running:
+            while waiting and len(running) < most:
+                heapq.heappush(running, (now + waiting.pop(), now))
+                started += now
+            count, end = len(running), running[0][0]
+            context = prompt + (now + end) / 2 - started / count  # halfway until the next one ends
+            step, binds = self.decode_step(count, context)
+            parts[LONGEST if 2 * count < most else binds] += (end - now) * step
+            now = end
+            while running and running[0][0] == end:
+                started -= heapq.heappop(running)[1]
+        return Stage("generate", parts)
+
+    def generate_steadily(self, completions: float, mean: float, prompt: int, running: float, group: int = 1) -> Stage:
+        """One engine makes so many completions while `running` others always run: no one waits for the longest."""
+        step, binds = self.decode_step(running, prompt + mean / 2)
+        parts = {binds: completions * mean * step / running}
+        parts[COMPUTE] = parts.get(COMPUTE, 0.0) + self.prefill(completions * prompt / group, prompt)
+        return Stage("generate", parts)
+
+    # ---- the trainer
+
+    def forward(self, lengths: Sequence[float] | float, longest: float = 0.0, *, mean_square: float = 0.0) -> Stage:
+        """A pass of all ranks without gradients over sequences of these lengths; or of so many tokens, with the longest
+        sequence and the mean of the squared lengths over their mean."""
+        return self._trained("forward", lengths, longest, mean_square, gradients=False)
+
+    def update(self, lengths: Sequence[float] | float, longest: float = 0.0, *, mean_square: float = 0.0) -> Stage:
+        """One optimizer step, of what `forward` has: forward and backward passes, and AdamW."""
+        stage = self._trained("update", lengths, longest, mean_square, gradients=True)
+        elements = self.model.parameters / self._parts
+        speed = (
+            self.rates.host * 1e9 if self.layout.sharding.offload else self.device.bandwidth * 1e12 * self.rates.decode
+        )
+        step = elements * (3 * self.master + 16) / speed
+        return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + step})
+
+    def publish(self) -> Stage:
+        """New weights reach the engines."""
+        size = self.model.parameters * HALF
+        return Stage("publish", {NETWORK: 0.0 if self.layout.in_process else size / (self.rates.publish * 1e9)})
+
+    def _trained(
+        self, name: str, lengths: Sequence[float] | float, longest: float, mean_square: float, *, gradients: bool
+    ) -> Stage:
+        if isinstance(lengths, int | float):
+            tokens, squares = float(lengths), float(lengths) * (mean_square or longest)
+        else:
+            tokens, squares, longest = sum(lengths), sum(x * x for x in lengths), max(lengths, default=0.0)
+        if not tokens:
+            return Stage(name, {COMPUTE: 0.0})
+        layout = self.layout
+        share = max(tokens / layout.shares, longest)  # no sequence is split between shares
+        squares = max(squares / layout.shares, longest * longest)
+        micro = max(1, math.ceil(share / max(self.micro_tokens, longest)))
+        split = layout.sharding.together * layout.pipeline
+        passes = (4 if self.checkpointing else 3) if gradients else 1
+        compute = passes * (self._products(share, split) + self._attention(squares / 2) / split)
+        moved = passes * self._moved(share) / split
+        bubble = 1 + (layout.pipeline - 1) / micro
+        compute, moved = compute * bubble, moved * bubble
+        traffic = traffic_of(self, share, micro, gradients=gradients)
+        blocked, beside = self._seconds(traffic.blocking), self._seconds(traffic.overlapped)
+        exposed = blocked + max(0.0, beside - self.rates.overlap * (compute + moved))
+        sent = {where: send.size for where, send in [*traffic.blocking.items(), *traffic.overlapped.items()]}
+        return Stage(name, {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed}, sent)
+
+    def _seconds(self, sends: Mapping[str, Traffic]) -> float:
+        return sum(s.size / (s.rate * self.rates.network) + s.times * self.rates.latency for s in sends.values())
+
+    @property
+    def _parts(self) -> int:
+        """Ranks that the optimizer's state is split over."""
+        sharding, ranks = self.layout.sharding, self.layout.ranks
+        if sharding.kind == "hybrid":
+            return min(ranks, self.device.node)
+        return ranks if sharding.kind == "full" else sharding.tensor_parallel * self.layout.pipeline
+
+    # ---- what both have
+
+    @property
+    def key_elements(self) -> int:
+        """Elements of keys and values of a token, in all layers."""
+        return 2 * self.model.layers * self.model.kv_width
+
+    def _link(self, group: int) -> float:
+        return self.device.link(group) * self.rates.network
+
+    def _products(self, tokens: float, split: int) -> float:
+        """Seconds to multiply tokens with all weights they use, on `split` devices: 2 FLOP a weight."""
+        model, rates, peak = self.model, self.rates, self.device.bf16 * 1e12
+        tensor = max(1, self.layout.sharding.tensor_parallel)
+        width = (model.query_width or model.hidden) if model.all_experts else model.intermediate
+        dense = self.weights.dense / rates.product(min(model.hidden, width / tensor))
+        routed = 0.0
+        if model.all_experts:
+            routed = self.weights.routed / rates.product(model.intermediate / model.experts)
+        return 2 * tokens * (dense + routed) / (split * peak)
+
+    def _moved(self, tokens: float) -> float:
+        """Seconds of one device to read and write the activations of a pass; experts have copies of their tokens."""
+        model = self.model
+        width = (2 + 2 * model.experts) * model.hidden + (model.query_width or model.hidden) + 1.5 * model.intermediate
+        size = tokens * model.layers * width * HALF * self.rates.moved
+        return size / (self.device.bandwidth * 1e12 * self.rates.decode)
+
+    def _attention(self, keys: float) -> float:
+        """Seconds of one device for so many pairs of query and key: products of both with the values, in each layer."""
+        width = self.model.query_width or self.model.hidden
+        return 4 * self.model.layers * width * keys / (self.device.bf16 * 1e12 * self.rates.attention)

@@ -1,0 +1,117 @@
+"""What a step generates and trains on: how many sequences, and how long they are."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist, fmean
+
+from proxima.config.schema import RunConfig
+from proxima.config.step_size import StepSize
+
+TYPICAL = 0.35  # of sampling.max_tokens: the mean completion where nobody says it
+STANDARD, POINTS = NormalDist(), 512
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """A step.
+
+    Args:
+        sequences: generated, `group` of a prompt. kept: trained on.
+        prompt: tokens. mean, longest: tokens of a completion.
+        updates: optimizer steps. passes: over the data. forwards: passes without gradients, as that of a reference.
+        micro_tokens: most tokens of a micro-batch.
+        shared: the prompt of a group is computed once.
+        checkpointing: layers are computed again in the backward pass.
+        lag: steps that generation may be ahead of training, which then overlap; 0: they take turns.
+        concurrent: completions that are asked for at once while they overlap; None: those of all these steps.
+        spread: sigma of the lengths.
+        slots: most completions that an engine runs at once, where the recipe says it.
+    """
+
+    sequences: int
+    group: int
+    prompt: int
+    mean: float
+    longest: int
+    updates: int = 1
+    passes: int = 1
+    forwards: int = 1
+    kept: int | None = None
+    micro_tokens: int = 8192
+    shared: bool = False
+    checkpointing: bool = True
+    lag: int = 0
+    concurrent: int | None = None
+    spread: float = 0.7
+    slots: int | None = None
+
+    @property
+    def trained(self) -> int:
+        return self.sequences if self.kept is None else self.kept
+
+    @property
+    def asked(self) -> int:
+        """Completions that the engines are asked for at once."""
+        return self.concurrent or (self.lag + 1) * self.sequences if self.lag else self.sequences
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Of a prompt, for each of the completions that are trained on."""
+        return self.prompt / self.group if self.shared else self.prompt
+
+    def quantile(self, share: float) -> float:
+        """The length that so large a share of the completions is below."""
+        middle = _middle(self.mean / self.longest, self.spread)
+        return self.longest * min(1.0, middle * math.exp(self.spread * STANDARD.inv_cdf(share)))
+
+    def lengths(self, count: int) -> list[int]:
+        """Lengths of so many completions of the step, in mixed order, the longest of all of them among them."""
+        count = max(1, count)
+        step = next(n for n in range(round(count * 0.618) or 1, count + 2) if math.gcd(n, count) == 1)
+        tokens = [max(1, round(self.quantile((i * step % count + 0.5) / count))) for i in range(count)]
+        tokens[tokens.index(max(tokens))] = self.largest(self.sequences)
+        return tokens
+
+    def largest(self, count: int) -> int:
+        """The longest of so many completions."""
+        return max(1, round(self.quantile(1 - 0.5 / max(1, count))))
+
+
+@lru_cache(maxsize=256)
+def _middle(mean: float, spread: float) -> float:
+    """The median of a lognormal that has this mean when it is cut off at 1."""
+    if mean >= 1:
+        return math.inf
+    factors = [math.exp(spread * STANDARD.inv_cdf((i + 0.5) / POINTS)) for i in range(POINTS)]
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fmean(min(1.0, middle * x) for x in factors) < mean else (low, middle)
+    return high
+
+
+def load_of(config: RunConfig, batch: StepSize, mean: float | None, spread: float) -> StepLoad:
+    """The step of a recipe; `mean` tokens a completion, or else the share `TYPICAL` of what it may have."""
+    algorithm, train = config.algorithm, config.train
+    longest = config.sampling.max_tokens
+    trainer_next = algorithm.proximal == "next" and algorithm.next_from == "trainer"
+    _, generated = batch.generated
+    return StepLoad(
+        sequences=generated,
+        group=batch.completions,
+        prompt=batch.longest - longest,
+        mean=min(float(longest), mean if mean is not None else max(1.0, TYPICAL * longest)),
+        longest=longest,
+        updates=train.updates_per_step * train.epochs_per_step,
+        passes=train.epochs_per_step,
+        forwards=(algorithm.proximal in ("recompute", "next")) + algorithm.needs_reference + trainer_next,
+        kept=batch.prompts * (batch.kept or batch.completions),
+        micro_tokens=max(train.tokens_per_micro_batch, batch.longest),
+        shared=config.model.share_prompt,
+        checkpointing=config.model.gradient_checkpointing,
+        lag=config.runtime.max_lag if config.runtime.overlaps else 0,
+        concurrent=(config.runtime.max_concurrent_rollouts or 0) * batch.completions or None,
+        spread=spread,
+        slots=getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None),
+    )

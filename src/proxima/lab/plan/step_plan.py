@@ -1,0 +1,178 @@
+"""A whole step on a layout: its stages, its memory, and what binds it."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from proxima.config.estimate import Estimates
+from proxima.config.model_size import ModelFacts
+from proxima.config.resolved import Resolved
+from proxima.config.schema import RunConfig
+from proxima.config.sections.model_section import ModelConfig
+from proxima.config.training_memory import BYTES, Share
+from proxima.data import UserError
+from proxima.lab.plan.device_memory import DeviceMemory, device_memory, largest_micro_batch
+from proxima.lab.plan.devices import Devices
+from proxima.lab.plan.layout import DeviceLayout, check_model, planned_layout
+from proxima.lab.plan.rates import Rates, fitted_rates
+from proxima.lab.plan.stage_times import FIXED, Stage, StageTimes
+from proxima.lab.plan.step_load import StepLoad, load_of
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step takes.
+
+    Args:
+        stages: in order, those of the trainer and of the engines.
+        memory: of a device.
+        micro_batch: tokens of the largest that fits.
+    """
+
+    devices: Devices
+    layout: DeviceLayout
+    load: StepLoad
+    model: ModelFacts
+    times: StageTimes
+    stages: tuple[Stage, ...]
+    memory: DeviceMemory
+    micro_batch: int
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: one stage after the other, or the slower side of the two."""
+        return max(self.sides) if self.overlaps else sum(self.sides)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether engines generate while the ranks train."""
+        return self.load.lag > 0 and not self.layout.colocated
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """Seconds of the engines, and of the trainer with all else, new weights among it."""
+        engine = sum(stage.seconds for stage in self.stages if stage.name == "generate")
+        return engine, sum(stage.seconds for stage in self.stages) - engine
+
+    @property
+    def speed(self) -> float:
+        """Tokens of completions a second, a device."""
+        return self.load.sequences * self.load.mean / self.seconds / self.layout.devices
+
+    @property
+    def binds(self) -> str:
+        """The stage that takes longest, of the slower side, and what binds it."""
+        engine, trainer = self.sides
+        counted = [s for s in self.stages if not self.overlaps or (s.name == "generate") == (engine > trainer)]
+        longest = max(counted, key=lambda stage: stage.seconds)
+        return f"{longest.name}: {longest.binds}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "devices": str(self.devices),
+            "layout": asdict(self.layout),
+            "load": asdict(self.load),
+            "seconds": self.seconds,
+            "tokens_per_second_per_device": self.speed,
+            "binds": self.binds,
+            "stages": [
+                {"name": s.name, "seconds": s.seconds, "binds": s.binds, "parts": s.parts, "sent_bytes": s.sent}
+                for s in self.stages
+            ],
+            "memory": asdict(self.memory) | {"fits": self.memory.fits},
+            "largest_micro_batch": self.micro_batch,
+            "rates": asdict(self.times.rates),
+        }
+
+
+def plan_step(
+    model: ModelFacts,
+    spec: ModelConfig,
+    layout: DeviceLayout,
+    load: StepLoad,
+    devices: Devices,
+    *,
+    rates: Rates | None = None,
+    counted: dict[str, int] | None = None,
+) -> StepPlan:
+    """The plan of a step.
+
+    Args:
+        spec: dtypes, checkpointing and adapter.
+        rates: None: those of `devices.toml`.
+        counted: bytes of a rank by kind, from a rehearsal.
+
+    Raises:
+        FieldError: the layout does not divide the model.
+    """
+    check_model(layout, model)
+    rates = rates or fitted_rates()
+    times = stage_times(model, spec, layout, load, devices, rates)
+    memory = device_memory(spec, model, layout, load, devices.kind, counted)
+    each = load.sequences / layout.engines
+    if load.lag and not layout.colocated:
+        running = max(1.0, min(memory.slots, load.asked / layout.engines))
+        stages = [times.generate_steadily(each, load.mean, load.prompt, running, load.group)]
+    else:
+        lengths = load.lengths(max(1, round(each)))
+        stages = [times.generate(lengths, load.prompt, load.group, max(1, memory.slots))]
+    prompt, longest = load.prompt_tokens, load.prompt + load.largest(load.trained)
+    tokens = load.trained * (load.mean + prompt)
+    if load.forwards:
+        forward = times.forward(tokens, longest, mean_square=_mean_square(load))
+        stages.append(_times(forward, load.forwards))
+    part = load.trained * load.passes // load.updates
+    update = times.update(
+        tokens * load.passes / load.updates, load.prompt + load.largest(part), mean_square=_mean_square(load)
+    )
+    stages += [_times(update, load.updates), times.publish(), Stage("else", {FIXED: rates.step})]
+    micro = largest_micro_batch(spec, model, layout, load, devices.kind)
+    return StepPlan(devices, layout, load, model, times, tuple(stages), memory, micro)
+
+
+def stage_times(
+    model: ModelFacts, spec: ModelConfig, layout: DeviceLayout, load: StepLoad, devices: Devices, rates: Rates
+) -> StageTimes:
+    """The durations of a model's stages on a layout."""
+    master = BYTES[spec.dtype]
+    gathered = 2 if layout.sharding.param_dtype == "bfloat16" else master
+    return StageTimes(model, layout, devices.kind, rates, master, gathered, load.checkpointing, load.micro_tokens)
+
+
+def _mean_square(load: StepLoad, points: int = 64) -> float:
+    """The mean square of a sequence over its mean: the context that attention sees, ×2."""
+    lengths = [load.prompt + load.quantile((i + 0.5) / points) for i in range(points)]
+    return sum(x * x for x in lengths) / sum(lengths)
+
+
+def _times(stage: Stage, count: int) -> Stage:
+    parts = {name: seconds * count for name, seconds in stage.parts.items()}
+    return stage._replace(parts=parts, sent={name: size * count for name, size in stage.sent.items()})
+
+
+def plan_recipe(
+    resolved: Resolved[Any],
+    devices: Devices,
+    *,
+    layout: DeviceLayout | None = None,
+    mean: float | None = None,
+    counted: dict[str, int] | None = None,
+) -> StepPlan:
+    """The plan of a recipe on so many devices, in its own layout or another one; `mean` tokens a completion.
+
+    Raises:
+        UserError: it does not generate, or its model's size is not known.
+        FieldError: its layout does not fit these devices, or does not divide its model.
+    """
+    config = resolved.config
+    if not isinstance(config, RunConfig):
+        raise UserError("--devices plans runs that generate; `proxima rehearse` counts the memory of others")
+    layout = layout or planned_layout(config, devices)
+    estimates = Estimates(resolved, gemm=1e12, share=Share(layout.ranks, layout.sharding))
+    if estimates.model is None:
+        remedy = "download the model first, or name one whose size is known"
+        raise UserError(f"no plan: the size of {config.model.path} is not known", remedy=remedy)
+    rates = fitted_rates()
+    load = load_of(config, estimates.batch, mean, rates.spread)  # type: ignore[arg-type]
+    if layout.colocated:
+        load = replace(load, lag=0)
+    return plan_step(estimates.model, config.model, layout, load, devices, rates=rates, counted=counted)

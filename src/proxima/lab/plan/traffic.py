@@ -1,0 +1,125 @@
+"""What the ranks send each other: of layers and gradients, and between the dimensions of a layout."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from proxima.config.model_size import ModelFacts
+from proxima.lab.plan.devices import DeviceKind
+from proxima.lab.plan.layout import DeviceLayout
+from proxima.lab.plan.rates import Rates
+
+HALF, FULL = 2, 4  # bytes of bfloat16 and float32
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a model by where they are used.
+
+    Args:
+        dense: multiplied with every token. routed: those of experts, of one token. experts: of all of them.
+    """
+
+    dense: float
+    routed: float
+    experts: float
+
+    @classmethod
+    def of(cls, model: ModelFacts) -> "Weights":
+        embeddings = max(1, round((model.parameters - model.layers * model.layer) / (model.vocabulary * model.hidden)))
+        looked_up = (embeddings - 1) * model.vocabulary * model.hidden if model.layer else 0
+        if not model.active:
+            return cls(model.parameters - looked_up, 0.0, 0.0)
+        experts = (model.parameters - model.active) / (1 - model.experts / model.all_experts)
+        return cls(model.parameters - experts - looked_up, experts * model.experts / model.all_experts, experts)
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model on a layout.
+
+    Args:
+        master: bytes of a weight that is trained. gathered: of one that a layer computes with.
+        checkpointing: layers are computed again in the backward pass.
+        micro_tokens: most tokens of a micro-batch.
+    """
+
+    model: ModelFacts
+    layout: DeviceLayout
+    device: DeviceKind
+    rates: Rates
+    master: int = 4
+    gathered: int = HALF
+    checkpointing: bool = True
+    micro_tokens: int = 8192
+    weights: Weights = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", Weights.of(self.model))
+
+
+class Traffic(NamedTuple):
+    """What one device sends: bytes, at so many bytes a second at best, in so many collectives."""
+
+    size: float
+    rate: float
+    times: float
+
+
+@dataclass(frozen=True)
+class StageTraffic:
+    """By group: what computation waits for, and what goes on beside it."""
+
+    blocking: dict[str, Traffic]
+    overlapped: dict[str, Traffic]
+
+
+def traffic_of(placed: PlacedModel, tokens: float, micro: int, *, gradients: bool) -> StageTraffic:
+    """Of one pass over `tokens` of a share, in `micro` micro-batches."""
+    sharding, model, device = placed.layout.sharding, placed.model, placed.device
+    tensor, context, expert = sharding.tensor_parallel, sharding.context_parallel, sharding.expert_parallel
+    passes = 2 + placed.checkpointing if gradients else 1  # the backward pass sends as much, and so does a repeat
+    layers = model.layers / placed.layout.pipeline
+    count, own = passes * layers, tokens / context
+    blocking = {}
+    if tensor > 1:  # an all-reduce after attention and one after the rest of a layer
+        size = count * 2 * own * model.hidden * HALF * 2 * (tensor - 1) / tensor
+        blocking["tensor"] = Traffic(size, device.link(tensor), 2 * count * micro)
+    if context > 1:  # tokens for heads and back: queries, keys, values, and the output
+        width = 2 * (model.query_width or model.hidden) + 2 * model.kv_width
+        size = count * own * width / tensor * HALF * (context - 1) / context
+        blocking["context"] = Traffic(size, device.exchange(context, tensor), 2 * count * micro)
+    if expert > 1:  # a copy of each token to the rank of each of its experts, and back
+        size = count * 2 * own * model.experts * model.hidden * HALF * (expert - 1) / expert
+        blocking["expert"] = Traffic(size, device.exchange(expert, tensor), 2 * count * micro)
+    return StageTraffic(blocking, _gathered(placed, micro, gradients=gradients))
+
+
+def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, Traffic]:
+    """Layers that are gathered, and gradients that are summed: dense ones over all ranks that share a tensor part,
+    experts over those that have the same ones."""
+    layout, sharding, device = placed.layout, placed.layout.sharding, placed.device
+    tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
+    ranks = layout.ranks // (tensor * layout.pipeline)
+    parts = min(ranks, max(1, device.node // tensor)) if sharding.kind == "hybrid" else ranks
+    experts = placed.weights.experts
+    found = {}
+    for name, weights, stride in (
+        ("dense", placed.model.parameters - experts, tensor),
+        ("experts", experts / expert, tensor * expert),
+    ):
+        group = max(1, parts // (expert if name == "experts" else 1))
+        whole = weights / (tensor * layout.pipeline)
+        copies = ranks // (expert if name == "experts" else 1) // group
+        size = collectives = 0.0
+        if sharding.kind != "replicate" and group > 1:
+            again = 1 + (gradients and sharding.reshard_after_forward)
+            sums = (micro if sharding.sum_gradients == "micro_batch" else 1) if gradients else 0
+            size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL)
+            collectives = placed.model.layers * (micro * again + sums)
+        if size:
+            found[f"gather {name}"] = Traffic(size, device.link(group, stride), collectives)
+        if gradients and (copies > 1 or (sharding.kind == "replicate" and group > 1)):
+            between, part = (group, whole) if sharding.kind == "replicate" else (copies, whole / group)
+            rate = device.link(between, stride if sharding.kind == "replicate" else device.node)
+            found[f"sum {name}"] = Traffic(2 * FULL * part * (between - 1) / between, rate, placed.model.layers)
+    return found
