@@ -1,8 +1,9 @@
-"""Simulate a recipe on virtual time: speed, idle shares and lag for several lags and concurrent prompts.
+"""Simulate a recipe on virtual time: speed, idle shares and lag for several lags and concurrent prompts, or for many
+numbers of devices.
 
 The loop is that of `proxima train`; engine, rewards and trainer only take time. What takes how long comes from a run
-(--from), a YAML file (--times) and times.KEY=VALUE, each over the one before. Runs no code but proxima's, unless asked
-to."""
+(--from), a YAML file (--times) and times.KEY=VALUE, each over the one before; with --devices from a plan. Runs no code
+but proxima's, unless asked to."""
 
 import argparse
 import sys
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from proxima.config.resolved import ResolvedValue
 
 FITTED = "a run folder, to which lengths and times are fitted"
-LAG = "values of runtime.max_lag; default 0,1,2,4"
+DEVICES = (
+    "numbers of devices and their kind, instead of lags: 8-1024xH800-80G (each twice the one before), or 8,24xH20-96G"
+)
+LAG = "values of runtime.max_lag; default 0,1,2,4; with --devices one, default 1"
 CONCURRENT = "values of runtime.max_concurrent_rollouts; default: the recipe's, or the prompts of 1 and 2 steps"
 
 
@@ -39,14 +43,18 @@ def simulate(
     *,
     fitted: Annotated[str | None, Argument(FITTED, "RUN", flag="--from")] = None,
     times: Annotated[Path | None, Argument("YAML file of lengths and times", "FILE")] = None,
-    lag: Annotated[Sequence[int], Argument(LAG, "N,N", read=_numbers)] = (0, 1, 2, 4),
+    devices: Annotated[str | None, Argument(DEVICES, "NxNAME")] = None,
+    lag: Annotated[Sequence[int], Argument(LAG, "N,N", read=_numbers)] = (),
     concurrent: Annotated[Sequence[int], Argument(CONCURRENT, "N,N", read=_numbers)] = (),
-    steps: Annotated[int | None, Argument("steps of each run; default: the recipe's, at most 200", "N")] = None,
+    steps: Annotated[
+        int | None, Argument("steps of each run; default: the recipe's, at most 200; with --devices 4", "N")
+    ] = None,
     html: Annotated[Path | None, Argument("also write a page", "PAGE")] = None,
     import_code: ImportCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a table of the runs, and write the page."""
+    from proxima.cli.simulate_scale import simulate_on_devices
     from proxima.config import resolve
     from proxima.config.recipe_reader import with_values
     from proxima.lab.simulate.fit import fit_times
@@ -65,17 +73,24 @@ def simulate(
         check_page("--html", html)
     of_times = [word for word in override if word.startswith(PREFIX)]
     of_recipe = [word for word in override if not word.startswith(PREFIX)]
+    refuse_what_differs(of_recipe)
     resolved = resolve(recipe, of_recipe, import_code=import_code)
+    if devices is not None:
+        if fitted or concurrent:
+            option = "--from" if fitted else "--concurrent"
+            raise UserError(f"{option}: has no meaning with --devices, whose times are planned; leave it out")
+        drawn, entries = read_times(times, of_times)
+        simulate_on_devices(resolved, devices, drawn, entries, lags=lag, steps=steps, html=html, as_json=as_json)
+        return
     fit = fit_times(fitted, {entry.path: entry.value for entry in resolved.entries}) if fitted else None
     drawn, entries = read_times(times, of_times, fit.values if fit else None, fitted or "")
-    refuse_what_differs(of_recipe)
     steps = steps or min(resolved.config.train.steps, MOST_STEPS)
     progress = StageProgress(sys.stderr)
     cells = simulate_grid(
         recipe,
         with_values(of_recipe, {"train.steps": steps}),
         drawn,
-        lag,
+        lag or (0, 1, 2, 4),
         concurrent,
         lambda done, total: progress.update("simulate", done, total, "runs"),
         import_code=import_code,

@@ -276,11 +276,12 @@ class AsyncCollector(Collector):
         queued = [entry for entry in self._entries.values() if entry.stage == "queued"]
         for entry in queued[:places]:
             self._generate(entry)
+        stages = Counter(entry.stage for entry in self._entries.values())
         counts = {
             "finished": self._finished,
-            "accepted": self._taken * self.admission.prompts + self._count("accepted"),
-            "running": self._count("queued", "generating", "scoring", "unjudged"),
-            "generating": self._count("generating"),
+            "accepted": self._taken * self.admission.prompts + stages["accepted"],
+            "running": sum(stages[name] for name in ("queued", "generating", "scoring", "unjudged")),
+            "generating": stages["generating"],
         }
         if room := self.admission.capacity(**counts):
             prompts = self.source.next(room)

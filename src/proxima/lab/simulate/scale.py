@@ -220,6 +220,18 @@ def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
     return found
 
 
+def lasting_cause(run: ScaledRun, larger: ScaledRun) -> str:
+    """What takes most of the part of a step that no number of devices shortens: a cause that takes s1 seconds on n
+    devices, and s2 on f n, takes (f s2 - s1) / (f - 1) on infinitely many, if the rest of it is shared between them."""
+    more = larger.devices / run.devices
+
+    def left(cause: str) -> float:
+        before, after = (one.spent[cause] * one.step_seconds for one in (run, larger))
+        return (more * after - before) / (more - 1)
+
+    return max(larger.spent, key=left)
+
+
 def gain(run: ScaledRun, larger: ScaledRun) -> float:
     """Times the speed for each doubling of the devices."""
     return float((larger.tokens_per_second / run.tokens_per_second) ** (1 / log2(larger.devices / run.devices)))
