@@ -23,6 +23,7 @@ CLAIMS = (
     "bookkeeping",
     "replica_faults",
     "vllm_throughput",
+    "plan",
     "rank_memory",
     "rank_speed",
     "kills",

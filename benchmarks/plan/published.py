@@ -1,7 +1,7 @@
 """Published figures of other frameworks, and the settings that their pages and scripts name.
 
-Where a page leaves something open, `note` says what was taken for it. `fitted`: the rates of `devices.toml` were fitted on
-this row.
+Where a page leaves something open, `note` says what was taken for it. `fitted`: the rates of `devices.toml` were
+fitted on this row.
 """
 
 from dataclasses import dataclass, field, replace
@@ -79,9 +79,9 @@ def _of_verl(count: int, beside: int, figures: dict[str, float], *, fitted: bool
 MEAN_7B = 2080.0  # tokens; fitted on the synchronous row of 32 devices
 MEAN_30B = 1500.0
 A3B, A22B, V3 = "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"
-_30B = dict(sequences=2048, group=32, longest=4096, updates=4, again=False)
-_235B = dict(sequences=512, group=32, longest=8192, updates=1, again=True)
-_V3 = dict(sequences=512, group=16, longest=1536, updates=1, again=True)
+_30B = {"sequences": 2048, "group": 32, "longest": 4096, "updates": 4, "again": False}
+_235B = {"sequences": 512, "group": 32, "longest": 8192, "updates": 1, "again": True}
+_V3 = {"sequences": 512, "group": 16, "longest": 1536, "updates": 1, "again": True}
 
 ROWS: tuple[Row, ...] = (
     _nemo("Llama-3.1-8B", "llama-3.1-8b", "16xH100-80G", (1, 1, 1, 2), 1,
@@ -94,8 +94,8 @@ ROWS: tuple[Row, ...] = (
           _lengths(2048, 32, 3207, 4096, 4, again=False), 215, ranks=32, engines=8, version="v0.4"),
     _nemo("Qwen3-30B-A3B", A3B, "32xH100-80G", (1, 1, 8, 1), 2, _lengths(mean=3203, **_30B), 192, ranks=32, engines=16,
           fitted=True),
-    _nemo("Qwen3-30B-A3B, 1 off", A3B, "32xH100-80G", (1, 1, 8, 2), 2, _lengths(mean=3201, **_30B | {"updates": 1}), 152,
-          ranks=16, engines=8),
+    _nemo("Qwen3-30B-A3B, 1 off", A3B, "32xH100-80G", (1, 1, 8, 2), 2, _lengths(mean=3201, **_30B | {"updates": 1}),
+          152, ranks=16, engines=8),
     _nemo("Qwen3-30B-A3B, 8 off", A3B, "192xH100-80G", (1, 1, 8, 1), 2, _lengths(mean=3206, **_30B), 34.5, ranks=128,
           engines=32),
     _nemo("Qwen3-30B-A3B, GB200", A3B, "16xGB200-186G", (1, 1, 16, 1), 1, _lengths(mean=3199, **_30B), 221, ranks=16,
@@ -104,10 +104,12 @@ ROWS: tuple[Row, ...] = (
           engines=8),
     _nemo("Qwen3-235B-A22B, 256", A22B, "256xH100-80G", (2, 2, 16, 8), 16, _lengths(mean=5713, **_235B), 312, ranks=256,
           engines=16),
-    _nemo("Qwen3-235B-A22B, 1 off", A22B, "256xH100-80G", (4, 1, 16, 8), 8, _lengths(mean=5721, **_235B), 231, ranks=128,
+    _nemo("Qwen3-235B-A22B, 1 off", A22B, "256xH100-80G", (4, 1, 16, 8), 8, _lengths(mean=5721, **_235B), 231,
+          ranks=128, engines=16),
+    _nemo("DeepSeek-V3, 256", V3, "256xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=701, **_V3), 134, ranks=256,
+          engines=8),
+    _nemo("DeepSeek-V3, 512", V3, "512xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=697, **_V3), 111, ranks=512,
           engines=16),
-    _nemo("DeepSeek-V3, 256", V3, "256xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=701, **_V3), 134, ranks=256, engines=8),
-    _nemo("DeepSeek-V3, 512", V3, "512xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=697, **_V3), 111, ranks=512, engines=16),
     _nemo("DeepSeek-V3, 1 off", V3, "512xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=710, **_V3), 64.1, ranks=256,
           engines=8),
     _of_verl(32, 0, {"step": 790, "generate": 357, "forward": 108, "update": 270}, fitted=True),

@@ -4,11 +4,12 @@ import statistics
 from dataclasses import fields, replace
 from typing import Any
 
-from benchmarks.harness import finish, parser, table
+from benchmarks.harness import finish, need_model, parser, table
+from benchmarks.plan.here import SETTINGS, compare_here
 from benchmarks.plan.published import ROWS, Row
 from proxima.config.model_size import KNOWN
 from proxima.config.sections.model_section import ModelConfig
-from proxima.lab.plan.device_memory import FRAGMENTED, trainer_memory
+from proxima.lab.plan.device_memory import FRAGMENTED, device_memory, trainer_memory
 from proxima.lab.plan.devices import read_devices
 from proxima.lab.plan.layout import DeviceLayout
 from proxima.lab.plan.rates import Rates, fitted_rates
@@ -29,13 +30,14 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
     devices = read_devices(row.devices)
     nodes = max(1, -(-layout["ranks"] // devices.kind.node))
     changed = replace(rates, publish=rates.publish * nodes)  # their ranks send in parallel, ours through one
-    changed = replace(changed, products=changed.products * row.rates.get("times", 1))
+    faster = row.rates.get("times", 1.0)
+    changed = replace(changed, products=changed.products * faster, moved=changed.moved / faster)
     load = StepLoad(**{"spread": rates.spread, **row.load})
     spec = ModelConfig(path=row.model, gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk)
+    model, placed = KNOWN[row.model], DeviceLayout(sharding=sharding, **layout)
     aside = {"of ranks that leave the device to the engines": 0}
-    return plan_step(
-        KNOWN[row.model], spec, DeviceLayout(sharding=sharding, **layout), load, devices, rates=changed, counted=aside
-    )
+    memory = device_memory(spec, model, placed, load, devices.kind, aside)
+    return plan_step(model, spec, placed, load, devices, rates=changed, memory=memory)
 
 
 def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
@@ -79,6 +81,8 @@ def main() -> None:
     p = parser(__doc__, repeats=3)
     p.add_argument("--stages", action="store_true", help="print the stages of each row")
     p.add_argument("--here", action="store_true", help="also plan and measure three settings on this machine")
+    p.add_argument("--steps", type=int, default=6, help="of each run on this machine (default: %(default)s)")
+    p.add_argument("--settings", type=int, default=len(SETTINGS), help="runs on this machine (default: %(default)s)")
     o = p.parse_args()
     rates = fitted_rates()
     rows = compare(rates)
@@ -106,4 +110,14 @@ def main() -> None:
         "median_error": round(statistics.median(abs(r["ratio"] - 1) for r in steps), 3),
         "rows": rows,
     }
+    if o.here:
+        here = compare_here(need_model(o.model), o.threads, o.steps, SETTINGS[: o.settings])
+        shown = [
+            ["{} × {}, {} tokens{}".format(*r["setting"][:3], ", checkpointing" * r["setting"][3]), r["figure"],
+             f"{r['measured']:.4g}", f"{r['planned']:.4g}", f"{r['ratio']:.2f}{'' if r['within'] else ' *'}",
+             "yes" if r["fitted"] else ""]
+            for r in here["rows"]
+        ]  # fmt: skip
+        print(table(("here", "figure", "measured", "planned", "ratio", "fitted"), shown))
+        result["here"] = here
     finish(result, o.json_out)

@@ -45,6 +45,7 @@ TINY = {  # the options of each
     "step_vs_trl": [*BATCH, "--max-tokens", "3", "--peer-python", "none"],
     "offline_vs_trl": ["--rows", "2", "--words", "10", "--peer-python", "none"],
     "async_vs_sync": ["--seeds", "1", "--steps", "5"],
+    "plan": ["--here", "--steps", "2", "--settings", "1"],
     "seeds": ["--seeds", "1", "--algorithms", "cppo", "--set", *SHORT_RUN],
     "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
+from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from proxima.config.resolved import ResolvedValue
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
+PLAN, DEVICES = "plan", "plan a step on these devices, as 128xH800-80G, in the recipe's layout"
+MEAN = "mean tokens of a completion; without it a third of sampling.max_tokens"
 TRIED = "on the CPUs where it was tried"
 
 
@@ -27,6 +30,10 @@ def explain(
     *,
     everything: Annotated[bool, Argument("show every value, with its origin and meaning", flag="--all")] = False,
     as_yaml: Annotated[bool, Argument("print the resolved config as a recipe", flag="--yaml")] = False,
+    devices: Annotated[str | None, Argument(DEVICES, "NxDEVICE", group=PLAN)] = None,
+    propose: Annotated[bool, Argument("the fastest layouts that fit, as words to paste", group=PLAN)] = False,
+    rehearsed: Annotated[bool, Argument("count the memory of a rank by a rehearsal", group=PLAN)] = False,
+    mean_length: Annotated[float | None, Argument(MEAN, "TOKENS", group=PLAN)] = None,
     import_code: ImportCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +46,11 @@ def explain(
         resolved = resolve(recipe, override, root=None, import_code=import_code)
     left = to_do(resolved)  # a warning here, an error of `train`
     problems = [problem for problem in check(resolved) if problem not in left]
-    if as_yaml:
+    if devices is not None:
+        _print_plan(resolved, override, devices, mean_length, propose=propose, rehearsed=rehearsed, as_json=as_json)
+    elif propose or rehearsed or mean_length is not None:
+        raise UserError("--propose, --rehearsed and --mean-length are about --devices; name some, as 8xH100-80G")
+    elif as_yaml:
         print(dump(resolved), end="")
         for problem in left:
             print(f"WARNING {problem}", file=sys.stderr)
@@ -51,6 +62,49 @@ def explain(
         print(text_of(resolved, width=terminal_width(sys.stdout), everything=everything))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
+
+
+def _print_plan(
+    resolved: "Resolved[Any]",
+    overrides: Sequence[str],
+    devices: str,
+    mean: float | None,
+    *,
+    propose: bool,
+    rehearsed: bool,
+    as_json: bool,
+) -> None:
+    """The plan of the recipe's own layout, or the best ones."""
+    from proxima.cli.plan_text import text_of_plan, text_of_proposals
+    from proxima.lab.plan import plan_recipe, planned_layout, read_devices
+    from proxima.lab.plan.devices import Devices
+    from proxima.lab.plan.proposals import proposals
+
+    asked = read_devices(devices)
+    if mean is not None and not 1 <= mean <= resolved.config.sampling.max_tokens:
+        bound = f"must be in [1, sampling.max_tokens={resolved.config.sampling.max_tokens}]"
+        raise UserError(f"--mean-length {mean:g} {bound}")
+    if propose:
+        found = proposals(resolved, asked, mean)
+        if as_json:
+            print_json([{"words": proposal.words, **proposal.plan.as_json()} for proposal in found])
+        else:
+            print(f"{_trained_block(resolved)}\n\n{text_of_proposals(found)}")
+        return
+    counted = None
+    if rehearsed and resolved.recipe is not None:
+        from proxima.lab.rehearsal.device_fit import rehearse_recipe
+
+        ranks = Devices(asked.kind, planned_layout(resolved.config, asked).ranks)
+        fit = rehearse_recipe(resolved.recipe, overrides, ranks, import_code=resolved.import_code)
+        if fit.rehearsal.faults:
+            raise UserError(f"the rehearsal failed: {fit.rehearsal.faults[0]}", remedy="see `proxima rehearse`")
+        counted = fit.rehearsal.peak_bytes
+    plan = plan_recipe(resolved, asked, mean=mean, counted=counted)
+    if as_json:
+        print_json(plan.as_json())
+    else:
+        print(f"{_trained_block(resolved)}\n\n{text_of_plan(plan)}")
 
 
 def text_of(

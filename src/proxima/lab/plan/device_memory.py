@@ -13,7 +13,8 @@ from proxima.lab.plan.step_load import StepLoad
 
 CONTEXT = GIB  # of CUDA and its kernels
 FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
-STEADY = ("weights", "adapter", "gradients", "Adam's two moments")  # what a trainer holds while engines generate
+# what a trainer holds while engines generate, by the names of the formula and of a rehearsal
+STEADY = ("weights", "adapter", "gradients", "Adam's two moments", "optimizer")
 ENGINE_WEIGHTS, CACHE, BESIDE = "engine's weights", "KV cache", "CUDA and fragments"
 ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
 
@@ -43,21 +44,23 @@ class DeviceMemory:
 
 
 def local_facts(model: ModelFacts, layout: DeviceLayout) -> ModelFacts:
-    """The part of a layer that a rank computes with; `parameters` stay those of all."""
+    """The model that a rank computes with, whose layers it gathers."""
     sharding = layout.sharding
     t, e, p = sharding.tensor_parallel, sharding.expert_parallel, layout.pipeline
     layer = model.layer or model.parameters // model.layers
     experts = 0
     if model.all_experts:
         experts = round((model.parameters - model.active) / (1 - model.experts / model.all_experts) / model.layers)
+    own, layers = (layer - experts) // t + experts // (t * e), math.ceil(model.layers / p)
     return replace(
         model,
-        layers=math.ceil(model.layers / p),
+        parameters=layers * own + max(0, model.parameters - model.layers * layer) // t,
+        layers=layers,
         intermediate=model.intermediate // t,
         query_width=(model.query_width or model.hidden) // t,
         kv_width=max(1, model.kv_width // t),
         vocabulary=math.ceil(model.vocabulary / t),
-        layer=(layer - experts) // t + experts // (t * e),
+        layer=own,
     )
 
 
@@ -75,7 +78,9 @@ def trainer_memory(
     own = math.ceil(tokens / layout.sharding.context_parallel)
     share = Share(layout.ranks, layout.sharding if layout.ranks > 1 else None)
     forwarded = Forwarded(own, own, 0, alone=update <= tokens)
-    return {k: v for k, v in training_memory(spec, local_facts(model, layout), forwarded, share).items() if v}
+    whole = training_memory(spec, model, forwarded, share)  # its states are split over all ranks
+    local = training_memory(spec, local_facts(model, layout), forwarded, share)
+    return {k: v for k in local if (v := (whole if k in STEADY else local)[k])}
 
 
 def device_memory(

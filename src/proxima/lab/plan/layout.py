@@ -125,7 +125,8 @@ def check_model(layout: DeviceLayout, model: ModelFacts) -> None:
             remedy="set it to 1",
         )
         legal = min(
-            (n for n in range(1, model.all_experts + 1) if model.all_experts % n == 0), key=lambda n: abs(n - size)
+            (n for n in range(1, model.all_experts + 1) if model.all_experts % n == 0),
+            key=lambda n: (abs(n - size), -n),
         )
         require(
             model.all_experts % size == 0,
@@ -137,7 +138,7 @@ def check_model(layout: DeviceLayout, model: ModelFacts) -> None:
     size = layout.sharding.tensor_parallel
     legal = min(
         (n for n in range(1, size + 1) if model.query_width % n == 0 and model.intermediate % n == 0),
-        key=lambda n: abs(n - size),
+        key=lambda n: (abs(n - size), -n),
     )
     divides = (model.query_width or model.hidden) % size == 0 and model.intermediate % size == 0
     require(

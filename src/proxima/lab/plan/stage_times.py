@@ -3,9 +3,10 @@
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from proxima.lab.plan.layout import DeviceLayout
 from proxima.lab.plan.traffic import PlacedModel, Traffic, traffic_of
 
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
@@ -32,6 +33,12 @@ class Stage(NamedTuple):
 @dataclass(frozen=True)
 class StageTimes(PlacedModel):
     """The duration of each stage of a model on a layout, for lengths that the caller has."""
+
+    def engine_alone(self) -> "StageTimes":
+        """The same for engines, whatever the ranks are: equal for layouts with equal engines."""
+        own = self.layout
+        engines = DeviceLayout(1, engines=own.engines, engine_devices=own.engine_devices, colocated=own.colocated)
+        return replace(self, layout=engines)
 
     # ---- one engine
 
@@ -97,6 +104,8 @@ class StageTimes(PlacedModel):
     def update(self, lengths: Sequence[float] | float, longest: float = 0.0, *, mean_square: float = 0.0) -> Stage:
         """One optimizer step, of what `forward` has: forward and backward passes, and AdamW."""
         stage = self._trained("update", lengths, longest, mean_square, gradients=True)
+        if not stage.seconds:
+            return stage
         elements = self.model.parameters / self._parts
         speed = (
             self.rates.host * 1e9 if self.layout.sharding.offload else self.device.bandwidth * 1e12 * self.rates.decode

@@ -8,7 +8,7 @@ from statistics import NormalDist, fmean
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import StepSize
 
-TYPICAL = 0.35  # of sampling.max_tokens: the mean completion where nobody says it
+TYPICAL = 1 / 3  # of sampling.max_tokens: the mean completion where nobody says it
 STANDARD, POINTS = NormalDist(), 512
 
 
@@ -59,6 +59,12 @@ class StepLoad:
     def prompt_tokens(self) -> float:
         """Of a prompt, for each of the completions that are trained on."""
         return self.prompt / self.group if self.shared else self.prompt
+
+    @property
+    def mean_square(self) -> float:
+        """The mean of the squared lengths of sequences over their mean: twice what a token attends to."""
+        lengths = [self.prompt + self.quantile((i + 0.5) / 64) for i in range(64)]
+        return sum(x * x for x in lengths) / sum(lengths)
 
     def quantile(self, share: float) -> float:
         """The length that so large a share of the completions is below."""

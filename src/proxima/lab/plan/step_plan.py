@@ -1,5 +1,6 @@
 """A whole step on a layout: its stages, its memory, and what binds it."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from proxima.config.model_size import ModelFacts
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
+from proxima.config.step_size import StepSize
 from proxima.config.training_memory import BYTES, Share
 from proxima.data import UserError
 from proxima.lab.plan.device_memory import DeviceMemory, device_memory, largest_micro_batch
@@ -17,6 +19,8 @@ from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.stage_times import FIXED, Stage, StageTimes
 from proxima.lab.plan.step_load import StepLoad, load_of
 
+Generate = Callable[[StageTimes, StepLoad, int], Stage]
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -25,17 +29,16 @@ class StepPlan:
     Args:
         stages: in order, those of the trainer and of the engines.
         memory: of a device.
-        micro_batch: tokens of the largest that fits.
     """
 
     devices: Devices
     layout: DeviceLayout
     load: StepLoad
     model: ModelFacts
+    spec: ModelConfig
     times: StageTimes
     stages: tuple[Stage, ...]
     memory: DeviceMemory
-    micro_batch: int
 
     @property
     def seconds(self) -> float:
@@ -52,6 +55,11 @@ class StepPlan:
         """Seconds of the engines, and of the trainer with all else, new weights among it."""
         engine = sum(stage.seconds for stage in self.stages if stage.name == "generate")
         return engine, sum(stage.seconds for stage in self.stages) - engine
+
+    @property
+    def micro_batch(self) -> int:
+        """Tokens of the largest micro-batch that fits."""
+        return largest_micro_batch(self.spec, self.model, self.layout, self.load, self.devices.kind)
 
     @property
     def speed(self) -> float:
@@ -92,14 +100,16 @@ def plan_step(
     devices: Devices,
     *,
     rates: Rates | None = None,
-    counted: dict[str, int] | None = None,
+    memory: DeviceMemory | None = None,
+    generate: Generate | None = None,
 ) -> StepPlan:
     """The plan of a step.
 
     Args:
         spec: dtypes, checkpointing and adapter.
         rates: None: those of `devices.toml`.
-        counted: bytes of a rank by kind, from a rehearsal.
+        memory: of a device, where it is known already.
+        generate: `generation`, or one that remembers.
 
     Raises:
         FieldError: the layout does not divide the model.
@@ -107,26 +117,27 @@ def plan_step(
     check_model(layout, model)
     rates = rates or fitted_rates()
     times = stage_times(model, spec, layout, load, devices, rates)
-    memory = device_memory(spec, model, layout, load, devices.kind, counted)
-    each = load.sequences / layout.engines
-    if load.lag and not layout.colocated:
-        running = max(1.0, min(memory.slots, load.asked / layout.engines))
-        stages = [times.generate_steadily(each, load.mean, load.prompt, running, load.group)]
-    else:
-        lengths = load.lengths(max(1, round(each)))
-        stages = [times.generate(lengths, load.prompt, load.group, max(1, memory.slots))]
-    prompt, longest = load.prompt_tokens, load.prompt + load.largest(load.trained)
-    tokens = load.trained * (load.mean + prompt)
+    memory = memory or device_memory(spec, model, layout, load, devices.kind)
+    stages = [(generate or generation)(times.engine_alone(), load, max(1, memory.slots))]
+    tokens, square = load.trained * (load.mean + load.prompt_tokens), load.mean_square
     if load.forwards:
-        forward = times.forward(tokens, longest, mean_square=_mean_square(load))
+        forward = times.forward(tokens, load.prompt + load.largest(load.trained), mean_square=square)
         stages.append(_times(forward, load.forwards))
     part = load.trained * load.passes // load.updates
-    update = times.update(
-        tokens * load.passes / load.updates, load.prompt + load.largest(part), mean_square=_mean_square(load)
-    )
+    longest = load.prompt + load.largest(part)
+    update = times.update(tokens * load.passes / load.updates, longest, mean_square=square)
     stages += [_times(update, load.updates), times.publish(), Stage("else", {FIXED: rates.step})]
-    micro = largest_micro_batch(spec, model, layout, load, devices.kind)
-    return StepPlan(devices, layout, load, model, times, tuple(stages), memory, micro)
+    return StepPlan(devices, layout, load, model, spec, times, tuple(stages), memory)
+
+
+def generation(times: StageTimes, load: StepLoad, slots: int) -> Stage:
+    """The stage of all engines, which have equal parts: one batch to its end, or a stream where training goes on."""
+    layout = times.layout
+    each = load.sequences / layout.engines
+    if load.lag and not layout.colocated:
+        running = max(1.0, min(slots, load.asked / layout.engines))
+        return times.generate_steadily(each, load.mean, load.prompt, running, load.group)
+    return times.generate(load.lengths(max(1, round(each))), load.prompt, load.group, slots)
 
 
 def stage_times(
@@ -138,15 +149,43 @@ def stage_times(
     return StageTimes(model, layout, devices.kind, rates, master, gathered, load.checkpointing, load.micro_tokens)
 
 
-def _mean_square(load: StepLoad, points: int = 64) -> float:
-    """The mean square of a sequence over its mean: the context that attention sees, ×2."""
-    lengths = [load.prompt + load.quantile((i + 0.5) / points) for i in range(points)]
-    return sum(x * x for x in lengths) / sum(lengths)
-
-
 def _times(stage: Stage, count: int) -> Stage:
     parts = {name: seconds * count for name, seconds in stage.parts.items()}
     return stage._replace(parts=parts, sent={name: size * count for name, size in stage.sent.items()})
+
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """What the plans of a recipe on several layouts share."""
+
+    model: ModelFacts
+    spec: ModelConfig
+    load: StepLoad
+    devices: Devices
+
+    @classmethod
+    def of(cls, resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> "PlannedRecipe":
+        """Of a recipe whose completions have `mean` tokens.
+
+        Raises:
+            UserError: it does not generate, or its model's size is not known.
+        """
+        config = resolved.config
+        if not isinstance(config, RunConfig):
+            raise UserError("--devices plans runs that generate; `proxima rehearse` counts the memory of others")
+        estimates = Estimates(resolved, gemm=1e12, share=Share(1))
+        if estimates.model is None:
+            remedy = "download the model first, or name one whose size is known"
+            raise UserError(f"no plan: the size of {config.model.path} is not known", remedy=remedy)
+        assert isinstance(estimates.batch, StepSize)
+        load = load_of(config, estimates.batch, mean, fitted_rates().spread)
+        return cls(estimates.model, config.model, load, devices)
+
+    def plan(self, layout: DeviceLayout, load: StepLoad | None = None, **known: Any) -> StepPlan:
+        """The plan of one layout; `known` as in `plan_step`."""
+        load = load or self.load
+        load = replace(load, lag=0) if layout.colocated else load
+        return plan_step(self.model, self.spec, layout, load, self.devices, **known)
 
 
 def plan_recipe(
@@ -157,22 +196,17 @@ def plan_recipe(
     mean: float | None = None,
     counted: dict[str, int] | None = None,
 ) -> StepPlan:
-    """The plan of a recipe on so many devices, in its own layout or another one; `mean` tokens a completion.
+    """The plan of a recipe on so many devices, in its own layout or another one.
+
+    Args:
+        mean: tokens a completion; None: a share of the most.
+        counted: bytes of a rank by kind, from a rehearsal.
 
     Raises:
         UserError: it does not generate, or its model's size is not known.
         FieldError: its layout does not fit these devices, or does not divide its model.
     """
-    config = resolved.config
-    if not isinstance(config, RunConfig):
-        raise UserError("--devices plans runs that generate; `proxima rehearse` counts the memory of others")
-    layout = layout or planned_layout(config, devices)
-    estimates = Estimates(resolved, gemm=1e12, share=Share(layout.ranks, layout.sharding))
-    if estimates.model is None:
-        remedy = "download the model first, or name one whose size is known"
-        raise UserError(f"no plan: the size of {config.model.path} is not known", remedy=remedy)
-    rates = fitted_rates()
-    load = load_of(config, estimates.batch, mean, rates.spread)  # type: ignore[arg-type]
-    if layout.colocated:
-        load = replace(load, lag=0)
-    return plan_step(estimates.model, config.model, layout, load, devices, rates=rates, counted=counted)
+    recipe = PlannedRecipe.of(resolved, devices, mean)
+    layout = layout or planned_layout(resolved.config, devices)
+    memory = device_memory(recipe.spec, recipe.model, layout, recipe.load, devices.kind, counted)
+    return recipe.plan(layout, memory=memory)

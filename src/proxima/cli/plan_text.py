@@ -1,0 +1,67 @@
+"""What `proxima explain --devices` prints: stages, memory, traffic and layouts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxima.lab.plan.proposals import Proposal
+    from proxima.lab.plan.step_plan import StepPlan
+
+GIB = 2**30
+
+
+def text_of_plan(plan: "StepPlan") -> str:
+    """The plan of a layout: a line for each stage, then memory and what is sent."""
+    from proxima.view.formatting import duration
+
+    load, memory = plan.load, plan.memory
+    engine, trainer = plan.sides
+    lines = [f"layout   {plan.layout}, on {plan.devices}"]
+    how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
+    lines.append(
+        f"step     about {duration(plan.seconds)}, {plan.speed:,.0f} tokens/s a device; {plan.binds} binds{how}"
+    )
+    mean, most = f"{load.mean:,.0f}", f"{load.largest(load.sequences):,}"
+    lines.append(f"         for completions of {mean} tokens on average, the longest of {load.sequences:,} with {most}")
+    for stage in plan.stages:
+        parts = sorted(stage.parts.items(), key=lambda part: -part[1])
+        said = ", ".join(f"{name} {_seconds(value)}" for name, value in parts if value > 0.02 * stage.seconds)
+        lines.append(f"         {stage.name:<9}{_seconds(stage.seconds):>9}   {said}".rstrip())
+    total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
+    lines.append(f"memory   {'fits' if memory.fits else 'does not fit'}: {total} on a device, by the {memory.source}")
+    lines.append(f"         a rank: {_sizes(memory.trainer)}")
+    running = f"{memory.slots:,} completions at once" if memory.slots else "no room for a completion"
+    lines.append(f"         an engine's device: {_sizes(memory.engine)}; {running}")
+    micro = plan.micro_batch
+    largest = f"of {micro:,} tokens" if micro else "none: the longest sequence does not fit a rank"
+    lines.append(f"         largest micro-batch {largest}, train.tokens_per_micro_batch is {load.micro_tokens:,}")
+    sent: dict[str, float] = {}
+    for stage in plan.stages:
+        for group, size in stage.sent.items():
+            sent[group] = sent.get(group, 0.0) + size
+    if sent:
+        lines.append(f"network  each rank sends a step: {_sizes(sent)}")
+    return "\n".join(lines)
+
+
+def text_of_proposals(found: Sequence["Proposal"]) -> str:
+    """A table of layouts, and the words that set each."""
+    lines = ["layouts  step       tokens/s   memory   binds                         layout"]
+    for number, proposal in enumerate(found, 1):
+        plan = proposal.plan
+        size = f"{plan.memory.needed / GIB:.0f} GiB"
+        figures = f"{_seconds(plan.seconds):<11}{plan.speed:<11,.0f}{size:<9}{plan.binds:<30}"
+        lines.append(f"     {number:>2}  {figures}{plan.layout}")
+    for number, proposal in enumerate(found, 1):
+        plan = proposal.plan
+        note = "    # trains on completions of the step before" if "runtime.max_lag=1" in proposal.words else ""
+        lines.append(f"\n  {number}{note}\n    {' '.join(proposal.words)}")
+    return "\n".join(lines)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def _sizes(sizes: "dict[str, int] | dict[str, float]") -> str:
+    return "  ".join(f"{name} {size / GIB:,.2f}" for name, size in sizes.items() if size) + " GiB"

@@ -1,0 +1,48 @@
+import pytest
+
+from proxima.config.model_size import KNOWN
+from proxima.config.sections.model_section import ModelConfig
+from proxima.lab.plan.device_memory import largest_micro_batch, local_facts, trainer_memory
+from proxima.lab.plan.devices import device_kinds
+from tests.lab.plan.plans import LOAD, changed, planned
+
+SPEC = ModelConfig(path="qwen3-30b-a3b", gradient_checkpointing=True)
+
+
+def test_states_are_split_over_all_ranks_whatever_the_groups():
+    for split in ({}, {"tensor_parallel": 4}, {"expert_parallel": 8}, {"context_parallel": 2}):
+        memory = planned(**split).memory
+        assert memory.trainer["weights"] == 30_532_122_624 * 4 // 32
+        assert memory.trainer["Adam's two moments"] == 2 * memory.trainer["weights"]
+        assert memory.fits and memory.slots == 128
+
+
+def test_what_each_dimension_saves():
+    def kinds(**split):
+        return trainer_memory(SPEC, KNOWN["qwen3-30b-a3b"], planned(**split).layout, LOAD)
+
+    whole = kinds()
+    assert kinds(expert_parallel=8)["gathered layers"] < whole["gathered layers"] / 3
+    assert kinds(tensor_parallel=8)["logits"] < whole["logits"] / 5
+    activations = "activations of a micro-batch"
+    assert kinds(context_parallel=2)[activations] == pytest.approx(whole[activations] / 2, rel=0.02)
+
+
+def test_the_local_part_of_a_layer():
+    model = KNOWN["qwen3-30b-a3b"]
+    local = local_facts(model, planned(expert_parallel=8, tensor_parallel=2).layout)
+    experts = 28_991_029_248 // 48
+    assert local.layer == pytest.approx((model.layer - experts) / 2 + experts / 16, rel=1e-6)
+    assert local.query_width == 2048
+    ends = model.parameters - 48 * model.layer
+    assert local.parameters == pytest.approx(48 * local.layer + ends / 2, rel=1e-6)
+
+
+def test_the_largest_micro_batch_is_one_that_fits():
+    model, layout = KNOWN["qwen3-30b-a3b"], planned().layout
+    kinds = device_kinds()
+    sizes = [largest_micro_batch(SPEC, model, layout, LOAD, kinds[name]) for name in ("H100-80G", "H200-141G")]
+    assert 4096 < sizes[0] < sizes[1] and sizes[0] % 1024 == 0
+    alone = planned(devices="1xL4-24G", engines=1, each=1)
+    assert alone.micro_batch == 0 and not alone.memory.fits and alone.memory.slots == 0
+    assert changed(shared=True).prompt_tokens == 150 / 32

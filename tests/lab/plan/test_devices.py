@@ -1,0 +1,37 @@
+import pytest
+
+from proxima.data import UserError
+from proxima.lab.plan.devices import device_kinds, read_devices
+
+
+def test_every_device_has_numbers_of_its_class_and_a_source():
+    for kind in device_kinds().values():
+        assert 10 < kind.memory < 400 and 50 < kind.bf16 < 3000 and 0.2 < kind.bandwidth < 10, kind
+        assert kind.inside >= kind.across > 0 and kind.node >= 1 and len(kind.source) > 10
+        assert kind.memory <= float(kind.name.rpartition("-")[2].removesuffix("G")), "the driver reports less"
+    assert {"H800-80G", "H20-96G", "H100-80G", "H200-141G", "A100-80G", "B200-180G", "GB200-186G", "L40S-48G"} <= {
+        *device_kinds()
+    }
+
+
+def test_reading_how_many():
+    devices = read_devices(" 128×h800-80g ")
+    assert (devices.name, devices.count, str(devices)) == ("H800-80G", 128, "128xH800-80G")
+    assert devices.memory == int(79.2 * 2**30)
+    assert read_devices("L4-24G").count == 1
+
+
+@pytest.mark.parametrize(
+    "text, said", [("8xH2-96G", "did you mean 'H20-96G'?"), ("0xL4-24G", "at least one"), ("8x", "no device here")]
+)
+def test_devices_that_nobody_has(text, said):
+    with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        read_devices(text)
+
+
+def test_links():
+    """Eight adapters of 50 GB/s feed a gather across nodes, one an exchange, less what stays in a node."""
+    kind = device_kinds()["H100-80G"]
+    assert kind.link(8) == kind.exchange(8) == 450e9
+    assert kind.link(16) == 400e9 and kind.link(16, stride=8) == 50e9
+    assert kind.exchange(16) == pytest.approx(50e9 * 15 / 8)

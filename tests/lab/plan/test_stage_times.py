@@ -1,0 +1,77 @@
+import pytest
+
+from proxima.lab.plan.stage_times import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK
+from tests.lab.plan.plans import LOAD, changed, planned
+
+
+def test_a_decode_step_by_hand():
+    """Qwen2.5-7B on one H100, 64 completions of 1,000 tokens: weights without the embeddings, and their keys, once."""
+    times = planned("qwen2.5-7b", "8xH100-80G", engines=8, each=1).times
+    weights, keys = 7_615_616_512 - 152_064 * 3584, 64 * 1000 * 2 * 28 * 512
+    seconds, binds = times.decode_step(64, 1000)
+    rates = times.rates
+    assert seconds == pytest.approx(2 * (weights + keys) / (3.35e12 * rates.decode) + 28 * rates.layer)
+    assert binds == BANDWIDTH
+    assert times.decode_step(1, 10)[0] < seconds < times.decode_step(64, 8000)[0]
+
+
+def test_experts_are_read_as_far_as_tokens_use_them():
+    times = planned(engines=32, each=1).times
+    one, many = times.decode_step(1, 1)[0], times.decode_step(256, 1)[0]
+    fixed = times.model.layers * times.rates.layer
+    share = (one - fixed) / (many - fixed)
+    active = (3_353_032_704 - 151_936 * 2048) / (30_532_122_624 - 151_936 * 2048)
+    assert share == pytest.approx(active, rel=0.05)
+
+
+def test_generation_ends_with_the_longest():
+    times = planned("qwen2.5-7b", "8xH100-80G", engines=8, each=1).times
+    short = times.generate([100] * 64, 10)
+    tail = times.generate([100] * 63 + [2000], 10)
+    assert tail.seconds > 5 * short.seconds and tail.binds == LONGEST
+    assert short.parts[LONGEST] == 0 and short.binds in (BANDWIDTH, FIXED)
+    assert tail.seconds - short.seconds == pytest.approx(1900 * times.decode_step(1, 1060)[0], rel=0.02)
+    queue = times.generate([100] * 64, 10, slots=16)
+    assert queue.seconds == pytest.approx(4 * (times.generate([100] * 16, 10).seconds), rel=0.01)
+    stream = times.generate_steadily(64, 100, 10, 64)
+    assert stream.seconds == pytest.approx(short.seconds, rel=0.01)
+
+
+def test_an_update_is_shared_and_no_sequence_is_cut():
+    few, many = planned(devices="32xH100-80G").times, planned(devices="128xH100-80G").times
+    lengths = [1000] * 512
+    assert few.update(lengths).parts[COMPUTE] == pytest.approx(4 * many.update(lengths).parts[COMPUTE])
+    long = [30_000] + [1000] * 511
+    alone = many.update(long).parts[COMPUTE]
+    assert alone == pytest.approx(many.update([30_000]).parts[COMPUTE]), "one rank has the long one"
+    split = planned(devices="128xH100-80G", context_parallel=4).times
+    assert split.update(long).parts[COMPUTE] == pytest.approx(alone / 4)
+    assert split.update(long).sent["context"] > 0 and split.update([]).seconds == 0
+
+
+def test_a_forward_pass_is_a_third_or_a_quarter_of_an_update():
+    plain = planned(load=changed(checkpointing=False)).times
+    again = planned().times
+    lengths = [1000] * 512
+    assert plain.update(lengths).parts[COMPUTE] == pytest.approx(3 * plain.forward(lengths).parts[COMPUTE])
+    assert again.update(lengths).parts[COMPUTE] == pytest.approx(4 * again.forward(lengths).parts[COMPUTE])
+
+
+def test_what_dimensions_send():
+    lengths = [4000] * 128
+    none = planned().times.update(lengths)
+    tensor = planned(tensor_parallel=8).times.update(lengths)
+    expert = planned(expert_parallel=8).times.update(lengths)
+    # two all-reduces a layer in the forward pass, the repeat and the backward pass, of bfloat16
+    tokens = 128 * 4000 / 4
+    assert tensor.sent["tensor"] == pytest.approx(3 * 48 * 2 * tokens * 2048 * 2 * 2 * 7 / 8)
+    assert expert.sent["expert"] == pytest.approx(3 * 48 * 2 * (128 * 4000 / 32) * 8 * 2048 * 2 * 7 / 8)
+    assert expert.sent["gather experts"] < none.sent["gather experts"] / 7
+    assert expert.sent["gather dense"] == none.sent["gather dense"]
+    assert none.parts[NETWORK] >= 0
+
+
+def test_weights_reach_engines_but_those_in_the_process():
+    times = planned().times
+    assert times.publish().seconds == pytest.approx(2 * 30_532_122_624 / (times.rates.publish * 1e9))
+    assert LOAD.lag == 0

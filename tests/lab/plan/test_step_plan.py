@@ -1,0 +1,51 @@
+import json
+
+import pytest
+
+from proxima.config import resolve
+from proxima.data import UserError
+from proxima.lab.plan import plan_recipe, read_devices
+from tests.lab.plan.plans import changed, planned
+
+LONG = changed(sequences=8192, mean=1900, longest=28_672, updates=16)
+
+
+def test_the_longest_completion_ends_what_more_devices_bring():
+    """As in verl's rows of 32, 64 and 128 devices: from 64 on the longest completion takes most of the step."""
+    split = {"each": 4, "context_parallel": 4, "kind": "hybrid"}
+    plans = [planned("qwen2.5-math-7b", f"{n}xH20-96G", LONG, engines=n // 4, **split) for n in (32, 64, 128, 256)]
+    seconds = [plan.seconds for plan in plans]
+    assert seconds[0] > 1.4 * seconds[1] and seconds[2] < 1.35 * seconds[3]
+    assert [plan.binds for plan in plans][2:] == ["generate: longest completion"] * 2
+    assert plans[0].speed > plans[2].speed
+
+
+def test_overlap_takes_the_slower_side():
+    turns = planned(devices="64xH100-80G", beside=32)
+    both = planned(devices="64xH100-80G", beside=32, load=changed(lag=1))
+    assert turns.seconds == pytest.approx(sum(turns.sides))
+    assert both.seconds == max(both.sides) < turns.seconds
+    assert both.overlaps and not turns.overlaps
+    assert planned(load=changed(lag=1)).overlaps is False, "on the same devices they take turns"
+
+
+def test_a_plan_as_json():
+    plan = planned(expert_parallel=8)
+    facts = json.loads(json.dumps(plan.as_json()))
+    assert facts["seconds"] == pytest.approx(sum(stage["seconds"] for stage in facts["stages"]))
+    assert facts["devices"] == "32xH100-80G" and facts["memory"]["fits"] is True
+    assert facts["largest_micro_batch"] == plan.micro_batch > 8192
+
+
+def test_a_recipe_whose_model_is_nowhere():
+    resolved = resolve("qwen3_30b_cppo", ["model.path=org/other"], root=None)
+    with pytest.raises(UserError, match="size of org/other is not known"):
+        plan_recipe(resolved, read_devices("8xH100-80G"))
+
+
+def test_what_a_rehearsal_counted_replaces_the_formula():
+    resolved = resolve("qwen3_4b_grpo", ["placement=torchrun"], root=None)
+    counted = {"weights": 3 * 2**30, "activations": 5 * 2**30}
+    plan = plan_recipe(resolved, read_devices("8xH100-80G"), mean=2000.0, counted=counted)
+    assert plan.memory.source == "rehearsal" and plan.memory.trainer == counted
+    assert plan.load.mean == 2000 and plan.seconds > 0
