@@ -17,6 +17,7 @@ from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.config.resolved import ResolvedValue
+    from proxima.lab.simulate.grid import SimulatedCell
 
 FITTED = "a run folder, to which lengths and times are fitted"
 DEVICES = (
@@ -57,11 +58,10 @@ def simulate(
     from proxima.cli.simulate_scale import simulate_on_devices
     from proxima.config import resolve
     from proxima.config.recipe_reader import with_values
-    from proxima.lab.simulate.fit import fit_times
+    from proxima.lab.simulate.fit import Fit, fit_times
     from proxima.lab.simulate.grid import MOST_STEPS, simulate_grid
     from proxima.lab.simulate.times import PREFIX, read_times
-    from proxima.view.simulation_page import cell_row, write_simulation
-    from proxima.view.terminal import StageProgress, rendered, table_of_rows
+    from proxima.view.terminal import StageProgress
 
     if steps is not None and steps < 2:
         raise UserError(f"--steps {steps}: must be at least 2")
@@ -71,19 +71,18 @@ def simulate(
         raise UserError(f"--times {times}: no such file")
     if html is not None:
         check_page("--html", html)
+    if devices and (fitted or concurrent):
+        option = "--from" if fitted else "--concurrent"
+        raise UserError(f"{option}: has no meaning with --devices, whose times are planned; leave it out")
     of_times = [word for word in override if word.startswith(PREFIX)]
     of_recipe = [word for word in override if not word.startswith(PREFIX)]
-    refuse_what_differs(of_recipe)
     resolved = resolve(recipe, of_recipe, import_code=import_code)
+    fit = fit_times(fitted, {entry.path: entry.value for entry in resolved.entries}) if fitted else Fit()
+    drawn, entries = read_times(times, of_times, fit.values, fitted or "")
+    refuse_what_differs(of_recipe)
     if devices is not None:
-        if fitted or concurrent:
-            option = "--from" if fitted else "--concurrent"
-            raise UserError(f"{option}: has no meaning with --devices, whose times are planned; leave it out")
-        drawn, entries = read_times(times, of_times)
         simulate_on_devices(resolved, devices, drawn, entries, lags=lag, steps=steps, html=html, as_json=as_json)
         return
-    fit = fit_times(fitted, {entry.path: entry.value for entry in resolved.entries}) if fitted else None
-    drawn, entries = read_times(times, of_times, fit.values if fit else None, fitted or "")
     steps = steps or min(resolved.config.train.steps, MOST_STEPS)
     progress = StageProgress(sys.stderr)
     cells = simulate_grid(
@@ -96,9 +95,24 @@ def simulate(
         import_code=import_code,
     )
     progress.clear()
-    notes = [*(fit.notes if fit else ()), *defaults_note(entries)]
+    _show(Path(recipe).stem, cells, entries, [*fit.notes, *defaults_note(entries)], html=html, as_json=as_json)
+
+
+def _show(
+    title: str,
+    cells: "Sequence[SimulatedCell]",
+    entries: "tuple[ResolvedValue, ...]",
+    notes: Sequence[str],
+    *,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    from proxima.view.simulation_page import cell_row, write_simulation
+    from proxima.view.terminal import rendered, table_of_rows
+
+    steps = len(cells[0].run.steps)
     if html is not None:
-        write_simulation(html, Path(recipe).stem, cells, entries, notes)
+        write_simulation(html, title, cells, entries, notes)
     if as_json:
         sources = {entry.path: {"value": entry.value, "source": entry.source} for entry in entries}
         facts: dict[str, Any] = {"steps": steps, "cells": [cell.as_json() for cell in cells], "times": sources}

@@ -61,7 +61,7 @@ def simulate_on_devices(
     """
     from proxima.lab.simulate.planned_times import PLANNED
     from proxima.lab.simulate.scale import STEPS, simulate_scale
-    from proxima.view.scale_page import scale_row, sentences, write_scale
+    from proxima.view.scale_page import scale_rows, sentences, write_scale
     from proxima.view.terminal import StageProgress, rendered, table_of_rows
 
     counts, kind = read_counts(devices)
@@ -91,8 +91,7 @@ def simulate_on_devices(
         facts: dict[str, Any] = {"devices": devices, "steps": steps or STEPS, "lag": lag, "runs": runs}
         print_json({**facts, "summary": sentences(pairs), "page": None if html is None else str(html)})
         return
-    look: Any = {"left": ("binds", "async binds")}
-    print(rendered(table_of_rows([scale_row(*pair) for pair in pairs], **look), sys.stdout))
+    print(rendered(table_of_rows(scale_rows(pairs), left=("run", "binds")), sys.stdout))
     print("\n".join(["", *sentences(pairs)]))
     if html is not None:
         print(f"\n{html}")

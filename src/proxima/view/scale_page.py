@@ -39,18 +39,21 @@ WHY = {  # more devices do not shorten it
 }
 
 
-def scale_row(sync: ScaledRun, beside: ScaledRun) -> dict[str, str]:
-    """The row of a number of devices, by column."""
-    return {"devices": count(sync.devices), **_columns(sync, ""), **_columns(beside, "async "), "engines": beside.where}
+def scale_rows(pairs: Pairs) -> list[dict[str, str]]:
+    """A row for each run, by column."""
+    return [_row(run) for pair in pairs for run in pair]
 
 
-def _columns(run: ScaledRun, name: str) -> dict[str, str]:
-    share = "" if run.refused else f" {100 * run.spent[run.binds]:.0f} %"
+def _row(run: ScaledRun) -> dict[str, str]:
+    none = bool(run.refused)
     return {
-        f"{name or 'sync '}tok/s": NONE if run.refused else count(run.tokens_per_second),
-        f"{name}each": NONE if run.refused else fixed(run.per_device, 0),
-        f"{name}step s": NONE if run.refused else fixed(run.step_seconds, 1),
-        f"{name}binds": run.binds + share,
+        "devices": count(run.devices),
+        "run": "async" if run.lag else "sync",
+        "engines": run.where,
+        "tok/s": NONE if none else count(run.tokens_per_second),
+        "per device": NONE if none else count(run.per_device),
+        "step s": NONE if none else fixed(run.step_seconds, 1),
+        "binds": run.refused if none else f"{run.binds} {100 * run.spent[run.binds]:.0f} %",
     }
 
 
@@ -80,7 +83,7 @@ def write_scale(path: Path, title: str, pairs: Pairs, times: Sequence[ResolvedVa
 
     Raises: OSError if the folder is missing, or the disk full; an earlier page stays intact.
     """
-    rows = [scale_row(*pair) for pair in pairs]
+    rows = scale_rows(pairs)
     values: dict[str, Any] = {
         "title": title,
         "head": list(rows[0]),

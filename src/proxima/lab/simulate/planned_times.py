@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 
 from proxima.lab.plan.stage_times import NETWORK, StageTimes
@@ -25,13 +24,13 @@ class PlannedTimes(Times):
     load: StepLoad
     context: float  # tokens, prompt included, of a completion that runs, on average over time
     network: float = 0.0  # share of an update that ranks wait for each other's bytes
+    known: dict[int, float] = field(default_factory=dict)  # decode steps, by how many run
 
     def decode_step(self, running: int) -> float:
-        return self._decode_step(max(1, running))
-
-    @cached_property
-    def _decode_step(self):  # type: ignore[no-untyped-def]
-        return lru_cache(maxsize=None)(lambda running: self.stages.decode_step(running, self.context)[0])
+        count = max(1, running)
+        if count not in self.known:
+            self.known[count] = self.stages.decode_step(count, self.context)[0]
+        return self.known[count]
 
     def update_step(self, lengths: Sequence[int]) -> float:
         load, whole = self.load, [length + self.load.prompt_tokens for length in lengths]
@@ -72,7 +71,7 @@ def planned_times(plan: StepPlan, times: Times, given: Sequence[str]) -> Planned
     context = load.prompt + fmean(x * x for x in lengths) / (2 * fmean(lengths))
     trained = [stage for stage in plan.stages if stage.name in ("forward", "update")]
     seconds = sum(stage.seconds for stage in trained)
-    own = {field.name: getattr(times, field.name) for field in fields(Times) if field.name not in PLANNED}
+    own = {f.name: getattr(times, f.name) for f in fields(Times) if f.name not in PLANNED}
     return PlannedTimes(
         **own if "other" in given else own | {"other": stages.rates.step},
         prefill_token=stages.prefill(load.prompt, load.prompt) / load.prompt,

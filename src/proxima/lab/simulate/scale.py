@@ -55,11 +55,11 @@ class ScaledRun:
 
     @property
     def where(self) -> str:
-        """How many devices generate, and how many a single engine has."""
+        """How many engines there are, and how many devices each has."""
         if self.layout is None:
             return "–"
         size = self.layout.engine_devices
-        return f"{'all' if self.layout.colocated else self.layout.engines * size} ({size})"
+        return f"{self.layout.engines} × {size}"
 
     def as_json(self) -> dict[str, Any]:
         layout = None if self.layout is None else {**asdict(self.layout), "text": str(self.layout)}
