@@ -38,7 +38,7 @@ class Row:
 
 def _nemo(
     name: str, model: str, devices: str, split: tuple[int, int, int, int], tensor: int, load: dict[str, Any],
-    step: float, *, ranks: int, engines: int, fitted: bool = False, version: str = "v0.6", note: str = "",
+    step: float, *, ranks: int, engines: int, lag: int = 0, fitted: bool = False, version: str = "v0.6", note: str = "",
 ) -> Row:  # fmt: skip
     """Megatron and vLLM. Its optimizer splits states over all ranks, which gather weights and sum gradients once an
     update, as `replicate` sends them; 150 tokens of the published means and maxima are taken to be the prompt."""
@@ -47,7 +47,11 @@ def _nemo(
         "ranks": ranks, "engines": engines, "engine_devices": tensor, "colocated": ranks == count, "pipeline": pp,
         "tensor_parallel": tp, "context_parallel": cp, "expert_parallel": ep, "kind": "replicate",
     }  # fmt: skip
-    steady = {"prompt": 150, "forwards": 2, "lag": int(name.partition(", ")[2][:1]) if name.endswith(" off") else 0}
+    steady = {
+        "prompt": 150,
+        "forwards": 2,
+        "lag": lag or (int(name.partition(", ")[2][:1]) if name.endswith(" off") else 0),
+    }
     return Row(
         name, f"{NEMO} {version}", model, devices, layout, steady | load, {"step": step}, fitted=fitted, note=note
     )
@@ -112,6 +116,15 @@ ROWS: tuple[Row, ...] = (
           engines=16),
     _nemo("DeepSeek-V3, 1 off", V3, "512xH100-80G", (1, 1, 16, 16), 32, _lengths(mean=710, **_V3), 64.1, ranks=256,
           engines=8),
+    *(_nemo(f"{name}, v0.4", model, devices, split, tensor, _lengths(mean=mean, **load), step, ranks=ranks,
+            engines=engines, version="v0.4", lag=lag)
+      for name, model, devices, split, tensor, mean, load, step, ranks, engines, lag in (
+          ("Qwen3-30B-A3B", A3B, "32xH100-80G", (2, 1, 8, 1), 4, 3154, _30B, 225, 32, 8, 0),
+          ("Qwen3-30B-A3B, 1 off", A3B, "32xH100-80G", (1, 1, 8, 2), 2, 3158, _30B, 244, 16, 8, 1),
+          ("Qwen3-235B-A22B, 128", A22B, "128xH100-80G", (2, 2, 16, 8), 16, 5671, _235B, 506, 128, 8, 0),
+          ("Qwen3-235B-A22B, 1 off", A22B, "256xH100-80G", (4, 1, 16, 8), 8, 5691, _235B, 241, 128, 16, 1),
+          ("DeepSeek-V3, 256", V3, "256xH100-80G", (1, 1, 16, 16), 32, 745, _V3, 154, 256, 8, 0),
+          ("DeepSeek-V3, 1 off", V3, "512xH100-80G", (1, 1, 16, 16), 32, 744, _V3, 77.9, 256, 8, 1))),
     _of_verl(32, 0, {"step": 790, "generate": 357, "forward": 108, "update": 270}, fitted=True),
     _of_verl(64, 0, {"step": 365, "generate": 151, "forward": 70, "update": 133}),
     _of_verl(128, 0, {"step": 356, "generate": 178, "forward": 54, "update": 114}),

@@ -81,9 +81,6 @@ def _print_plan(
     from proxima.lab.plan.proposals import proposals
 
     asked = read_devices(devices)
-    if mean is not None and not 1 <= mean <= resolved.config.sampling.max_tokens:
-        bound = f"must be in [1, sampling.max_tokens={resolved.config.sampling.max_tokens}]"
-        raise UserError(f"--mean-length {mean:g} {bound}")
     if propose:
         found = proposals(resolved, asked, mean)
         if as_json:
@@ -104,7 +101,9 @@ def _print_plan(
     if as_json:
         print_json(plan.as_json())
     else:
-        print(f"{_trained_block(resolved)}\n\n{text_of_plan(plan)}")
+        left = [name for name in ("critic", "algorithm.distillation") if resolved.get(name) is not None]
+        notes = [f"note     {name} is not in the plan: neither its time nor its memory" for name in left]
+        print("\n".join([f"{_trained_block(resolved)}\n", text_of_plan(plan), *notes]))
 
 
 def text_of(

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from transformers import Qwen3NextConfig
 
 from proxima.config import resolve
 from proxima.data import UserError
@@ -41,6 +42,27 @@ def test_a_recipe_whose_model_is_nowhere():
     resolved = resolve("qwen3_30b_cppo", ["model.path=org/other"], root=None)
     with pytest.raises(UserError, match="size of org/other is not known"):
         plan_recipe(resolved, read_devices("8xH100-80G"))
+
+
+def test_layers_without_attention_have_no_plan(tmp_path):
+    config = Qwen3NextConfig(num_hidden_layers=4, hidden_size=64, num_experts=4, vocab_size=64)
+    config.architectures = ["Qwen3NextForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"no plan for qwen3_next, with layers of linear_attention; plan a decoder"):
+        plan_recipe(resolve("qwen3_30b_cppo", [f"model.path={tmp_path}"], root=None), read_devices("8xH100-80G"))
+
+
+def test_an_adapter_is_cheaper_to_train_and_a_reference_takes_memory(tiny_model):
+    words = [f"model.path={tiny_model('qwen3')}", "placement=torchrun"]
+    devices = read_devices("8xH100-80G")
+    whole = plan_recipe(resolve("qwen3_4b_grpo", words, root=None), devices)
+    adapter = plan_recipe(resolve("qwen3_4b_grpo", [*words, "model.lora={rank: 2}"], root=None), devices)
+    update, cheaper = (next(s for s in p.stages if s.name == "update") for p in (whole, adapter))
+    assert cheaper.parts["compute"] == pytest.approx(update.parts["compute"] * 3 / 4)
+    assert cheaper.sent["gather dense"] < update.sent["gather dense"]
+    against = plan_recipe(resolve("qwen3_4b_grpo", [*words, "algorithm.reference_kl=k3"], root=None), devices)
+    assert against.memory.trainer["reference model"] == against.memory.trainer["weights"]
+    assert against.load.forwards == whole.load.forwards + 1
 
 
 def test_what_a_rehearsal_counted_replaces_the_formula():

@@ -14,7 +14,7 @@ from proxima.lab.plan.step_load import StepLoad
 CONTEXT = GIB  # of CUDA and its kernels
 FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
 # what a trainer holds while engines generate, by the names of the formula and of a rehearsal
-STEADY = ("weights", "adapter", "gradients", "Adam's two moments", "optimizer")
+STEADY = ("weights", "adapter", "gradients", "Adam's two moments", "reference model", "optimizer")
 ENGINE_WEIGHTS, CACHE, BESIDE = "engine's weights", "KV cache", "CUDA and fragments"
 ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
 
@@ -80,7 +80,8 @@ def trainer_memory(
     forwarded = Forwarded(own, own, 0, alone=update <= tokens)
     whole = training_memory(spec, model, forwarded, share)  # its states are split over all ranks
     local = training_memory(spec, local_facts(model, layout), forwarded, share)
-    return {k: v for k in local if (v := (whole if k in STEADY else local)[k])}
+    kinds = {k: v for k in local if (v := (whole if k in STEADY else local)[k])}
+    return kinds | ({"reference model": load.references * whole["weights"]} if load.references else {})
 
 
 def device_memory(

@@ -106,7 +106,7 @@ class StageTimes(PlacedModel):
         stage = self._trained("update", lengths, longest, mean_square, gradients=True)
         if not stage.seconds:
             return stage
-        elements = self.model.parameters / self._parts
+        elements = self.trained / self._parts
         speed = (
             self.rates.host * 1e9 if self.layout.sharding.offload else self.device.bandwidth * 1e12 * self.rates.decode
         )
@@ -132,7 +132,7 @@ class StageTimes(PlacedModel):
         squares = max(squares / layout.shares, longest * longest)
         micro = max(1, math.ceil(share / max(self.micro_tokens, longest)))
         split = layout.sharding.together * layout.pipeline
-        passes = (4 if self.checkpointing else 3) if gradients else 1
+        passes = (3 if self.adapter is None else 2) + self.checkpointing if gradients else 1
         compute = passes * (self._products(share, split) + self._attention(squares / 2) / split)
         moved = passes * self._moved(share) / split
         bubble = 1 + (layout.pipeline - 1) / micro

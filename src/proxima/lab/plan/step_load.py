@@ -26,6 +26,7 @@ class StepLoad:
         lag: steps that generation may be ahead of training, which then overlap; 0: they take turns.
         concurrent: completions that are asked for at once while they overlap; None: those of all these steps.
         spread: sigma of the lengths.
+        references: frozen copies of the model that the ranks hold.
         slots: most completions that an engine runs at once, where the recipe says it.
     """
 
@@ -44,6 +45,7 @@ class StepLoad:
     lag: int = 0
     concurrent: int | None = None
     spread: float = 0.7
+    references: int = 0
     slots: int | None = None
 
     @property
@@ -119,5 +121,6 @@ def load_of(config: RunConfig, batch: StepSize, mean: float | None, spread: floa
         lag=config.runtime.max_lag if config.runtime.overlaps else 0,
         concurrent=(config.runtime.max_concurrent_rollouts or 0) * batch.completions or None,
         spread=spread,
+        references=int(algorithm.needs_reference and algorithm.reference_engine is None and config.model.lora is None),
         slots=getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None),
     )

@@ -18,7 +18,9 @@ from proxima.lab.plan.layout import DeviceLayout, check_model, planned_layout
 from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.stage_times import FIXED, Stage, StageTimes
 from proxima.lab.plan.step_load import StepLoad, load_of
+from proxima.model.load import load_config
 
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 Generate = Callable[[StageTimes, StepLoad, int], Stage]
 
 
@@ -145,8 +147,10 @@ def stage_times(
 ) -> StageTimes:
     """The durations of a model's stages on a layout."""
     master = BYTES[spec.dtype]
+    adapter = None if spec.lora is None else model.adapter or 0
     gathered = 2 if layout.sharding.param_dtype == "bfloat16" else master
-    return StageTimes(model, layout, devices.kind, rates, master, gathered, load.checkpointing, load.micro_tokens)
+    given = (load.checkpointing, load.micro_tokens, adapter)
+    return StageTimes(model, layout, devices.kind, rates, master, gathered, *given)
 
 
 def _times(stage: Stage, count: int) -> Stage:
@@ -168,15 +172,20 @@ class PlannedRecipe:
         """Of a recipe whose completions have `mean` tokens.
 
         Raises:
-            UserError: it does not generate, or its model's size is not known.
+            UserError: it does not generate, its completions can't have that mean, or its model's size is not known.
         """
         config = resolved.config
         if not isinstance(config, RunConfig):
             raise UserError("--devices plans runs that generate; `proxima rehearse` counts the memory of others")
+        most = config.sampling.max_tokens
+        if mean is not None and not 1 <= mean <= most:
+            raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
         estimates = Estimates(resolved, gemm=1e12, share=Share(1))
         if estimates.model is None:
             remedy = "download the model first, or name one whose size is known"
             raise UserError(f"no plan: the size of {config.model.path} is not known", remedy=remedy)
+        if not estimates.known_size:
+            _check_architecture(config.model)
         assert isinstance(estimates.batch, StepSize)
         load = load_of(config, estimates.batch, mean, fitted_rates().spread)
         return cls(estimates.model, config.model, load, devices)
@@ -186,6 +195,16 @@ class PlannedRecipe:
         load = load or self.load
         load = replace(load, lag=0) if layout.colocated else load
         return plan_step(self.model, self.spec, layout, load, self.devices, **known)
+
+
+def _check_architecture(spec: ModelConfig) -> None:
+    """UserError for a model that has layers without attention: they cache and compute otherwise."""
+    text = load_config(spec.path, spec.revision).get_text_config()
+    other = sorted({*(getattr(text, "layer_types", None) or ())} - ATTENTION)
+    if other or not getattr(text, "num_attention_heads", None):
+        layers = f"with layers of {', '.join(other)}" if other else "without attention"
+        remedy = "plan a decoder with attention in every layer"
+        raise UserError(f"no plan for {text.model_type}, {layers}", remedy=remedy)
 
 
 def plan_recipe(

@@ -41,6 +41,7 @@ class PlacedModel:
         master: bytes of a weight that is trained. gathered: of one that a layer computes with.
         checkpointing: layers are computed again in the backward pass.
         micro_tokens: most tokens of a micro-batch.
+        adapter: weights that are trained in place of all; None: without `model.lora`.
     """
 
     model: ModelFacts
@@ -51,7 +52,13 @@ class PlacedModel:
     gathered: int = HALF
     checkpointing: bool = True
     micro_tokens: int = 8192
+    adapter: int | None = None
     weights: Weights = field(init=False)
+
+    @property
+    def trained(self) -> int:
+        """Weights with a gradient."""
+        return self.model.parameters if self.adapter is None else self.adapter
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", Weights.of(self.model))
@@ -101,7 +108,7 @@ def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, 
     tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
     ranks = layout.ranks // (tensor * layout.pipeline)
     parts = min(ranks, max(1, device.node // tensor)) if sharding.kind == "hybrid" else ranks
-    experts = placed.weights.experts
+    experts, share = placed.weights.experts, placed.trained / placed.model.parameters
     found = {}
     for name, weights, stride in (
         ("dense", placed.model.parameters - experts, tensor),
@@ -114,12 +121,12 @@ def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, 
         if sharding.kind != "replicate" and group > 1:
             again = 1 + (gradients and sharding.reshard_after_forward)
             sums = (micro if sharding.sum_gradients == "micro_batch" else 1) if gradients else 0
-            size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL)
+            size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL * share)
             collectives = placed.model.layers * (micro * again + sums)
         if size:
             found[f"gather {name}"] = Traffic(size, device.link(group, stride), collectives)
         if gradients and (copies > 1 or (sharding.kind == "replicate" and group > 1)):
             between, part = (group, whole) if sharding.kind == "replicate" else (copies, whole / group)
             rate = device.link(between, stride if sharding.kind == "replicate" else device.node)
-            found[f"sum {name}"] = Traffic(2 * FULL * part * (between - 1) / between, rate, placed.model.layers)
+            found[f"sum {name}"] = Traffic(2 * FULL * share * part * (between - 1) / between, rate, placed.model.layers)
     return found

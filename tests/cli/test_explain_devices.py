@@ -1,0 +1,65 @@
+"""`proxima explain --devices`: a step on devices that are not here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RAY = "placement={kind: ray, ranks: 32, engines: 16, colocate: true, expert_parallel: 8}"
+
+
+def test_stages_memory_and_what_binds(proxima):
+    words = (RECIPES / "qwen3_30b_cppo.yaml", "engine=vllm", RAY)
+    code, out, err = proxima("explain", *words, "--devices", "32xH100-80G", "--mean-length", "3000")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("train    cppo: Qwen/Qwen3-30B-A3B-Base")
+    assert "layout   32 ranks (full, expert 8), 16 engines of 2 devices on the same devices, on 32xH100-80G" in lines
+    assert any(line.startswith("step     about ") and line.endswith(" binds") for line in lines)
+    stages = [line.split()[0] for line in lines if line.startswith("         ") and " s " in line]
+    assert stages == ["generate", "update", "publish", "else"]
+    assert "completions of 3,000 tokens on average" in out and "largest micro-batch" in out
+    assert "by the formula" in out and "expert " in lines[-1]
+
+
+def test_as_json(proxima, recipe):
+    code, out, _ = proxima("explain", recipe(), "--devices", "H100-80G", "--json")
+    plan = json.loads(out)
+    assert code == 0 and plan["devices"] == "1xH100-80G" and plan["layout"]["in_process"]
+    assert plan["seconds"] == pytest.approx(sum(stage["seconds"] for stage in plan["stages"]))
+
+
+def test_proposals_are_words_to_paste(proxima):
+    code, out, _ = proxima("explain", RECIPES / "qwen3_4b_grpo.yaml", "--devices", "8xH100-80G", "--propose")
+    assert code == 0
+    assert out.count("'placement={kind: ray, ranks: ") >= 2 and "tokens/s" in out
+    assert "runtime.max_lag=1" in out.splitlines()[-1] or "runtime.max_lag" not in out
+
+
+def test_a_rehearsal_counts_the_memory(proxima, recipe):
+    code, out, _ = proxima("explain", recipe(), "--devices", "H100-80G", "--rehearsed", "--json")
+    memory = json.loads(out)["memory"]
+    assert code == 0 and memory["source"] == "rehearsal" and memory["trainer"]["weights"] > 0
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--devices", "8xH2-96G"), "--devices 8xH2-96G: 'H2-96G' is no device here; did you mean 'H20-96G'?"),
+        (("--propose",), "--propose, --rehearsed and --mean-length are about --devices; name some, as 8xH100-80G"),
+        (("--devices", "H100-80G", "--mean-length", "0"), "--mean-length 0 must be in [1, sampling.max_tokens="),
+        (
+            ("--devices", "8xH100-80G", "placement={kind: torchrun, tensor_parallel: 3}"),
+            "placement.tensor_parallel=3 must be a divisor of the 8 ranks; set it to 4",
+        ),
+    ],
+)
+def test_one_line_for_what_can_not_be_planned(proxima, recipe, words, said):
+    code, out, err = proxima("explain", recipe(), *words)
+    assert (code, out) == (2, "") and err.startswith(f"error: {said}") and err.count("\n") == 1
+
+
+def test_a_recipe_that_does_not_generate(proxima):
+    code, _, err = proxima("explain", RECIPES / "cpu" / "sft.yaml", "--devices", "H100-80G")
+    assert code == 2 and "`proxima rehearse` counts the memory of others" in err
