@@ -1,8 +1,9 @@
-"""Simulate a recipe on virtual time: speed, idle shares and lag for several lags and concurrent prompts.
+"""Simulate a recipe on virtual time: speed, idle shares and lag for several lags and concurrent prompts, or for many
+numbers of devices.
 
 The loop is that of `proxima train`; engine, rewards and trainer only take time. What takes how long comes from a run
-(--from), a YAML file (--times) and times.KEY=VALUE, each over the one before. Runs no code but proxima's, unless asked
-to."""
+(--from), a YAML file (--times) and times.KEY=VALUE, each over the one before; with --devices from a plan. Runs no code
+but proxima's, unless asked to."""
 
 import argparse
 import sys
@@ -16,9 +17,13 @@ from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.config.resolved import ResolvedValue
+    from proxima.lab.simulate.grid import SimulatedCell
 
 FITTED = "a run folder, to which lengths and times are fitted"
-LAG = "values of runtime.max_lag; default 0,1,2,4"
+DEVICES = (
+    "numbers of devices and their kind, instead of lags: 8-1024xH800-80G (each twice the one before), or 8,24xH20-96G"
+)
+LAG = "values of runtime.max_lag; default 0,1,2,4; with --devices one, default 1"
 CONCURRENT = "values of runtime.max_concurrent_rollouts; default: the recipe's, or the prompts of 1 and 2 steps"
 
 
@@ -39,21 +44,24 @@ def simulate(
     *,
     fitted: Annotated[str | None, Argument(FITTED, "RUN", flag="--from")] = None,
     times: Annotated[Path | None, Argument("YAML file of lengths and times", "FILE")] = None,
-    lag: Annotated[Sequence[int], Argument(LAG, "N,N", read=_numbers)] = (0, 1, 2, 4),
+    devices: Annotated[str | None, Argument(DEVICES, "NxNAME")] = None,
+    lag: Annotated[Sequence[int], Argument(LAG, "N,N", read=_numbers)] = (),
     concurrent: Annotated[Sequence[int], Argument(CONCURRENT, "N,N", read=_numbers)] = (),
-    steps: Annotated[int | None, Argument("steps of each run; default: the recipe's, at most 200", "N")] = None,
+    steps: Annotated[
+        int | None, Argument("steps of each run; default: the recipe's, at most 200; with --devices 4", "N")
+    ] = None,
     html: Annotated[Path | None, Argument("also write a page", "PAGE")] = None,
     import_code: ImportCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a table of the runs, and write the page."""
+    from proxima.cli.simulate_scale import simulate_on_devices
     from proxima.config import resolve
     from proxima.config.recipe_reader import with_values
-    from proxima.lab.simulate.fit import fit_times
+    from proxima.lab.simulate.fit import Fit, fit_times
     from proxima.lab.simulate.grid import MOST_STEPS, simulate_grid
     from proxima.lab.simulate.times import PREFIX, read_times
-    from proxima.view.simulation_page import cell_row, write_simulation
-    from proxima.view.terminal import StageProgress, rendered, table_of_rows
+    from proxima.view.terminal import StageProgress
 
     if steps is not None and steps < 2:
         raise UserError(f"--steps {steps}: must be at least 2")
@@ -63,27 +71,48 @@ def simulate(
         raise UserError(f"--times {times}: no such file")
     if html is not None:
         check_page("--html", html)
+    if devices and (fitted or concurrent):
+        option = "--from" if fitted else "--concurrent"
+        raise UserError(f"{option}: has no meaning with --devices, whose times are planned; leave it out")
     of_times = [word for word in override if word.startswith(PREFIX)]
     of_recipe = [word for word in override if not word.startswith(PREFIX)]
     resolved = resolve(recipe, of_recipe, import_code=import_code)
-    fit = fit_times(fitted, {entry.path: entry.value for entry in resolved.entries}) if fitted else None
-    drawn, entries = read_times(times, of_times, fit.values if fit else None, fitted or "")
+    fit = fit_times(fitted, {entry.path: entry.value for entry in resolved.entries}) if fitted else Fit()
+    drawn, entries = read_times(times, of_times, fit.values, fitted or "")
     refuse_what_differs(of_recipe)
+    if devices is not None:
+        simulate_on_devices(resolved, devices, drawn, entries, lags=lag, steps=steps, html=html, as_json=as_json)
+        return
     steps = steps or min(resolved.config.train.steps, MOST_STEPS)
     progress = StageProgress(sys.stderr)
     cells = simulate_grid(
         recipe,
         with_values(of_recipe, {"train.steps": steps}),
         drawn,
-        lag,
+        lag or (0, 1, 2, 4),
         concurrent,
         lambda done, total: progress.update("simulate", done, total, "runs"),
         import_code=import_code,
     )
     progress.clear()
-    notes = [*(fit.notes if fit else ()), *defaults_note(entries)]
+    _show(Path(recipe).stem, cells, entries, [*fit.notes, *defaults_note(entries)], html=html, as_json=as_json)
+
+
+def _show(
+    title: str,
+    cells: "Sequence[SimulatedCell]",
+    entries: "tuple[ResolvedValue, ...]",
+    notes: Sequence[str],
+    *,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    from proxima.view.simulation_page import cell_row, write_simulation
+    from proxima.view.terminal import rendered, table_of_rows
+
+    steps = len(cells[0].run.steps)
     if html is not None:
-        write_simulation(html, Path(recipe).stem, cells, entries, notes)
+        write_simulation(html, title, cells, entries, notes)
     if as_json:
         sources = {entry.path: {"value": entry.value, "source": entry.source} for entry in entries}
         facts: dict[str, Any] = {"steps": steps, "cells": [cell.as_json() for cell in cells], "times": sources}

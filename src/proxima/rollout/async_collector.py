@@ -6,6 +6,7 @@ taken one after the other, are of one instant.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -219,7 +220,9 @@ class AsyncCollector(Collector):
     ) -> dict[str, float]:
         completions = [completion for entry in accepted for completion in entry.scored.completions]
         columns = [completion.policy_version for completion in completions if len(completion.tokens)]
-        lags = np.bincount(version - np.concatenate(columns)).tolist() if columns else []
+        lags = Counter[int]()  # tokens; one completion at a time, for all of a batch are gigabytes
+        for column in columns:
+            lags.update(dict(enumerate(np.bincount(version - column).tolist())))
         mixed = sum(bool(column[0] != column[-1]) for column in columns)  # versions only grow
         return {
             "async/queue": queue,
@@ -228,7 +231,7 @@ class AsyncCollector(Collector):
             "async/evicted": len(evicted),
             "async/retried": len(self._errors),
             "interrupted_fraction": mixed / len(completions) if completions else 0.0,
-            **{f"lag/{lag}": tokens / sum(lags) for lag, tokens in enumerate(lags) if tokens},
+            **{f"lag/{lag}": tokens / lags.total() for lag, tokens in sorted(lags.items()) if tokens},
         }
 
     def _notes(self) -> tuple[str, ...]:
@@ -273,11 +276,12 @@ class AsyncCollector(Collector):
         queued = [entry for entry in self._entries.values() if entry.stage == "queued"]
         for entry in queued[:places]:
             self._generate(entry)
+        stages = Counter(entry.stage for entry in self._entries.values())
         counts = {
             "finished": self._finished,
-            "accepted": self._taken * self.admission.prompts + self._count("accepted"),
-            "running": self._count("queued", "generating", "scoring", "unjudged"),
-            "generating": self._count("generating"),
+            "accepted": self._taken * self.admission.prompts + stages["accepted"],
+            "running": sum(stages[name] for name in ("queued", "generating", "scoring", "unjudged")),
+            "generating": stages["generating"],
         }
         if room := self.admission.capacity(**counts):
             prompts = self.source.next(room)

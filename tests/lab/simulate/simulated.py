@@ -5,6 +5,7 @@ from typing import Any
 from proxima.config import RunConfig, resolve
 from proxima.lab.simulate.distributions import Constant
 from proxima.lab.simulate.simulated_run import SimulatedRun, simulate_run
+from proxima.lab.simulate.timed_engine import Fleet
 from proxima.lab.simulate.times import Times
 
 PROMPTS, COMPLETIONS, TOKENS = 4, 2, 10
@@ -38,5 +39,5 @@ def config(*overrides: str) -> RunConfig:
     return resolve(RECIPE, overrides).config
 
 
-def simulated(*overrides: str, times: Times = TIMES) -> SimulatedRun:
-    return simulate_run(config(*overrides), times)
+def simulated(*overrides: str, times: Times = TIMES, fleet: Fleet | None = None) -> SimulatedRun:
+    return simulate_run(config(*overrides), times, fleet)

@@ -6,7 +6,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.protocol import EngineSpec
-from proxima.lab.simulate import timed_engine, timed_parts
+from proxima.lab.simulate import timed_engine, timed_parts, timed_replica
 from proxima.lab.simulate.distributions import LogNormal
 from tests.lab.simulate.simulated import DECODE, PREFILL, PROMPTS, TIMES, TOKENS, TRAIN, simulated
 
@@ -78,9 +78,8 @@ def test_evaluations_and_checkpoints_take_their_time_between_the_steps():
 
 def test_the_parts_that_only_take_time_inherit_nothing():
     """They know the protocols of the loop, not the fields of its classes."""
-    parts = [
-        x for m in (timed_parts, timed_engine) for x in vars(m).values() if getattr(x, "__module__", "") == m.__name__
-    ]
+    rooms = (timed_parts, timed_engine, timed_replica)
+    parts = [x for m in rooms for x in vars(m).values() if getattr(x, "__module__", "") == m.__name__]
     classes = [part for part in parts if isinstance(part, type)]
     assert len(classes) >= 9 and all(part.__bases__ == (object,) for part in classes)
 

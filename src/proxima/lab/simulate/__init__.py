@@ -3,7 +3,8 @@
     distributions.py   lengths and latencies, drawn by counters
     times.py           what takes how long: a file, the command line, a fit
     fit.py             the same from a finished run
-    timed_engine.py    continuous batching, pauses and new weights
+    timed_replica.py   continuous batching, pauses and new weights
+    timed_engine.py    one or many of them, and which gets which prompt
     timed_parts.py     prompts, rewards, selection, trainer
     simulated_run.py   one run; its speed, idle shares and lag, as those of a real run
     grid.py            runs for many lags and concurrent prompts

@@ -13,7 +13,7 @@ from proxima.engine.decoder import padded_rows
 from proxima.engine.executor import Executor
 from proxima.engine.local import Local
 from proxima.engine.local_process import LocalProcess
-from proxima.lab.simulate.timed_engine import TimedEngine
+from proxima.lab.simulate.timed_engine import Fleet, TimedEngine
 from proxima.lab.simulate.timed_parts import (
     RecordsInMemory,
     TimedAdvantage,
@@ -102,14 +102,17 @@ class SimulatedRun:
         return [record for record in self.records if record["kind"] == "train"]
 
 
-def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
+def simulate_run(config: RunConfig, times: Times, fleet: Fleet | None = None) -> SimulatedRun:
     """The whole run of a config, from its first step. The same config and times give the same run.
+
+    Args:
+        fleet: in place of the recipe's engine, of which only `interrupt` counts.
 
     Raises:
         UserError: a recipe that has no engine with slots, or generates nothing; the run ended before its last step.
     """
-    engine = config.engine
-    if not isinstance(engine, Local):
+    engine: Any = config.engine
+    if fleet is None and not isinstance(engine, Local):
         remedy = "choose engine.kind=local or local_process"
         raise UserError(f"engine.kind={kind_of(engine)} has no number of slots to simulate", remedy=remedy)
     if config.rollouts is not None:
@@ -119,10 +122,10 @@ def simulate_run(config: RunConfig, times: Times) -> SimulatedRun:
         folder = RunFolder(place)
 
         async def run() -> SimulatedRun:
-            timed = TimedEngine(
-                times, slots=padded_rows(engine.slots), interrupt=engine.interrupt, seed=config.seed, now=clock.now
-            )
-            thread = TimedThread(None if isinstance(engine, LocalProcess) else timed, clock.now)
+            several = fleet or Fleet(1, padded_rows(engine.slots))
+            timed = TimedEngine(times, several, interrupt=engine.interrupt, seed=config.seed, now=clock.now)
+            beside = fleet is not None or isinstance(engine, LocalProcess)
+            thread = TimedThread(None if beside else timed, clock.now)
             store = RecordsInMemory(journal, folder, clock, partial(thread.spend, times.checkpoint))
             controller = _controller(config, times, store, timed, thread, clock)
             try:

@@ -1,20 +1,14 @@
-"""An engine that takes the time of continuous batching and computes nothing."""
+"""Engines that take the time of continuous batching and compute nothing, as one."""
 
 import asyncio
-import heapq
-import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import count
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxima.data import Completion, FinishReason
-from proxima.data.columns import Floats, Ints
+from proxima.data import Completion
+from proxima.data.columns import Floats
 from proxima.engine.protocol import (
     Capabilities,
     Health,
@@ -25,68 +19,59 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
-from proxima.engine.scheduler import worth_admitting
+from proxima.lab.simulate.timed_replica import TimedPrompt, TimedReplica
 from proxima.lab.simulate.times import Times
 
-ROUNDING = 1e-6  # tokens: sums of floating-point times are not exact
+HELD = attrgetter("held")
 
 
-@dataclass(eq=False)
-class TimedCompletion:
-    """A completion that waits or runs. `begin` is the progress of the engine when it was admitted."""
+@dataclass(frozen=True)
+class Fleet:
+    """Engines that have devices of their own: how many, and completions that each runs at once."""
 
-    request: Request
-    sink: "asyncio.Queue[Completion]"
-    length: int
-    reason: FinishReason
-    begin: float = 0.0
-    ended: bool = False
-
-
-@dataclass(eq=False)
-class TimedPrompt:
-    """The completions of a prompt that don't run yet."""
-
-    tokens: int
-    completions: deque[TimedCompletion]
-    filled: bool = False  # its KV is there
+    replicas: int
+    slots: int
 
 
 class TimedEngine:
-    """See `Engine`. All running completions advance together: `progress` counts the tokens that one which ran from the
-    beginning would have, so a completion ends at the progress of its admission plus its length. `slots` completions run
-    at once; `interrupt` is that of `Local`, `seed` that of the lengths.
+    """See `Engine`. Replicas share the prompts as servers do (`engine.http.router`): the least loaded one gets a prompt
+    with all its completions, and one that has room and nothing left takes a prompt that waits elsewhere. All get new
+    weights at once.
+
+    Args:
+        fleet: how many there are, and their slots.
+        interrupt: as `Local` has it. seed: of the lengths.
     """
 
     capabilities = Capabilities(weight_updates=frozenset({"module"}), pause_modes=frozenset({"keep"}), score=True)
 
-    def __init__(self, times: Times, *, slots: int, interrupt: Interrupt, seed: int, now: Callable[[], float]) -> None:
-        self.times, self.slots, self.interrupt, self.seed, self.now = times, slots, interrupt, seed, now
-        self.waiting: deque[TimedPrompt] = deque()
-        self.running: dict[TimedCompletion, None] = {}
+    def __init__(
+        self, times: Times, fleet: Fleet, *, interrupt: Interrupt, seed: int, now: Callable[[], float]
+    ) -> None:
+        self.times, self.interrupt, self.now = times, interrupt, now
         self.version = 0
         self.trace: list[tuple[float, int]] = []  # when so many completions began to run
         self.published: list[tuple[float, float]] = []  # from when to when weights were published
-        self._ends: list[tuple[float, int, TimedCompletion]] = []  # a heap, by progress
-        self._numbers = count()
-        self._progress, self._at, self._stalled_until = 0.0, now(), 0.0
-        self._paused = self._drains = False
-        self._holds = 0
-        self._versions: list[tuple[float, int]] = [(0.0, 0)]  # from which progress on tokens have which version
-        self._timer: asyncio.TimerHandle | None = None
-        self._empty = asyncio.Event()
-
-    # ---- the protocol ------------------------------------------------------------------------------------------------
+        self._queues: dict[TimedReplica, None] = {}  # replicas at which prompts wait
+        self.replicas = [
+            TimedReplica(times, slots=fleet.slots, interrupt=interrupt, seed=seed, now=now)
+            for _ in range(fleet.replicas)
+        ]
+        for replica in self.replicas:
+            replica.settled, replica.taken = self._settled, self._waiting_prompt
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         done: asyncio.Queue[Completion] = asyncio.Queue()
-        groups: dict[int, TimedPrompt] = {}
+        of_prompt: dict[int, list[Request]] = {}
         for request in requests:
-            prompt = request.prompt
-            entry = groups.setdefault(prompt.uid, TimedPrompt(len(prompt.tokens), deque()))
-            entry.completions.append(self._completion(request, done))
-        self.waiting.extend(groups.values())
-        self._settle()
+            of_prompt.setdefault(request.prompt.uid, []).append(request)
+        shares: dict[TimedReplica, list[Request]] = {}
+        for of_one in of_prompt.values():
+            home = min(self.replicas, key=HELD)
+            home.held += len(of_one)
+            shares.setdefault(home, []).extend(of_one)
+        for replica, share in shares.items():
+            replica.submit(share, done)
         remaining = len(requests)
         try:
             while remaining:
@@ -95,212 +80,79 @@ class TimedEngine:
                 yield completion
         finally:
             if remaining:
-                self._discard(done)
+                for replica in self.replicas:
+                    replica.discard(done)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        self._stall(sum(len(request.prompt_tokens) + len(request.tokens) for request in requests))
-        await asyncio.sleep(max(0.0, self._stalled_until - self.now()))
+        shares = [requests[i :: len(self.replicas)] for i in range(len(self.replicas))]
+        tokens = [sum(len(one.prompt_tokens) + len(one.tokens) for one in share) for share in shares]
+        ends = [replica.stall(n) for replica, n in zip(self.replicas, tokens, strict=True)]
+        await asyncio.sleep(max(0.0, max(ends) - self.now()))
         return [np.zeros(len(request.tokens), np.float32) for request in requests]
 
     async def in_flight(self) -> list[InFlight]:
-        self._advance()
-        return [
-            InFlight(
-                prompt_uid=running.request.prompt.uid,
-                sample=running.request.sample,
-                turn=running.request.turn,
-                prompt_tokens=running.request.prompt.tokens,
-                tokens=constant_column(0, np.int32, tokens),
-                policy_version=self._version_column(running)[:tokens],
-                temperature=running.request.sampling.temperature,
-            )
-            for running in self.running
-            if (tokens := self._tokens(running))
-        ]
+        return [running for replica in self.replicas for running in replica.in_flight()]
 
     async def publish(self, update: WeightUpdate) -> None:
         begin = self.now()
         if self.interrupt == "finish":
-            self._drains = True
-            self._settle()
-            while self.running:
-                self._empty.clear()
-                await self._empty.wait()
-            self._drains = False
+            for replica in self.replicas:
+                replica.drain()
+            for replica in self.replicas:
+                await replica.drained()
         await asyncio.sleep(self.times.publish)
-        self._advance()
         self.version = update.version
-        self._versions.append((self._progress, update.version))
-        if self.interrupt == "recompute":
-            self._stall(sum(len(running.request.prompt.tokens) + self._tokens(running) for running in self.running))
-        for entry in self.waiting:
-            entry.filled = False
         self.published.append((begin, self.now()))
-        self._settle()
+        for replica in self.replicas:
+            replica.load(update.version)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         await asyncio.sleep(self.times.pause)
-        self._advance()
-        self._paused = True
-        self._settle()
+        for replica in self.replicas:
+            replica.pause(paused=True)
 
     async def resume(self) -> None:
-        self._advance()
-        self._paused = False
-        self._settle()
+        for replica in self.replicas:
+            replica.pause(paused=False)
 
     async def abort(self, prompt_uid: int) -> None:
-        self._advance()
-        for completion in [running for running in self.running if running.request.prompt.uid == prompt_uid]:
-            completion.length, completion.reason = self._tokens(completion), "abort"
-            self._deliver(completion)
-        for entry in list(self.waiting):
-            if entry.completions[0].request.prompt.uid == prompt_uid:
-                self.waiting.remove(entry)
-                for completion in entry.completions:
-                    completion.length, completion.reason = 0, "abort"
-                    self._deliver(completion)
-        self._settle()
+        for replica in self.replicas:
+            replica.abort(prompt_uid)
 
     async def health(self) -> Health:
-        waiting = sum(len(entry.completions) for entry in self.waiting)
-        return Health(ok=True, version=self.version, running=len(self.running), waiting=waiting)
+        running = sum(len(replica.running) for replica in self.replicas)
+        waiting = sum(len(entry.completions) for replica in self.replicas for entry in replica.waiting)
+        return Health(ok=True, version=self.version, running=running, waiting=waiting)
 
     # ---- beside the trainer ------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
         """The trainer needs the thread that this engine decodes in."""
-        self._advance()
-        self._holds += 1
-        self._settle()
+        for replica in self.replicas:
+            replica.hold()
 
     def release(self) -> None:
-        self._advance()
-        self._holds -= 1
-        self._settle()
+        for replica in self.replicas:
+            replica.release()
 
-    # ---- time --------------------------------------------------------------------------------------------------------
+    # ---- what the replicas ask ---------------------------------------------------------------------------------------
 
-    @property
-    def _decodes(self) -> bool:
-        return bool(self.running) and not self._holds and (self._drains or not self._paused)
+    def _settled(self, replica: TimedReplica, at: float, more: int) -> None:
+        if more or not self.trace:
+            self.trace.append((at, (self.trace[-1][1] if self.trace else 0) + more))
+        if replica.waiting:
+            self._queues[replica] = None
+        else:
+            self._queues.pop(replica, None)
 
-    def _advance(self) -> None:
-        """Let the running completions have what they sampled since the last call."""
-        now = self.now()
-        if self._decodes:
-            seconds = max(0.0, now - max(self._at, self._stalled_until))
-            self._progress += seconds / self.times.decode_step(len(self.running))
-        self._at = now
-
-    def _settle(self) -> None:
-        """Deliver what has ended, admit what waits, and wake up when the next one ends."""
-        self._advance()
-        while self._ends and (self._ends[0][2].ended or self._ends[0][0] <= self._progress + ROUNDING):
-            completion = heapq.heappop(self._ends)[2]
-            if not completion.ended:
-                self._deliver(completion)
-        if not self._paused and not self._holds:
-            self._admit()
-        if not self.running:
-            self._empty.set()
-        if not self.trace or self.trace[-1][1] != len(self.running):
-            self.trace.append((self._at, len(self.running)))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._decodes:
-            left = (self._ends[0][0] - self._progress) * self.times.decode_step(len(self.running))
-            delay = max(0.0, self._stalled_until - self._at) + max(0.0, left)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._settle)
-
-    def _stall(self, tokens: int) -> None:
-        """No completion gets a token while so many are prefilled."""
-        self._advance()
-        self._stalled_until = max(self._stalled_until, self._at) + tokens * self.times.prefill_token
-
-    def _admit(self) -> None:
-        free = self.slots - len(self.running)
-        if not self.waiting or not worth_admitting(free, self.slots):
-            return
-        fed = 0
-        while self.waiting and free:
-            entry = self.waiting[0]
-            if not entry.filled:
-                fed += entry.tokens
-                entry.filled = True
-            while entry.completions and free:
-                completion = entry.completions.popleft()
-                completion.begin = self._progress
-                self.running[completion] = None
-                heapq.heappush(self._ends, (self._progress + completion.length, next(self._numbers), completion))
-                free -= 1
-            if not entry.completions:
-                self.waiting.popleft()
-        self._stall(fed)
-
-    # ---- completions -------------------------------------------------------------------------------------------------
-
-    def _completion(self, request: Request, sink: "asyncio.Queue[Completion]") -> TimedCompletion:
-        most = request.sampling.max_tokens
-        wanted = round(self.times.lengths(most).draw(self.seed, request.prompt.uid, request.sample))
-        reason: FinishReason = "length" if wanted > most else "stop"
-        return TimedCompletion(request, sink, max(1, min(wanted, most)), reason)
-
-    def _tokens(self, completion: TimedCompletion) -> int:
-        """That a running completion has."""
-        return min(int(self._progress - completion.begin + ROUNDING), completion.length)
-
-    def _deliver(self, completion: TimedCompletion) -> None:
-        request, length = completion.request, completion.length
-        completion.ended = True
-        self.running.pop(completion, None)
-        completion.sink.put_nowait(
-            Completion(
-                prompt_uid=request.prompt.uid,
-                sample=request.sample,
-                turn=request.turn,
-                tokens=constant_column(0, np.int32, length),
-                text="",
-                sampled_log_prob=constant_column(0, np.float32, length),
-                untruncated_log_prob=constant_column(0, np.float32, length),
-                policy_version=self._version_column(completion),
-                finish_reason=completion.reason,
-                temperature=request.sampling.temperature,
-            )
-        )
-
-    def _version_column(self, completion: TimedCompletion) -> Ints:
-        """[T] the version of each token: of the weights that its decode step began with."""
-        newest, version = self._versions[-1]
-        if newest <= completion.begin + ROUNDING:
-            return constant_column(version, np.int32, completion.length)
-        column, end = np.empty(completion.length, np.int32), completion.length
-        for progress, version in reversed(self._versions):
-            first = min(end, max(0, math.ceil(progress - completion.begin - ROUNDING)))
-            column[first:end] = version
-            if (end := first) == 0:
-                break
-        return column
-
-    def _discard(self, sink: "asyncio.Queue[Completion]") -> None:
-        """The caller went away."""
-        self._advance()
-        for completion in [running for running in self.running if running.sink is sink]:
-            completion.ended = True
-            del self.running[completion]
-        self.waiting = deque(entry for entry in self.waiting if entry.completions[0].sink is not sink)
-        self._settle()
-
-
-def constant_column(value: int, dtype: Any, length: int) -> NDArray[Any]:
-    """[length] of a value; all of them share memory."""
-    size = 1 << max(10, (length - 1).bit_length())
-    return _longest(value, dtype, size)[:length]
-
-
-@lru_cache(maxsize=64)
-def _longest(value: int, dtype: Any, size: int) -> NDArray[Any]:
-    column = np.full(size, value, dtype)
-    column.flags.writeable = False
-    return column
+    def _waiting_prompt(self) -> TimedPrompt | None:
+        """The next prompt of the longest queue; its KV is not where it goes."""
+        if not self._queues:
+            return None
+        longest = max(self._queues, key=lambda replica: len(replica.waiting))
+        entry = longest.waiting.popleft()
+        longest.held -= len(entry.completions)
+        entry.filled = False
+        if not longest.waiting:
+            del self._queues[longest]
+        return entry

@@ -146,9 +146,9 @@ class TimedStack:
     def update(self, objective: Any, updates: Sequence[Sequence[Trajectory]], *rest: Any) -> UpdateResult:
         if not updates:
             return UpdateResult()
-        tokens = sum(len(item.tokens) for items in updates for item in items)
-        self.thread.spend(self.times.update + self.times.update_token * tokens)
-        return UpdateResult(tokens=tokens, updates=1)
+        lengths = [len(item.tokens) for items in updates for item in items]
+        self.thread.spend(self.times.update_step(lengths))
+        return UpdateResult(tokens=sum(lengths), updates=1)
 
 
 def timed_learner(times: Times, thread: TimedThread) -> Learner:

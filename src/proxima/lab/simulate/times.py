@@ -66,6 +66,10 @@ class Times:
         """Seconds of a token for each of the running completions."""
         return self.step + self.sequence * running
 
+    def update_step(self, lengths: Sequence[int]) -> float:
+        """Seconds of an update with completions of these lengths."""
+        return self.update + self.update_token * sum(lengths)
+
 
 def read_times(
     file: Path | None, overrides: Sequence[str] = (), fitted: Mapping[str, Any] | None = None, of: str = ""
