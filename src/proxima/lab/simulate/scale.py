@@ -147,6 +147,8 @@ def _best(
             least = min(plans, key=lambda plan: plan.memory.needed)
             memory = least.memory
             refused = f"needs {memory.needed / GIB:,.0f} GiB a device, which has {memory.memory / GIB:,.0f}"
+            if memory.needed <= memory.memory:
+                refused = "engines have no room for the cache of the longest completion"
         return ScaledRun(devices=count, lag=lag, spent={}, refused=refused)
     runs = [simulate_plan(config, plan, times, given, lag, steps) for plan in fitting[: TRIED if lag else 1]]
     return max(runs, key=lambda run: run.tokens_per_second)
