@@ -32,7 +32,7 @@ class ScaledRun:
     Args:
         lag: 0: engines and trainer take turns on all devices.
         layout: None: there is none, and `refused` says why.
-        tokens_per_second, step_seconds: over the measured steps.
+        tokens_per_second, step_seconds: over the measured steps; of completions that they train on.
         spent: what the trainer's time went to, by cause: shares of a step.
     """
 
@@ -173,7 +173,7 @@ def simulate_plan(
         devices=plan.layout.devices,
         lag=lag,
         layout=plan.layout,
-        tokens_per_second=sum(step["tokens/generated"] for step in measured) / seconds,
+        tokens_per_second=sum(step.get("tokens/trained", 0) for step in measured) / seconds,
         step_seconds=seconds / steps,
         spent=spent(run, own, plan.layout.engines, begin, begin + seconds, steps),
     )
