@@ -1,5 +1,6 @@
 """How trainer and engines lie on devices."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,12 @@ class DeviceLayout:
         of = f" of {self.engine_devices} devices" if self.engine_devices > 1 else ""
         engines = "rank 0 generates" if self.in_process else f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} ({s.kind}{split}), {engines} {where}"
+
+
+def key_parts(model: ModelFacts, devices: int) -> int:
+    """Devices of an engine with different keys and values: no head is split, and where there are fewer heads than
+    devices several have the same."""
+    return math.gcd(devices, model.kv_heads) if model.kv_heads else devices
 
 
 def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
