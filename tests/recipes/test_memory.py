@@ -17,7 +17,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 152064}
 QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_attention_heads": 32}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "num_key_value_heads": 8}
-LATENT = {"kv_width": 288, "query_width": 128 * 160, "intermediate": 9 * 2048}  # of DeepSeek, which `model_facts` lacks
+LATENT = {
+    "kv_width": 288,
+    "query_width": 128 * 160,
+    "intermediate": 9 * 2048,
+    "kv_heads": 1,
+}  # of DeepSeek, which `model_facts` lacks
 SHAPES = {  # the config.json of each, and its parameters
     "Qwen/Qwen2.5-1.5B-Instruct": (
         Qwen2Config(
