@@ -261,7 +261,8 @@ class Shell:
             words[0] in (*TRAINING, "explain", "calibrate", "simulate", "submit")
             and words[1] in recipe_files.shipped_recipes()
         ):
-            resolve(words[1], [word for word in words[2:] if "=" in word and "…" not in word], root=None)
+            values = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
+            resolve(words[1], values, root=None)
 
     def make(self, words):
         targets = [word for word in words if "=" not in word]
