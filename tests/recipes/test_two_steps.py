@@ -25,7 +25,7 @@ from tests.recipes.talker import questions, talker
 pytestmark = pytest.mark.usefixtures("shared_math_workers")
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
-RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
+RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
 FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
 NAMES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in RECIPES}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
