@@ -24,6 +24,7 @@ CLAIMS = (
     "replica_faults",
     "vllm_throughput",
     "plan",
+    "layouts",
     "rank_memory",
     "rank_speed",
     "routing_replay",

@@ -1,4 +1,4 @@
-"""Figures of README.md and of benchmarks/ that are measured, each from a committed result.
+"""Figures of README.md, of recipes/ and of benchmarks/ that are measured, each from a committed result.
 
     python scripts/figures.py            writes them into the pages
     python scripts/figures.py --check    writes nothing; exit 1 if a page says something else
@@ -12,6 +12,7 @@ import functools
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,31 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
         ),
     ),
 )
+
+LAYOUTS = {  # recipe whose header has the figures → its layouts
+    name: (f"{family}_{cluster}", f"{family}_8xH100")
+    for family, cluster, names in (
+        ("qwen3_30b", "128xH800", ("qwen3_30b_cppo",)),
+        ("qwen3_4b", "32xH800", ("qwen3_4b_grpo",)),
+        ("dapo_32b", "128xH800", ("dapo_32b", "dapo_32b_early", "dapo_32b_no_dynamic", "dapo_32b_tis")),
+    )
+    for name in names
+}
+
+
+def layout_figures() -> Iterator[tuple[str, str, tuple[Number, ...]]]:
+    """Those of recipes in their layouts: a planned step, and the rehearsed memory of a rank."""
+    for recipe, layouts in LAYOUTS.items():
+        for layout, words in zip(layouts, (" {} s a step and {} GiB a rank", " {} s and {} GiB."), strict=True):
+            place = f"rows/{recipe}/{layout}"
+            step = ("layouts", f"{place}/step_seconds", ",.0f")
+            numbers = (step, ("layouts", f"{place}/rehearsal/needed_gib", ".0f"))
+            yield f"recipes/{recipe}.yaml", f"@layouts/{layout}{words}", numbers
+            if not recipe.endswith(("_early", "_no_dynamic", "_tis")):
+                yield "recipes/README.md", f"(layouts/{layout}.yaml) | {recipe} | {{}} s | {{}} GiB |", numbers
+
+
+FIGURES += tuple(layout_figures())
 
 
 @functools.cache

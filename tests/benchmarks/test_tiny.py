@@ -36,6 +36,7 @@ TINY = {  # the options of each
     "bookkeeping": [],
     "replica_faults": ["--prompts", "8", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
+    "layouts": ["--only", "qwen3_4b_grpo"],
     "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
     "rank_speed": ["--repeats", "1", "--steps", "3", "--examples", "1", "--length", "20"],
     "routing_replay": ["--repeats", "1", "--prompts", "2", "--tokens", "4", "--scales", "2"],

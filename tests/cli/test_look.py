@@ -10,7 +10,7 @@ from proxima.config.describe import kinds_of
 from proxima.config.presets import ALGORITHMS
 from proxima.config.slots import Slot
 from proxima.core.surrogate import SURROGATES
-from proxima.data.recipe_files import shipped_recipes
+from proxima.data.recipe_files import shipped_layouts, shipped_recipes
 from proxima.engine.protocol import Sampling
 
 
@@ -138,7 +138,10 @@ def test_list_of_recipes(proxima, here):
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert any(re.match(r"quickstart +A first run: SmolLM2-135M-Instruct learns to add", line) for line in lines)
-    assert [line.split()[0] for line in lines if line[0] != " "] == list(shipped_recipes())
+    assert [line.split()[0] for line in lines if line[0] != " "] == [
+        *shipped_recipes(),
+        *(f"@{x}" for x in shipped_layouts()),
+    ]
     assert json.loads(proxima("list", "recipes", "--json")[1])["cpu/grpo"].startswith("GRPO on two cores")
 
 

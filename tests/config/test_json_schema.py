@@ -27,7 +27,9 @@ def validator(schema):
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted(set(FOLDER.glob("**/*.yaml")) - set(FOLDER.glob("sweeps/*.yaml"))), ids=lambda path: path.stem
+    "recipe",
+    sorted({*FOLDER.glob("**/*.yaml")} - {*FOLDER.glob("sweeps/*"), *FOLDER.glob("layouts/*")}),
+    ids=lambda path: path.stem,
 )
 def test_every_recipe_is_valid(validator, recipe):
     validator.validate(read_yaml(recipe).to_python())

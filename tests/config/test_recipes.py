@@ -18,12 +18,15 @@ from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip
 from proxima.engine import LocalProcess
 from proxima.lab import plan_runs, read_sweep
+from proxima.lab.plan import plan_recipe, read_devices
+from proxima.lab.plan.device_memory import STEADY
 from proxima.prepare.catalog import SOURCES
 from proxima.reward import Accuracy152, Format, Math, Overlong
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
-RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
+LAYOUTS = sorted(FOLDER.glob("layouts/*.yaml"))  # to be laid over a recipe
+RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *LAYOUTS})
 SMALL = {"quickstart", "gsm8k", "gsm8k_cppo"}
 PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not in SMALL]
 
@@ -78,9 +81,29 @@ def test_it_resolves_and_is_complete(recipe, tmp_path):
     assert resolve(again, root=None).config == resolved.config
 
 
-@pytest.mark.parametrize("recipe", RECIPES + SWEEPS, ids=name_of)
+@pytest.mark.parametrize("recipe", RECIPES + SWEEPS + LAYOUTS, ids=name_of)
 def test_it_stands_in_a_table(recipe):
     assert f"[`{recipe.name}`]({os.path.relpath(recipe, FOLDER)})" in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
+def test_a_layout_is_complete_with_each_recipe_of_its_model(layout):
+    """It divides the model, the devices are those of its name, and nothing is wrong but what is not on this machine."""
+    family, _, devices = layout.stem.rpartition("_")
+    recipes = [path.stem for path in PUBLISHED if path.stem.startswith(family)]
+    assert len(recipes) >= 4
+    for recipe in recipes:
+        resolved = resolve(recipe, [f"@{name_of(layout)}"])
+        elsewhere = ("model.path", "task.path", "eval.task.path", "engine.serve", "placement.kind")
+        assert [str(p) for p in check(resolved) if not p.path.startswith(elsewhere)] == []
+        assert [str(p) for p in warnings(resolved)] == []
+        config, plain = resolved.config, published(recipe)
+        assert (config.algorithm, config.sampling, config.reward) == (plain.algorithm, plain.sampling, plain.reward)
+        planned = plan_recipe(resolved, read_devices(f"{devices}-80G"))
+        assert planned.memory.fits and planned.layout.devices == int(devices.partition("x")[0])
+        assert config.engine.serve.arguments == ("--tensor-parallel-size", str(planned.layout.engine_devices))
+        held = sum(planned.memory.trainer.get(kind, 0) for kind in STEADY)  # beside a server that is awake
+        assert config.engine.serve.gpu_memory + held / planned.memory.memory < 0.98
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED, ids=name_of)
@@ -90,11 +113,11 @@ def test_a_published_setting_says_what_it_is(recipe):
     for word in ("Source", "Published", "Ran on", "Here", "Differs"):
         assert re.search(rf"^#   .*\b{word}\b", text, re.MULTILINE), f"{recipe.name} does not say: {word}"
     assert re.search(r"arXiv \d{4}\.\d{5}|verl recipe/", text)
-    assert f"proxima train {recipe.stem} folder=runs/{recipe.stem}" in text
+    assert re.search(rf"proxima train {recipe.stem} (@layouts/\S+ )?folder=runs/{recipe.stem}\b", text)
     assert f"proxima eval runs/{recipe.stem}" in text
 
 
-@pytest.mark.parametrize("recipe", RECIPES + SWEEPS, ids=name_of)
+@pytest.mark.parametrize("recipe", RECIPES + SWEEPS + LAYOUTS, ids=name_of)
 def test_its_commands_can_be_typed(recipe):
     """The commands in the comments name commands, recipes and data that exist, and overrides that resolve."""
     lines = recipe.read_text(encoding="utf-8").replace("\\\n#", "").splitlines()
@@ -109,7 +132,8 @@ def test_its_commands_can_be_typed(recipe):
         if verb == "data":
             assert words[0] == "prepare" and words[1] in SOURCES
         if verb in FAMILIES:
-            resolve(words[0], [word for word in words[1:] if "=" in word], root=FAMILIES[verb].root)
+            values = [word for word in words[1:] if "=" in word or word.startswith("@")]
+            resolve(words[0], values, root=FAMILIES[verb].root)
         if verb == "sweep":
             read_sweep(words[0])
 

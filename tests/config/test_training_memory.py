@@ -6,7 +6,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.estimate import Estimates
-from proxima.config.memory_size import ENGINE, host_memory, memory_of
+from proxima.config.memory_size import ENGINE, forwarded_of, host_memory, memory_of
 from proxima.config.model_size import KNOWN
 from proxima.config.step_size import StepSize
 from proxima.config.training_memory import ACTIVATIONS, GATHERED, Forwarded, Share, rank_share, training_memory
@@ -74,6 +74,35 @@ def test_the_state_of_each_optimizer(recipe):
     assert state(AdamW(offload=True)) == (0, 0)
     config = resolve(recipe(), ["train.optimizer.offload=true"]).config
     assert host_memory(config, MODEL, Share()) == {"offloaded by each rank": 8 * p}
+
+
+def test_ranks_that_split_matrices_tokens_or_experts(recipe, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    experts = KNOWN["qwen3-30b-a3b"]
+    half = "sharding: {kind: %s, param_dtype: bfloat16}"
+
+    def parts(dimension, kind="full", forwarded=FULL):
+        words = [
+            f"placement={{kind: ray, ranks: 8, {dimension}: 2, {half % kind}}}",
+            "model.gradient_checkpointing=true",
+        ]
+        config = resolve(recipe(), words).config
+        share = rank_share(config.placement)
+        return share, training_memory(config.model, experts, forwarded, share)
+
+    split = {name: parts(f"{name}_parallel") for name in ("tensor", "context", "expert")}
+    _, plain = parts("restarts")
+    assert [share.shares for share, _ in split.values()] == [4, 4, 8]
+    for share, memory in split.values():
+        assert [memory[name] for name in SHARDED] == [plain[name] for name in SHARDED]
+        assert share.local(experts).layer < experts.layer or share.context == 2
+    assert split["tensor"][1]["logits"] < 0.7 * plain["logits"]
+    assert split["expert"][1][GATHERED] < 0.7 * plain[GATHERED]
+    assert parts("tensor_parallel", "replicate")[1]["weights"] == 4 * experts.parameters // 2
+
+    config = resolve(recipe(), ["model.share_prompt=false"]).config
+    whole, part = (forwarded_of(config, BATCH, Share(8, Sharding(context_parallel=c))) for c in (1, 2))
+    assert part.tokens == whole.tokens // 2 and part.masked == whole.masked
 
 
 def test_weights_gathered_in_half_precision_need_no_copies(recipe):

@@ -262,7 +262,7 @@ class Shell:
             words[0] in (*TRAINING, "explain", "calibrate", "simulate", "submit")
             and words[1] in recipe_files.shipped_recipes()
         ):
-            given = [word for word in words[2:] if "=" in word and "…" not in word]
+            given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
             resolve(words[1], [word for word in given if not word.startswith("times.")], root=None)
 
     def make(self, words):

@@ -5,7 +5,6 @@ that is asserted.
 """
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -20,13 +19,13 @@ from proxima.reward import ModelReward, Overlong
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from tests.recipes.talker import questions, scorer, talker
+from tests.recipes.smaller import smaller
+from tests.recipes.talker import questions, talker
 
 pytestmark = pytest.mark.usefixtures("shared_math_workers")
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
-RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
-TOKENS = 8
+RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
 FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
 NAMES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in RECIPES}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
@@ -39,51 +38,6 @@ for sweep in map(read_sweep, SWEEPS):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("recipes")
-
-
-def smaller(config, root) -> list[str]:
-    """Overrides that change model, data and sizes, and nothing else."""
-    places, train, size = questions(root), config.train, TOKENS
-    updates = min(train.updates_per_step, 2)
-    pruned = any(isinstance(spec, Prune) for spec in config.algorithm.selection)
-    values = {
-        "model.path": talker(config.model.path, root),
-        "model.device": "cpu",
-        "model.max_length": "null",
-        "sampling.max_tokens": size,
-        "train.steps": 2,
-        "train.prompts_per_step": 2 * updates,
-        "train.completions_per_prompt": 16 if pruned else 4,
-        "train.updates_per_step": updates,
-        "train.tokens_per_micro_batch": 256,
-        "train.warmup_steps": min(train.warmup_steps, 1),
-        "eval.limit": 3,
-        "eval.samples": min(config.eval.samples, 2),
-        "eval.every": min(config.eval.every, 1),
-        "eval.sampling.max_tokens": size,
-        "checkpoint.every": 0,
-        "runtime.threads": 1,
-        "runtime.reward_workers": 1,
-        "engine.slots": 16,
-        "seed": 1,
-    }
-    if config.algorithm.distillation is not None:
-        values["algorithm.distillation.path"] = talker("qwen3", root)
-        values["algorithm.distillation.divergence.top_k"] = 4  # of eleven tokens
-    for slot, task in (("task", config.task), ("eval.task", config.eval.task)):
-        kind = {"PreparedTask": "prepared", "Gsm8kTask": "gsm8k", "Jsonl": "jsonl"}.get(type(task).__name__, "parquet")
-        place = places[kind].parent / "test.parquet" if kind == "parquet" and slot == "eval.task" else places[kind]
-        values |= (
-            {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)})}
-        )
-    for i, reward in enumerate(config.reward):
-        if isinstance(reward, Overlong):
-            values |= {f"reward.{i}.max_tokens": size, f"reward.{i}.buffer_tokens": 3}
-        if isinstance(reward, ModelReward):
-            values[f"reward.{i}.path"] = values["critic.path"] = scorer(root)
-    if hasattr(config.algorithm.aggregate, "horizon"):
-        values["algorithm.aggregate.horizon"] = size
-    return [f"{key}={value}" for key, value in values.items()]
 
 
 def essence(config):

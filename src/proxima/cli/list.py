@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from proxima.cli.completion import complete_slot
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
-from proxima.data.recipe_files import shipped_recipes
+from proxima.data.recipe_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100
 SLOT = "one slot, with fields; default: all slots, one line per kind"
@@ -69,8 +69,9 @@ def _section(name: str) -> str | None:
 
 
 def list_recipes(*, as_json: bool = False) -> None:
-    """Print a line a recipe: its name, and the first sentence of its comments."""
-    comments = {name: _first_sentence(file) for name, file in shipped_recipes().items()}
+    """Print a line a recipe: its name, and the first sentence of its comments; then the layouts to lay over one."""
+    files = shipped_recipes() | {f"{FILE}{name}": file for name, file in shipped_layouts().items()}
+    comments = {name: _first_sentence(file) for name, file in files.items()}
     if as_json:
         return print_json(comments)
     longest = max(map(len, comments))

@@ -26,6 +26,8 @@ from proxima.reward import REWARDS
 ENGINE_COPY = "engine's copy of the weights"
 ENGINE = (ENGINE_COPY, "KV cache", "weights shared with the engine's process", "reward models")
 """What rank 0 alone holds, beside what is trained."""
+HANDED = ("new weights, for the servers to read", "perturbed copy of them, for servers that return")
+"""What it holds in host memory, whatever its device."""
 
 AnyConfig = RunConfig | OfflineConfig
 
@@ -72,19 +74,21 @@ def host_memory(config: AnyConfig, model: ModelFacts, share: Share) -> dict[str,
 def forwarded_of(config: AnyConfig, batch: StepSize | ExampleStep, share: Share) -> Forwarded:
     """The largest micro-batch of a rank."""
     if not (isinstance(batch, StepSize) and isinstance(config, RunConfig)):
-        tokens = max(min(batch.budget, math.ceil(batch.tokens / share.ranks)), batch.longest)
+        tokens = max(min(batch.budget, math.ceil(batch.tokens / share.shares)), batch.longest)
         own = batch.longest - batch.longest // 2  # half of an example is taken to be its prompt
         masked = tokens // max(1, batch.longest) * own * batch.longest
-        return Forwarded(tokens, tokens + tokens // 2, masked, batch.tokens / share.ranks <= batch.budget)
+        part = math.ceil(tokens / share.context)
+        return Forwarded(part, part + part // 2, masked, batch.tokens / share.shares <= batch.budget)
     updates = config.train.updates_per_step
-    update = math.ceil(batch.tokens / updates / share.ranks)
+    update = math.ceil(batch.tokens / updates / share.shares)
     tokens = max(min(batch.budget, update), batch.longest)
     length, size = config.sampling.max_tokens, batch.kept or batch.completions
     prompt = batch.longest - length
     of_group = prompt + size * length if config.model.share_prompt else size * batch.longest
     rows = max(1, round(tokens * size / of_group))
     keys = rows * batch.longest + (rows * prompt // size if config.model.share_prompt else rows * prompt)
-    return Forwarded(tokens, keys, rows * length * batch.longest, update <= batch.budget)
+    part, keys = math.ceil(tokens / share.context), math.ceil(keys / share.context)
+    return Forwarded(part, keys, rows * length * batch.longest, update <= batch.budget)
 
 
 def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | None, share: Share) -> dict[str, int]:
@@ -114,8 +118,7 @@ def _engine_memory(config: RunConfig, model: ModelFacts, batch: StepSize) -> dic
     row = math.ceil(batch.longest / 64) * 64
     return {
         ENGINE_COPY: model.parameters * element if engine.needs_weights else 0,
-        "new weights, for the servers to read": handed,
-        "perturbed copy of them, for servers that return": handed,
+        **dict.fromkeys(HANDED, handed),
         "weights shared with the engine's process": master if ENGINES.holds(engine, "local_process") else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * _slots(config, batch) * element,
     }

@@ -5,8 +5,9 @@ an update's last micro-batch. `proxima rehearse` counts the same tensor by tenso
 processes that train (`benchmarks/rank_memory`).
 """
 
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxima.config.model_size import ModelFacts
@@ -28,7 +29,7 @@ class Share:
 
     Args:
         ranks: of the run.
-        sharding: of its placement, or a `Sharding`; None: one process, which holds it plain.
+        sharding: a `Sharding`; None: one process, which holds it plain.
     """
 
     ranks: int = 1
@@ -41,7 +42,40 @@ class Share:
         if kind == "hybrid":
             told = getattr(self.sharding, "ranks_per_node", None) or int(os.environ.get("LOCAL_WORLD_SIZE", NODE))
             return min(self.ranks, told)
-        return self.ranks if kind == "full" else 1
+        return self.ranks if kind == "full" else self.tensor
+
+    @property
+    def tensor(self) -> int:
+        """The ranks that a layer's matrices are split over."""
+        return 1 if self.sharding is None else int(self.sharding.tensor_parallel)
+
+    @property
+    def context(self) -> int:
+        """The ranks that the tokens of a micro-batch are split over."""
+        return 1 if self.sharding is None else int(self.sharding.context_parallel)
+
+    @property
+    def shares(self) -> int:
+        """The parts that an update is split into."""
+        return self.ranks // (self.tensor * self.context)
+
+    def local(self, model: ModelFacts) -> ModelFacts:
+        """The model that a rank computes with, whose layers it gathers: what a tensor group splits is so much narrower,
+        but for the states between the layers."""
+        t, e = self.tensor, 1 if self.sharding is None else self.sharding.expert_parallel
+        layer, experts = model.layer or model.parameters // model.layers, 0
+        if model.all_experts:
+            experts = round((model.parameters - model.active) / (1 - model.experts / model.all_experts) / model.layers)
+        own = (layer - experts) // t + experts // (t * e)
+        return replace(
+            model,
+            parameters=model.layers * own + max(0, model.parameters - model.layers * layer) // t,
+            intermediate=model.intermediate // t,
+            query_width=(model.query_width or model.hidden) // t,
+            kv_width=max(1, model.kv_width // t),
+            vocabulary=math.ceil(model.vocabulary / t),
+            layer=own,
+        )
 
     @property
     def offloads(self) -> bool:
@@ -65,7 +99,9 @@ def rank_share(placement: Any) -> Share:
     """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else `UNTOLD_RANKS`."""
     if placement is None or PLACEMENTS.holds(placement, "local"):
         return Share()
-    return Share(getattr(placement, "ranks", None) or told_ranks() or UNTOLD_RANKS, placement.sharding)
+    from proxima.model.parallel.sharding import Sharding
+
+    return Share(getattr(placement, "ranks", None) or told_ranks() or UNTOLD_RANKS, Sharding.of(placement))
 
 
 @dataclass(frozen=True)
@@ -73,8 +109,8 @@ class Forwarded:
     """The largest micro-batch of a rank.
 
     Args:
-        tokens: forwarded.
-        keys: that its queries attend to, those of a shared prompt once for each of its completions.
+        tokens: forwarded; of ranks that split them, its part.
+        keys: that its queries attend to, those of a shared prompt once for each of its completions; its part, too.
         masked: queries × keys of the rows that attend to a prompt, whose mask every layer keeps.
         alone: an update has no other: its gradients come as its activations go.
     """
@@ -92,25 +128,27 @@ def training_memory(
     p, compute, master = model.parameters, BYTES[spec.compute_dtype], BYTES[spec.dtype]
     gathered = 2 if getattr(share.sharding, "param_dtype", None) == "bfloat16" else master
     here = 0 if share.offloads else 1
-    activations = _activations(spec, model, forwarded, gathered)
+    own = share.local(model)
+    activations = _activations(spec, own, forwarded, gathered)
     trained = p if spec.lora is None else model.adapter or 0
     element = master if spec.lora is None else 4
     if share.splits_gradients or forwarded.alone:
         gradients = here * trained * element // share.parts
     else:
-        gradients = trained * 4
+        gradients = (own.parameters if spec.lora is None else trained) * 4
     if forwarded.alone:
         gradients = max(0, gradients - activations)
     momentum, moments = _moments(spec, model, optimizer)
     rest_on_host = share.offloads or getattr(optimizer, "offload", False)
-    layer = model.layer or p // model.layers
+    layer = own.layer
     rounded = compute != gathered
     kept_layers = 1 if share.sharding is not None and spec.gradient_checkpointing else model.layers
-    logits = _logits(spec, model, forwarded.tokens, gathered, compute)
-    turn = max(0, _between_layers(spec, model, forwarded.tokens, share, gathered) - logits)  # not with the logits
+    logits = _logits(spec, own, forwarded.tokens, gathered, compute)
+    turn = max(0, _between_layers(spec, own, forwarded.tokens, share, gathered) - logits)  # not with the logits
     kept = 0
     if share.sharding is not None:
-        kept = p if not share.sharding.reshard_after_forward else max(0, p - model.layers * layer)
+        whole = not share.sharding.reshard_after_forward
+        kept = own.parameters if whole else max(0, own.parameters - model.layers * layer)
     return {
         "weights": here * p * master // share.parts,
         "adapter": here * (model.adapter or 0) * 4 // share.parts,

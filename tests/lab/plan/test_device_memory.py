@@ -2,7 +2,8 @@ import pytest
 
 from proxima.config.model_size import KNOWN
 from proxima.config.sections.model_section import ModelConfig
-from proxima.lab.plan.device_memory import largest_micro_batch, local_facts, trainer_memory
+from proxima.config.training_memory import Share
+from proxima.lab.plan.device_memory import largest_micro_batch, trainer_memory
 from proxima.lab.plan.devices import device_kinds
 from tests.lab.plan.plans import LOAD, changed, planned
 
@@ -30,7 +31,8 @@ def test_what_each_dimension_saves():
 
 def test_the_local_part_of_a_layer():
     model = KNOWN["qwen3-30b-a3b"]
-    local = local_facts(model, planned(expert_parallel=8, tensor_parallel=2).layout)
+    layout = planned(expert_parallel=8, tensor_parallel=2).layout
+    local = Share(layout.ranks, layout.sharding).local(model)
     experts = 28_991_029_248 // 48
     assert local.layer == pytest.approx((model.layer - experts) / 2 + experts / 16, rel=1e-6)
     assert local.query_width == 2048

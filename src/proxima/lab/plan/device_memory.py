@@ -6,7 +6,7 @@ from typing import Any
 
 from proxima.config.model_size import ModelFacts
 from proxima.config.sections.model_section import ModelConfig
-from proxima.config.training_memory import Forwarded, Share, training_memory
+from proxima.config.training_memory import MOMENTS, MOMENTUM, Forwarded, Share, training_memory
 from proxima.lab.plan.devices import GIB, DeviceKind
 from proxima.lab.plan.layout import DeviceLayout, key_parts
 from proxima.lab.plan.step_load import StepLoad
@@ -14,7 +14,7 @@ from proxima.lab.plan.step_load import StepLoad
 CONTEXT = GIB  # of CUDA and its kernels
 FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
 # what a trainer holds while engines generate, by the names of the formula and of a rehearsal
-STEADY = ("weights", "adapter", "gradients", "Adam's two moments", "reference model", "optimizer")
+STEADY = ("weights", "adapter", "gradients", MOMENTS, MOMENTUM, "reference model", "optimizer")
 ENGINE_WEIGHTS, CACHE, BESIDE = "engine's weights", "KV cache", "CUDA and fragments"
 ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
 
@@ -43,45 +43,22 @@ class DeviceMemory:
         return self.needed <= self.memory and self.slots > 0
 
 
-def local_facts(model: ModelFacts, layout: DeviceLayout) -> ModelFacts:
-    """The model that a rank computes with, whose layers it gathers."""
-    sharding = layout.sharding
-    t, e, p = sharding.tensor_parallel, sharding.expert_parallel, layout.pipeline
-    layer = model.layer or model.parameters // model.layers
-    experts = 0
-    if model.all_experts:
-        experts = round((model.parameters - model.active) / (1 - model.experts / model.all_experts) / model.layers)
-    own, layers = (layer - experts) // t + experts // (t * e), math.ceil(model.layers / p)
-    return replace(
-        model,
-        parameters=layers * own + max(0, model.parameters - model.layers * layer) // t,
-        layers=layers,
-        intermediate=model.intermediate // t,
-        query_width=(model.query_width or model.hidden) // t,
-        kv_width=max(1, model.kv_width // t),
-        vocabulary=math.ceil(model.vocabulary / t),
-        layer=own,
-    )
-
-
 def trainer_memory(
     spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, load: StepLoad, budget: int = 0
 ) -> dict[str, int]:
-    """Bytes of a rank by kind, with micro-batches of `budget` tokens, or else those of the step.
-
-    What a tensor group splits is counted by the formula of a model that is so much narrower; the states between the
-    layers are whole on each of its ranks.
-    """
+    """Bytes of a rank by kind, with micro-batches of `budget` tokens, or else those of the step."""
     tokens = max(budget or load.micro_tokens, load.prompt + load.longest)
     update = load.trained * (load.mean + load.prompt_tokens) * load.passes / load.updates / max(1, layout.shares)
     tokens = max(min(tokens, math.ceil(update)), load.prompt + load.longest)
     own = math.ceil(tokens / layout.sharding.context_parallel)
-    share = Share(layout.ranks, layout.sharding if layout.ranks > 1 else None)
-    forwarded = Forwarded(own, own, 0, alone=update <= tokens)
-    whole = training_memory(spec, model, forwarded, share)  # its states are split over all ranks
-    local = training_memory(spec, local_facts(model, layout), forwarded, share)
-    kinds = {k: v for k in local if (v := (whole if k in STEADY else local)[k])}
-    return kinds | ({"reference model": load.references * whole["weights"]} if load.references else {})
+    if layout.pipeline > 1:  # of a stage
+        layers = math.ceil(model.layers / layout.pipeline)
+        model = replace(model, layers=layers, parameters=model.parameters * layers // model.layers)
+    ranks = layout.ranks // layout.pipeline
+    share = Share(ranks, layout.sharding if layout.ranks > 1 else None)
+    kinds = training_memory(spec, model, Forwarded(own, own, 0, alone=update <= tokens), share, load.optimizer)
+    kinds = {kind: size for kind, size in kinds.items() if size}
+    return kinds | ({"reference model": load.references * kinds["weights"]} if load.references else {})
 
 
 def device_memory(

@@ -76,7 +76,7 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     sharding = Sharding()
     if placement is not None and not PLACEMENTS.holds(placement, "local"):
         _placed(placement, ranks)
-        sharding = _sharding(placement.sharding, placement)
+        sharding = Sharding.of(placement)
     servers = placement.engines if ray else 0
     if not servers:
         serve = getattr(engine, "serve", None)
@@ -102,19 +102,6 @@ def _placed(placement: Any, ranks: int) -> None:
     except FieldError as error:
         error.field = f"placement.{error.field}"
         raise
-
-
-def _sharding(spec: Any, placement: Any) -> Sharding:
-    return Sharding(
-        kind=spec.kind,
-        param_dtype=spec.param_dtype,
-        reshard_after_forward=spec.reshard_after_forward,
-        offload=spec.offload,
-        sum_gradients=spec.sum_gradients,
-        tensor_parallel=placement.tensor_parallel,
-        context_parallel=placement.context_parallel,
-        expert_parallel=placement.expert_parallel,
-    )
 
 
 def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:

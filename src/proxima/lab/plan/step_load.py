@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean
+from typing import Any
 
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import StepSize
@@ -28,6 +29,7 @@ class StepLoad:
         spread: sigma of the lengths.
         references: frozen copies of the model that the ranks hold.
         slots: most completions that an engine runs at once, where the recipe says it.
+        optimizer: its spec; None: AdamW's.
     """
 
     sequences: int
@@ -47,6 +49,7 @@ class StepLoad:
     spread: float = 0.7
     references: int = 0
     slots: int | None = None
+    optimizer: Any = None
 
     @property
     def trained(self) -> int:
@@ -123,4 +126,5 @@ def load_of(config: RunConfig, batch: StepSize, mean: float | None, spread: floa
         spread=spread,
         references=int(algorithm.needs_reference and algorithm.reference_engine is None and config.model.lora is None),
         slots=getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None),
+        optimizer=train.optimizer,
     )

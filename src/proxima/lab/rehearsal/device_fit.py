@@ -9,7 +9,7 @@ from typing import Any
 
 from proxima.config import resolve
 from proxima.config.estimate import Estimates
-from proxima.config.memory_size import ENGINE, AnyConfig
+from proxima.config.memory_size import ENGINE, HANDED, AnyConfig
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import ExampleStep, StepSize
@@ -102,10 +102,10 @@ def rehearse_fit(resolved: Resolved[Any], devices: Devices, again: Resolve) -> D
         UserError: its model's config can't be read.
     """
     config: AnyConfig = resolved.config
-    share = Share(devices.count, (sharding_of(config) or Sharding()) if devices.count > 1 else None)
+    share = _share(config, devices.count)
     estimates = Estimates(resolved, gemm=1e12, share=share)  # no time is asked for
-    rehearsal = rehearse_step(config, shape_of(config, estimates.batch, devices.count), ranks=devices.count)
-    memory = estimates.memory or {}
+    rehearsal = rehearse_step(config, shape_of(config, estimates.batch, share.shares), ranks=devices.count)
+    memory = {name: size for name, size in (estimates.memory or {}).items() if name not in HANDED}
     beside = {name: size for name, size in memory.items() if name in ENGINE}
     estimate = sum(memory.values()) - sum(beside.values()) if memory else None
     fit = DeviceFit(rehearsal, devices, sum(beside.values()), estimate)
@@ -136,8 +136,8 @@ def _outcome(recipe: str, overrides: Sequence[str], devices: Devices, import_cod
         return str(error)
 
 
-def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, ranks: int = 1) -> StepShape:
-    """A rank's part of a step, with micro-batches as full as they get, and only as many as show everything."""
+def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, shares: int = 1) -> StepShape:
+    """One of so many shares of a step, with micro-batches as full as they get, and only as many as show everything."""
     budget = config.train.tokens_per_micro_batch
     if isinstance(batch, StepSize) and isinstance(config, RunConfig):
         length = config.sampling.max_tokens
@@ -154,7 +154,7 @@ def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, ranks: int = 1) -
         most = batch.examples
     else:
         most = batch.prompts // getattr(config.train, "updates_per_step", 1)
-    most = math.ceil(most / ranks)
+    most = math.ceil(most / shares)
     return StepShape(groups=max(1, min(groups, most)), size=size, prompt=prompt, length=length, updates=updates)
 
 
@@ -196,5 +196,9 @@ def changes_of(resolved: Resolved[Any], again: Resolve, fit: DeviceFit) -> list[
 
 
 def _reckoned(resolved: Resolved[Any], ranks: int) -> int:
-    share = Share(ranks, (sharding_of(resolved.config) or Sharding()) if ranks > 1 else None)
-    return sum((Estimates(resolved, gemm=1e12, share=share).memory or {}).values())
+    estimates = Estimates(resolved, gemm=1e12, share=_share(resolved.config, ranks))
+    return sum((estimates.memory or {}).values())
+
+
+def _share(config: AnyConfig, ranks: int) -> Share:
+    return Share(ranks, (sharding_of(config) or Sharding()) if ranks > 1 else None)

@@ -18,6 +18,7 @@ from proxima.model.micro_batch import micro_batches
 from proxima.model.parallel.sharding import Sharding
 from proxima.runtime.launch.models import sharding_of
 
+FIRST = StepShape(groups=1, size=2, prompt=4, length=4)  # of the step that makes the moments
 WEIGHTS, GRADIENTS, MOMENTS, STEP = "weights", "gradients", "optimizer", "optimizer's step"
 
 
@@ -79,9 +80,9 @@ def rehearse_step(config: AnyConfig, shape: StepShape, *, ranks: int = 1) -> Reh
                 watch.restart_peak()
                 done.updates = done.micro_batches = 0
             for part in parts:
-                items = fake_items(config, part, shape, group.shares)
+                items = fake_items(config, part, shape if again else FIRST, group.shares)
                 watch.kind = ACTIVATIONS
-                _step(part, [items] * shape.updates, done)
+                _step(part, [items] * (shape.updates if again else 1), done)
                 watch.kind = WEIGHTS
             if done.faults:
                 break

@@ -53,6 +53,21 @@ class Sharding:
         times = ("micro_batch", "update")
         require(self.sum_gradients in times, "sum_gradients", self.sum_gradients, f"must be one of {', '.join(times)}")
 
+    @classmethod
+    def of(cls, placement: Any) -> "Sharding":
+        """As a placement in several processes has it."""
+        spec = placement.sharding
+        return cls(
+            kind=spec.kind,
+            param_dtype=spec.param_dtype,
+            reshard_after_forward=spec.reshard_after_forward,
+            offload=spec.offload,
+            sum_gradients=spec.sum_gradients,
+            tensor_parallel=placement.tensor_parallel,
+            context_parallel=placement.context_parallel,
+            expert_parallel=placement.expert_parallel,
+        )
+
     @property
     def together(self) -> int:
         """Neighbouring ranks that compute the same sequences."""

@@ -39,19 +39,10 @@ def make_policy(
 
 def sharding_of(config: Any) -> Sharding | None:
     """How the models of a config that trains lie on its ranks; None: there is one process, or one rank."""
-    spec = getattr(getattr(config, "placement", None), "sharding", None)
-    if spec is None or os.environ.get("WORLD_SIZE") == "1":
+    placement = getattr(config, "placement", None)
+    if not hasattr(placement, "sharding") or os.environ.get("WORLD_SIZE") == "1":
         return None
-    return Sharding(
-        kind=spec.kind,
-        param_dtype=spec.param_dtype,
-        reshard_after_forward=spec.reshard_after_forward,
-        offload=spec.offload,
-        sum_gradients=spec.sum_gradients,
-        tensor_parallel=config.placement.tensor_parallel,
-        context_parallel=config.placement.context_parallel,
-        expert_parallel=config.placement.expert_parallel,
-    )
+    return Sharding.of(placement)
 
 
 def sharding_beside(sharding: Sharding | None, path: str, revision: str | None = None) -> Sharding | None:

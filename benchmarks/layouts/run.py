@@ -1,0 +1,140 @@
+"""The large recipes in the layouts that come with them: planned, rehearsed with all their ranks, run on four."""
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import finish, parser, table
+from benchmarks.ranks.launch import run_command
+
+GIB = 2**30
+MEMORY = "80G"  # of the devices that the layouts are named after
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A recipe in a layout."""
+
+    recipe: str
+    layout: str
+    devices: str
+
+    @property
+    def name(self) -> str:
+        """The layout's, without its folder."""
+        return self.layout.rpartition("/")[2]
+
+
+def pairs() -> list[Pair]:
+    """Each recipe with each layout that begins with its name."""
+    from proxima.data.recipe_files import shipped_layouts, shipped_recipes
+
+    found = []
+    for layout in shipped_layouts():
+        family, _, devices = layout.rpartition("/")[2].rpartition("_")
+        recipes = [name for name in shipped_recipes() if name == family or name.startswith(f"{family}_")]
+        found += [Pair(recipe, layout, f"{devices}-{MEMORY}") for recipe in recipes]
+    return found
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=1)
+    p.add_argument("--only", nargs="+", help="recipes (default: all)")
+    p.add_argument("--rehearse", action="store_true", help="count the memory of a rank: minutes for each layout")
+    p.add_argument("--rehearsed", type=Path, metavar="FOLDER", help="with LAYOUT.json of `proxima rehearse --json`")
+    p.add_argument("--run", action="store_true", help="two steps on four processes: a minute for each")
+    o = p.parse_args()
+    rows, counted = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as folder:
+        for pair in pairs():
+            if o.only and pair.recipe not in o.only:
+                continue
+            row = planned(pair)
+            if o.rehearse or o.rehearsed:  # recipes differ in the loss, or in passes that need less than an update
+                if pair.layout not in counted:
+                    counted[pair.layout] = rehearsed(pair, Path(folder), o.rehearsed)
+                row["rehearsal"] = counted[pair.layout]
+            if o.run:
+                row["run"] = two_steps(pair, Path(folder))
+            rows.setdefault(pair.recipe, {})[pair.name] = row
+            print(f"  {pair.recipe} {pair.name} {json.dumps(row)}", file=sys.stderr, flush=True)
+    lines = [(recipe, name, row) for recipe, layouts in rows.items() for name, row in layouts.items()]
+    print(table(["recipe", "layout", "step", "memory", "rehearsed", "run"], [cells(*line) for line in lines]))
+    wrong = [line[:2] for line in lines if not fits(line[2])]
+    gaps = [abs(r["explain_gib"] / r["peak_gib"] - 1) for r in counted.values()]
+    result = {"claim": "layouts", "rows": rows, "wrong": wrong, "worst_estimate": round(max(gaps, default=0.0), 3)}
+    finish(result, o.json_out)
+
+
+def planned(pair: Pair) -> dict[str, Any]:
+    """What `explain --devices` says."""
+    from proxima.config import resolve
+    from proxima.lab.plan import plan_recipe, read_devices
+
+    plan = plan_recipe(resolve(pair.recipe, [f"@{pair.layout}"]), read_devices(pair.devices))
+    return {
+        "devices": pair.devices,
+        "step_seconds": round(plan.seconds, 1),
+        "binds": plan.binds,
+        "planned_gib": round(plan.memory.needed / GIB, 1),
+        "fits": plan.memory.fits,
+    }
+
+
+def rehearsed(pair: Pair, folder: Path, kept: Path | None) -> dict[str, Any]:
+    """What `rehearse` counts with all ranks: for a rank, CUDA and fragments included."""
+    from tests.recipes.shapes import write_shape
+
+    if kept is not None:
+        found = json.loads((kept / f"{pair.name}.json").read_text())
+    else:
+        from proxima.config import resolve
+        from proxima.lab.plan import read_devices
+        from proxima.lab.rehearsal.device_fit import rehearse_recipe
+
+        model = write_shape(resolve(pair.recipe).config.model.path, folder)
+        words = [f"@{pair.layout}", f"model.path={model}"]
+        found = rehearse_recipe(pair.recipe, words, read_devices(pair.devices)).as_json()
+    peak = sum(found["peak"].values())
+    return {
+        "needed_gib": round(found["needed"] / GIB, 1),
+        "fits": found["fits"] and not found["faults"],
+        "peak_gib": round(peak / GIB, 2),
+        "explain_gib": round(found["estimate"] / GIB, 2),
+        "seconds": round(found["seconds"]),
+    }
+
+
+def two_steps(pair: Pair, folder: Path) -> dict[str, Any]:
+    """Two steps on a tiny model of the architecture, on four processes in groups of two."""
+    from tests.recipes.smaller import RANKS, on_four_ranks
+
+    out = folder / f"{pair.recipe}-{pair.name}"
+    words = on_four_ranks(pair.recipe, pair.layout, folder)
+    start = time.perf_counter()
+    failure = run_command(["train", *words, f"folder={out}"], RANKS, out.with_suffix(".log"))
+    steps = []
+    if not failure:
+        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        steps = [line["grad_norm"] for line in lines if line["kind"] == "train"]
+    return {"seconds": round(time.perf_counter() - start, 1), "grad_norms": steps, "failure": failure}
+
+
+def fits(row: dict[str, Any]) -> bool:
+    """Whether it fits by all that was done, and ran."""
+    rehearsal = row.get("rehearsal") or {"fits": True}
+    return row["fits"] and rehearsal["fits"] and not row.get("run", {}).get("failure")
+
+
+def cells(recipe: str, name: str, row: dict[str, Any]) -> list[str]:
+    rehearsal, run = row.get("rehearsal"), row.get("run")
+    said = ["", ""]
+    if rehearsal:
+        said[0] = f"{rehearsal['needed_gib']} GiB, {'fits' if rehearsal['fits'] else 'does not fit'}"
+    if run:
+        said[1] = run["failure"] or f"{len(run['grad_norms'])} steps"
+    return [recipe, name, f"{row['step_seconds']:,.0f} s", f"{row['planned_gib']} GiB", *said]

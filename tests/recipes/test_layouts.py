@@ -1,0 +1,31 @@
+"""Recipes in the layouts of their clusters, two steps of the command line: tiny models, groups of two of four ranks."""
+
+import math
+
+import pytest
+import yaml
+
+from proxima.runtime.state.folder import RunFolder
+from tests.recipes.smaller import RANKS, on_four_ranks
+from tests.runtime.placement.launched import launched
+
+GROUPS = {  # a recipe in a layout → its groups of ranks
+    ("qwen3_30b_cppo", "qwen3_30b_128xH800"): {"context_parallel", "expert_parallel"},
+    ("dapo_32b", "dapo_32b_8xH100"): {"tensor_parallel", "context_parallel"},
+}  # `python -m benchmarks.layouts --run` has the others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "layout"), GROUPS)
+def test_two_steps_on_four_ranks(recipe, layout, tmp_path):
+    out = tmp_path / "run"
+    words = [*on_four_ranks(recipe, f"layouts/{layout}", tmp_path), f"folder={out}"]
+    code, said = launched(words, ranks=RANKS, output=tmp_path / "log.txt")
+    assert code == 0, said
+    records = [record for record in RunFolder(out).read_metrics() if record["kind"] == "train"]
+    assert [record["step"] for record in records] == [1, 2]
+    assert all(math.isfinite(value) for record in records for value in record.values() if isinstance(value, float))
+    assert any(record["grad_norm"] > 0 for record in records)
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    groups = {name for name, size in config["placement"].items() if name.endswith("_parallel") and size == 2}
+    assert groups == GROUPS[recipe, layout]
