@@ -5,7 +5,13 @@ import math
 import pytest
 import yaml
 
+from proxima.config import resolve
+from proxima.config.estimate import Estimates
+from proxima.config.memory_size import ENGINE, HANDED
+from proxima.config.training_memory import rank_share
 from proxima.runtime.state.folder import RunFolder
+from scripts.figures import result
+from tests.recipes.shapes import write_shape
 from tests.recipes.smaller import RANKS, on_four_ranks
 from tests.runtime.placement.launched import launched
 
@@ -13,6 +19,19 @@ GROUPS = {  # a recipe in a layout → its groups of ranks
     ("qwen3_30b_cppo", "qwen3_30b_128xH800"): {"context_parallel", "expert_parallel"},
     ("dapo_32b", "dapo_32b_8xH100"): {"tensor_parallel", "context_parallel"},
 }  # `python -m benchmarks.layouts --run` has the others
+
+
+def test_explain_reckons_what_rehearsals_counted(tmp_path):
+    """Of a rank of each layout, in which groups split matrices, tokens or experts."""
+    rows = result("layouts")["rows"]
+    for recipe in ("qwen3_30b_cppo", "qwen3_4b_cppo", "dapo_32b"):
+        model = write_shape(resolve(recipe).config.model.path, tmp_path)
+        for layout, row in rows[recipe].items():
+            resolved = resolve(recipe, [f"@layouts/{layout}", f"model.path={model}"])
+            memory = Estimates(resolved, gemm=1e12, share=rank_share(resolved.config.placement)).memory
+            reckoned = sum(size for name, size in memory.items() if name not in (*ENGINE, *HANDED))
+            assert reckoned / 2**30 == pytest.approx(row["rehearsal"]["peak_gib"], rel=0.15), layout
+            assert row["rehearsal"]["fits"] and row["fits"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from proxima.lab.rehearsal.rehearsed_step import Rehearsal
-from tests.lab.rehearsal.worker import SHAPE, Impatient, OnTheHost, rehearsed, rehearsed_with
+from tests.lab.rehearsal.worker import SHAPE, Impatient, OnTheHost, host_states, rehearsed, rehearsed_with
 
 RL = "quickstart.yaml"
 PADDED = "model.attention=padded"
@@ -95,6 +95,11 @@ def test_a_rank_of_eight(rehearse):
     assert one.faults == () and one.inside == 0 and one.micro_batches == alone.micro_batches
     assert waits_of(one) == POLICY
     assert one.peak_bytes["weights"] < 0.2 * alone.peak_bytes["weights"]  # an eighth, in blocks of 512 bytes
+
+
+def test_large_states_in_host_memory_take_none(rehearse):
+    large, small, waits = rehearse(host_states, RL, [])
+    assert large < 16 <= small and set(waits) == {"copy to the host", "copy to the device"}
 
 
 def test_ranks_that_split_tokens(rehearse):

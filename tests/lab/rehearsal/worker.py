@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from proxima.config import resolve
 from proxima.core.metrics import SumCount
 from proxima.lab.rehearsal import rehearsed_step
+from proxima.lab.rehearsal.device_watch import DeviceWatch
+from proxima.lab.rehearsal.fake_device import fake_device
 from proxima.lab.rehearsal.fake_training import StepShape
 from proxima.lab.rehearsal.rehearsed_step import Rehearsal, rehearse_step
 from proxima.train.objectives import SftObjective
@@ -48,6 +51,18 @@ class Impatient(SftObjective):
         share = float(learnt.sum())
         count = torch.tensor(share, device=batch.target.device, dtype=torch.float64)
         return [type(loss)(loss.numerator, loss.denominator, {"share": SumCount(count, count)})]
+
+
+def host_states(recipe: str, overrides: Sequence[str]) -> tuple[int, int, list[str]]:
+    """Bytes of a state of 2²¹ elements in host memory, of one of 4, and what waited when the device wrote them."""
+    device = fake_device()
+    with FakeTensorMode(allow_non_fake_inputs=True), DeviceWatch() as watch:
+        large, small = torch.zeros(2**21), torch.zeros(4)
+        there = large.to(device)
+        large.copy_(there)
+        small.copy_(there[:4])
+    sizes = [state.untyped_storage().nbytes() for state in (large, small)]
+    return *sizes, [wait.what for wait in watch.waits]
 
 
 def rehearsed_with(objective: Any, recipe: str, overrides: Sequence[str]) -> Rehearsal:
