@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from proxima.config import resolve
 from proxima.core.metrics import SumCount
 from proxima.lab.rehearsal import rehearsed_step
-from proxima.lab.rehearsal.device_watch import DeviceWatch
+from proxima.lab.rehearsal.device_watch import STEP, DeviceWatch
 from proxima.lab.rehearsal.fake_device import fake_device
 from proxima.lab.rehearsal.fake_training import StepShape
 from proxima.lab.rehearsal.rehearsed_step import Rehearsal, rehearse_step
@@ -57,6 +57,8 @@ def host_states(recipe: str, overrides: Sequence[str]) -> tuple[int, int, list[s
     """Bytes of a state of 2²¹ elements in host memory, of one of 4, and what waited when the device wrote them."""
     device = fake_device()
     with FakeTensorMode(allow_non_fake_inputs=True), DeviceWatch() as watch:
+        torch.zeros(2**21)[0] = 1  # no state: it holds data
+        watch.kind = STEP
         large, small = torch.zeros(2**21), torch.zeros(4)
         there = large.to(device)
         large.copy_(there)

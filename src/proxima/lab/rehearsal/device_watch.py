@@ -38,7 +38,8 @@ PACKS = "pack"  # the method that begins a micro-batch
 TRANSFERS = (aten._to_copy.default, aten.copy_.default)
 ACTIVATIONS = "activations"
 PINNED = "_pinned_in_rehearsal"
-LARGEST = 2**20  # elements of a state in host memory that hold data; larger ones are one 0 in every place
+STEP = "optimizer's step"
+LARGEST = 2**20  # elements of an optimizer's state in host memory that hold data; larger ones have one 0 in all places
 
 
 @dataclass(frozen=True, order=True)
@@ -97,7 +98,7 @@ class DeviceWatch(TorchDispatchMode):
             return self._copy(func, args, kwargs)
         if not there and _target(kwargs) != NAME:
             with unset_fake_temporarily():
-                if func is aten.zeros.default and math.prod(args[0]) > LARGEST:
+                if self.kind == STEP and func is aten.zeros.default and math.prod(args[0]) > LARGEST:
                     return torch.zeros((), dtype=kwargs.get("dtype")).expand(args[0])
                 return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
@@ -196,7 +197,7 @@ class DeviceWatch(TorchDispatchMode):
             if func is aten.copy_.default:
                 if not (silent and hasattr(destination, PINNED)):
                     self.wait("copy to the host")
-                if destination.numel() > LARGEST:
+                if destination.untyped_storage().nbytes() < destination.nbytes:
                     return destination
                 with unset_fake_temporarily():
                     return destination.copy_(_plausible(source.shape, source.dtype))

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from proxima.config.memory_size import AnyConfig
 from proxima.data import Trajectory, UserError
-from proxima.lab.rehearsal.device_watch import ACTIVATIONS, DeviceWatch, Wait, is_own_code, shown_place
+from proxima.lab.rehearsal.device_watch import ACTIVATIONS, STEP, DeviceWatch, Wait, is_own_code, shown_place
 from proxima.lab.rehearsal.fake_device import fake_device
 from proxima.lab.rehearsal.fake_ranks import fake_ranks, whole_gradients
 from proxima.lab.rehearsal.fake_training import Place, StepShape, Training, fake_items, trainings
@@ -19,7 +19,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima.runtime.launch.models import sharding_of
 
 FIRST = StepShape(groups=1, size=2, prompt=4, length=4)  # of the step that makes the moments
-WEIGHTS, GRADIENTS, MOMENTS, STEP = "weights", "gradients", "optimizer", "optimizer's step"
+WEIGHTS, GRADIENTS, MOMENTS = "weights", "gradients", "optimizer"
 
 
 @dataclass(frozen=True)
