@@ -21,10 +21,10 @@ from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.step_plan import PlannedRecipe, StepPlan
 
 # prompts, completions, tokens at most, checkpointing; the first is fitted
-SETTINGS = ((4, 8, 64, False), (8, 8, 64, False), (4, 8, 160, False), (4, 16, 96, True))
+SETTINGS = ((4, 8, 48, False), (8, 8, 48, False), (4, 8, 112, False), (4, 16, 64, True))
 BOUNDS = {"step": 0.20, "memory": 0.10}
 LAYERS = 30  # of SmolLM2-135M; another number only takes more rounds
-LIMIT = 3000  # seconds of a run
+LIMIT = 1800  # seconds of a run
 
 
 def words_of(model: str, setting: tuple[int, int, int, bool]) -> list[str]:

@@ -81,7 +81,7 @@ def main() -> None:
     p = parser(__doc__, repeats=3)
     p.add_argument("--stages", action="store_true", help="print the stages of each row")
     p.add_argument("--here", action="store_true", help="also plan and measure three settings on this machine")
-    p.add_argument("--steps", type=int, default=6, help="of each run on this machine (default: %(default)s)")
+    p.add_argument("--steps", type=int, default=5, help="of each run on this machine (default: %(default)s)")
     p.add_argument("--settings", type=int, default=len(SETTINGS), help="runs on this machine (default: %(default)s)")
     o = p.parse_args()
     rates = fitted_rates()

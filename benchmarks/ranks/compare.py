@@ -34,6 +34,7 @@ CANCELS += (
     "divergence",
     "shift",
     "return",
+    "pull",
 )
 
 

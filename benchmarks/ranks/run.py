@@ -39,7 +39,7 @@ def prepare(root: Path, model: str | None) -> Place:
 
     torch.set_num_threads(1)
     models = root / "models"
-    for kind in ("llama", "qwen2", "qwen3"):
+    for kind in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         make_tiny(kind, models / kind)
     make_tiny("llama", models / "teacher", seed=1)
     write_uneven(models)
@@ -66,6 +66,7 @@ def import_everything() -> None:
         *others,
         "transformers.models.auto.tokenization_auto",
         "transformers.models.qwen3.modeling_qwen3",
+        "transformers.models.qwen3_moe.modeling_qwen3_moe",
     ]:
         with suppress(ImportError):  # of an extra
             importlib.import_module(name)
@@ -147,9 +148,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", help="these numbers of ranks alone (default: 2 and 4)")
     parser.add_argument("--keep", type=Path, help="a folder for the runs, which are then kept")
     options = parser.parse_args()
+    from benchmarks.ranks.dimensions import dimensions
     from benchmarks.ranks.resume import CASES, resumed  # which needs this module
 
-    every = [*all_cases(), *CASES]
+    every = [*all_cases(), *dimensions(), *CASES]
     cases = [case for case in every if any(text in f"{case.row}: {case.name}" for text in options.only)]
     if options.ranks:
         cases = [replace(case, sizes=options.ranks) for case in cases]

@@ -45,6 +45,7 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
         "downloads; tests/prepare makes every set from files",
     ),
     (r"proxima (sweep|compare) .*(results|dapo_parts|pruning|trust_regions --baseline grpo )", "takes hours"),
+    (r"proxima simulate .*--devices", "takes minutes; tests/cli/test_simulate_scale.py runs small ones"),
     (r"proxima submit", "needs a Ray cluster; tests/cli/test_submit.py has one"),
     (r"proxima train .*kind: ray", "starts a Ray cluster; tests/runtime/placement has those"),
     (r"proxima (train|eval) .*(runs/two|/shared/)", "needs the ranks' run"),
@@ -261,8 +262,8 @@ class Shell:
             words[0] in (*TRAINING, "explain", "calibrate", "simulate", "submit")
             and words[1] in recipe_files.shipped_recipes()
         ):
-            values = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
-            resolve(words[1], values, root=None)
+            given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
+            resolve(words[1], [word for word in given if not word.startswith("times.")], root=None)
 
     def make(self, words):
         targets = [word for word in words if "=" not in word]

@@ -14,7 +14,8 @@ from proxima.config.model_size import KNOWN, known_facts, model_facts
 from tests.recipes.shapes import SHAPES, write_shape
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
-LATENT = {"kv_width": 288, "query_width": 128 * 160, "intermediate": 9 * 2048}  # of DeepSeek, which `model_facts` lacks
+# of DeepSeek, which `model_facts` lacks
+LATENT = {"kv_width": 288, "query_width": 128 * 160, "intermediate": 9 * 2048, "kv_heads": 1}
 PROMPT = 128  # tokens, what `explain` takes where there is no tokenizer
 LARGE = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")
 

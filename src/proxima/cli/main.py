@@ -26,7 +26,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     **{family.command: ("proxima.cli.train", family.title) for family in FAMILIES.values()},
     "submit": ("proxima.cli.submit", "send a training command to a Ray cluster, and follow it"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
-    "simulate": ("proxima.cli.simulate", "simulate a recipe on virtual time: speed and idle shares of several lags"),
+    "simulate": (
+        "proxima.cli.simulate",
+        "simulate a recipe on virtual time: speed of several lags, or numbers of devices",
+    ),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
     "score": ("proxima.cli.score", "score texts with rewards, without a model"),

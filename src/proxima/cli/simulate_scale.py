@@ -92,6 +92,7 @@ def simulate_on_devices(
         print_json({**facts, "summary": sentences(pairs), "page": None if html is None else str(html)})
         return
     print(rendered(table_of_rows(scale_rows(pairs), left=("run", "binds")), sys.stdout))
-    print("\n".join(["", *sentences(pairs)]))
+    if said := sentences(pairs):
+        print("\n".join(["", *said]))
     if html is not None:
         print(f"\n{html}")

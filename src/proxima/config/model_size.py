@@ -30,6 +30,7 @@ class ModelFacts:
         experts: of a token, in a layer with experts; `intermediate` is that of all of them together.
         adapter: number of an adapter's weights; None: without `model.lora`, or not counted.
         all_experts: of a layer with experts. active: weights that one token uses; 0: all.
+        heads, kv_heads: of queries, and of keys and values; 0: not known.
     """
 
     parameters: int
@@ -45,6 +46,8 @@ class ModelFacts:
     adapter: int | None = None
     all_experts: int = 0
     active: int = 0
+    heads: int = 0
+    kv_heads: int = 0
 
 
 # hub name without its owner, small letters → facts; then as in `ModelFacts`
@@ -61,16 +64,32 @@ KNOWN: dict[str, ModelFacts] = {
         experts=8,
         all_experts=256,
         active=37_552_282_624,
+        heads=128,
+        kv_heads=1,
     ),
-    "llama-3.1-70b": ModelFacts(70_553_706_496, 80, 8192, 28_672, 128_256, 8 * 128, 8192, 855_654_400),
-    "llama-3.1-8b": (_8B := ModelFacts(8_030_261_248, 32, 4096, 14_336, 128_256, 8 * 128, 4096, 218_112_000)),
+    "llama-3.1-70b": ModelFacts(
+        70_553_706_496, 80, 8192, 28_672, 128_256, 8 * 128, 8192, 855_654_400, heads=64, kv_heads=8
+    ),
+    "llama-3.1-8b": (
+        _8B := ModelFacts(8_030_261_248, 32, 4096, 14_336, 128_256, 8 * 128, 4096, 218_112_000, heads=32, kv_heads=8)
+    ),
     "llama-3.1-8b-instruct": _8B,
-    "qwen2.5-1.5b-instruct": ModelFacts(1_543_714_304, 28, 1536, 8960, 151_936, 2 * 128, 1536, 46_797_824),
-    "qwen2.5-14b": ModelFacts(14_770_033_664, 48, 5120, 13_824, 152_064, 8 * 128, 5120, 275_268_608),
-    "qwen2.5-32b": ModelFacts(32_763_876_352, 64, 5120, 27_648, 152_064, 8 * 128, 5120, 487_605_248),
-    "qwen2.5-3b": (_3B := ModelFacts(3_085_938_688, 36, 2048, 11_008, 151_936, 2 * 128, 2048, 77_076_992)),
+    "qwen2.5-1.5b-instruct": ModelFacts(
+        1_543_714_304, 28, 1536, 8960, 151_936, 2 * 128, 1536, 46_797_824, heads=12, kv_heads=2
+    ),
+    "qwen2.5-14b": ModelFacts(
+        14_770_033_664, 48, 5120, 13_824, 152_064, 8 * 128, 5120, 275_268_608, heads=40, kv_heads=8
+    ),
+    "qwen2.5-32b": ModelFacts(
+        32_763_876_352, 64, 5120, 27_648, 152_064, 8 * 128, 5120, 487_605_248, heads=40, kv_heads=8
+    ),
+    "qwen2.5-3b": (
+        _3B := ModelFacts(3_085_938_688, 36, 2048, 11_008, 151_936, 2 * 128, 2048, 77_076_992, heads=16, kv_heads=2)
+    ),
     "qwen2.5-3b-instruct": _3B,
-    "qwen2.5-7b": (_7B := ModelFacts(7_615_616_512, 28, 3584, 18_944, 152_064, 4 * 128, 3584, 233_057_792)),
+    "qwen2.5-7b": (
+        _7B := ModelFacts(7_615_616_512, 28, 3584, 18_944, 152_064, 4 * 128, 3584, 233_057_792, heads=28, kv_heads=4)
+    ),
     "qwen2.5-7b-instruct": _7B,
     "qwen2.5-math-7b": _7B,
     "qwen3-235b-a22b": ModelFacts(
@@ -86,6 +105,8 @@ KNOWN: dict[str, ModelFacts] = {
         8,
         all_experts=128,
         active=22_190_763_520,
+        heads=64,
+        kv_heads=4,
     ),
     "qwen3-30b-a3b": (
         _30B := ModelFacts(
@@ -101,13 +122,23 @@ KNOWN: dict[str, ModelFacts] = {
             8,
             all_experts=128,
             active=3_353_032_704,
+            heads=32,
+            kv_heads=4,
         )
     ),
     "qwen3-30b-a3b-base": _30B,
-    "qwen3-32b": ModelFacts(32_762_123_264, 64, 5120, 25_600, 151_936, 8 * 128, 8192, 487_598_336, True),
-    "qwen3-4b": (_4B := ModelFacts(4_022_468_096, 36, 2560, 9728, 151_936, 8 * 128, 4096, 100_930_816, True)),
+    "qwen3-32b": ModelFacts(
+        32_762_123_264, 64, 5120, 25_600, 151_936, 8 * 128, 8192, 487_598_336, True, heads=64, kv_heads=8
+    ),
+    "qwen3-4b": (
+        _4B := ModelFacts(
+            4_022_468_096, 36, 2560, 9728, 151_936, 8 * 128, 4096, 100_930_816, True, heads=32, kv_heads=8
+        )
+    ),
     "qwen3-4b-base": _4B,
-    "smollm2-135m": (_135M := ModelFacts(134_515_008, 30, 576, 1536, 49_152, 3 * 64, 576, 3_540_096)),
+    "smollm2-135m": (
+        _135M := ModelFacts(134_515_008, 30, 576, 1536, 49_152, 3 * 64, 576, 3_540_096, heads=9, kv_heads=3)
+    ),
     "smollm2-135m-instruct": _135M,
 }
 
@@ -144,6 +175,8 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
         adapter=None if lora is None else adapter_parameters(model, lora),
         all_experts=count,
         active=everything - routed + routed * experts // count if count else 0,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
     )
 
 

@@ -78,9 +78,9 @@ def adam_step(optimizer: WeightwiseOptimizer, parameter: nn.Parameter, group: di
         fused=True, amsgrad=False, maximize=False,
         beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
     )  # fmt: skip
-    for old, new in zip(kept, here, strict=True):
-        if new is not old:
-            old.copy_(new)
+    for before, new in zip(kept, here, strict=True):
+        if new is not before:
+            before.copy_(new)
 
 
 def own_slice(tensor: Any) -> Tensor:

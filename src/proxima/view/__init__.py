@@ -3,7 +3,7 @@
     run_views.py                all observers of a run                 diagnostics.py       warnings about a step
     log_lines.py, live.py       a run as lines, and on a terminal      trackers/            wandb, trackio and others
     report*.py                  report.html                            comparison_page.py   compare.html
-    simulation_page.py          the page of `simulate`                 sweep_progress.py    a sweep while it runs
+    simulation_, scale_page.py  the pages of `simulate`                sweep_progress.py    a sweep while it runs
     eval_tables.py              an evaluation                          terminal.py          tables, progress on a line
     chart.py                    all charts, by matplotlib              page.py              HTML pages on one template
     curve.py, *_plot.py         figures of `proxima plot`              formatting.py        numbers and foreign text

@@ -58,8 +58,8 @@ def _row(run: ScaledRun) -> dict[str, str]:
 
 
 def sentences(pairs: Pairs) -> list[str]:
-    """For either kind of run, from how many devices on more of them do not pay, and why."""
-    return [_sentence(name, [pair[i] for pair in pairs]) for i, name in enumerate(KINDS)]
+    """For either kind of run, from how many devices on more of them do not pay, and why; none of a single number."""
+    return [_sentence(name, [pair[i] for pair in pairs]) for i, name in enumerate(KINDS) if len(pairs) > 1]
 
 
 def _sentence(name: str, runs: Sequence[ScaledRun]) -> str:

@@ -9,14 +9,15 @@ from tests.engine.helpers import saved
 from tests.model.families import make
 
 ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}
-REPLAY = "algorithm.routing_replay"
+REPLAY, VLLM = "algorithm.routing_replay", "engine={kind: vllm, url: 'http://127.0.0.1:9'}"
 
 
 @pytest.mark.parametrize(
     ("overrides", "path", "reason"),
     [
         ([f"{REPLAY}=rollout"], REPLAY, "engine chose; set engine.routed_experts=true"),
-        ([f"{REPLAY}=rollout", "engine={kind: vllm, url: 'http://127.0.0.1:9'}"], REPLAY, "'vllm' does not say which"),
+        ([f"{REPLAY}=rollout", VLLM], REPLAY, "engine chose; set engine.routed_experts=true"),
+        ([f"{REPLAY}=rollout", VLLM, "engine.routed_experts=true"], None, ""),
         ([f"{REPLAY}=recompute"], REPLAY, "there is none; set algorithm.proximal=recompute"),
         ([f"{REPLAY}=rollout", "engine.routed_experts=true"], None, ""),
         ([f"{REPLAY}=recompute", "algorithm.proximal=recompute"], None, ""),

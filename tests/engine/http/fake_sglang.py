@@ -6,6 +6,7 @@ hold on to the cache (and end the server when they are part of a weight update),
 """
 
 import asyncio
+import base64
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.small_http import Answer, SmallHttpServer
 
 
@@ -27,6 +29,7 @@ class FakeSglangOptions:
     preferred_sampling_params: dict = field(default_factory=dict)
     context_length: int = 512
     allow_auto_truncate: bool = False
+    enable_return_routed_experts: bool = False  # of a mixture in layers 0 and 2 of 3
     spans: bool = True  # meta_info.weight_versions, of newer servers
     salts: bool = True  # cache_salt and extra_key are known
     modes: tuple = ("abort", "retract", "in_place")
@@ -134,6 +137,7 @@ class FakeSglang(SmallHttpServer):
             "quantization": None,
             "context_length": self.options.context_length,
             "enable_deterministic_inference": self.options.enable_deterministic_inference,
+            "enable_return_routed_experts": self.options.enable_return_routed_experts,
             "incremental_streaming_output": self.options.incremental != "no",
             "weight_version": self.version,
         }
@@ -408,6 +412,9 @@ class FakeSglang(SmallHttpServer):
                 meta["output_top_logprobs"] = self.top_pairs(one, body["top_logprobs_num"])
         if body.get("return_sampling_mask"):
             meta["output_token_sampling_mask"] = list(one.mask)
+        if body.get("return_routed_experts") and self.options.enable_return_routed_experts and ending is not None:
+            fed = [*body["input_ids"], *one.tokens[:-1]]
+            meta["routed_experts"] = base64.b64encode(experts_of(fed).astype("<i4").tobytes()).decode()
         text = self.tokenizer.decode(one.tokens, skip_special_tokens=True)
         return {"text": text, "output_ids": list(one.tokens), "meta_info": meta}
 

@@ -1,5 +1,7 @@
 """A fake of vLLM's HTTP protocol: its calls and the form of its answers, over a model that is a table of logits."""
 
+import base64
+import io
 import json
 from collections.abc import AsyncIterator
 from functools import lru_cache
@@ -17,6 +19,12 @@ VOCABULARY, LENGTH = 1000, 64
 def logits_after(token: int, version: str) -> np.ndarray:
     """[V] float64, of what comes after a token: the model."""
     return np.random.default_rng([token, *version.encode()]).normal(size=VOCABULARY) * 3
+
+
+def experts_of(fed: list[int]) -> np.ndarray:
+    """[N, 3, 2] uint8 of the tokens that were fed: the middle layer has no experts, and zeros."""
+    first = np.array([[[token % 8], [0], [token // 8 % 8]] for token in fed], np.uint8)
+    return np.concatenate([first, (first + np.array([[3], [0], [5]], np.uint8)) % 8], -1).astype(np.uint8)
 
 
 class _Content(httpx.AsyncByteStream):
@@ -41,6 +49,7 @@ class FakeVllm:
         control: it was started with VLLM_SERVER_DEV_MODE=1.
         extension, backend: of its workers.
         sleeps: it was started with --enable-sleep-mode.
+        routes: it was started with --enable-return-routed-experts, and has a mixture in layers 0 and 2 of 3.
     """
 
     def __init__(
@@ -52,11 +61,12 @@ class FakeVllm:
         extension: str | None = "proxima_vllm_worker.ProximaWorker",
         backend: str | None = "proxima_folder",
         sleeps: bool = False,
+        routes: bool = False,
     ) -> None:
         self.processed, self.generate, self.control = processed, generate, control
         self.extension, self.backend = extension, backend
         self.sleeps, self.asleep = sleeps, set[str]()
-        self.length = LENGTH
+        self.length, self.routes = LENGTH, routes
         self.version, self.paused, self.busy = "default", False, False
         self.calls: list[tuple[str, Any]] = []
         self.change: dict[str, Any] = {}  # of the choices of an answer, for what a bad server sends
@@ -133,23 +143,34 @@ class FakeVllm:
         if sampling.get("prompt_logprobs") is not None:
             raw = [log_softmax(logits_after(token, self.version)) for token in prompt]
             rows = [None, *({str(b): {"logprob": float(raw[i][b])}} for i, b in enumerate(prompt[1:]))]
+        encoded = self._encoded(prompt, tokens, sampling)
         if generate:
             entries = [
                 {"token_id": t, "logprob": v, "top_logprobs": [{"token_id": o, "logprob": p} for o, p in pairs]}
                 for t, v, pairs in zip(tokens, values, top, strict=True)
             ]
             choice = {"token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": "length"}
+            choice["routed_experts"] = encoded
             choice["weight_versions"] = [{"version": self.version, "start": 0, "end": len(tokens)}]
             answer = {"choices": [choice | self.change], "prompt_logprobs": rows}
         else:
             told = {"token_logprobs": values, "top_logprobs": [{f"token_id:{o}": p for o, p in row} for row in top]}
             choice = {"token_ids": tokens, "logprobs": told, "finish_reason": "length", "prompt_logprobs": rows}
+            choice |= {} if body.get("stream") else {"routed_experts": encoded}  # a stream of this route has none
             answer = {"choices": [choice | self.change]}
         if not body.get("stream"):
             return httpx.Response(200, json=answer)
         place = answer if generate else answer["choices"][0]
         place["prompt_token_ids"] = prompt
         return httpx.Response(200, text=f": comment\n\ndata: {json.dumps(answer)}\n\ndata: [DONE]\n\n")
+
+    def _encoded(self, prompt: list[int], tokens: list[int], sampling: dict[str, Any]) -> str | None:
+        """The bytes of a `.npy` file in base64, or nothing."""
+        if not self.routes:
+            return None
+        with io.BytesIO() as file:
+            np.save(file, experts_of([*prompt, *tokens[:-1]])[sampling.get("routed_experts_prompt_start", 0) :])
+            return base64.b64encode(file.getvalue()).decode()
 
     def _draw(self, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], list[float], list[Any]]:
         draws, last = np.random.default_rng(sampling.get("seed", 0)), prompt[-1]

@@ -14,9 +14,11 @@ from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import TokenRequest, WeightHandover
+from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.sglang import SglangDialect
 from proxima.engine.protocol import Sampling
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
+from tests.engine.http.fake_vllm import experts_of
 
 PROMPT = (3, 9, 27, 17, 51)
 
@@ -370,3 +372,23 @@ def test_a_server_is_called_the_same_after_new_weights(tiny, other):
     with fake(tiny) as server:
         before, after = talk(server, use)
     assert before.model == after.model
+
+
+@pytest.mark.parametrize("incremental", ["no", "all"])
+def test_experts_come_with_the_end_where_they_are_asked_for(tiny, incremental):
+    shape = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)
+
+    async def use(dialect, client, facts):
+        assert facts.latest_routes
+        asked = TokenRequest(id="x", tokens=PROMPT, sampling=Sampling(max_tokens=6))
+        routed = await whole(dialect, client, facts, replace(asked, routes=shape))
+        return facts.routed_experts, routed, await whole(dialect, client, facts, asked)
+
+    with fake(tiny, incremental=incremental, enable_return_routed_experts=True) as server:
+        told, routed, plain = talk(server, use)
+    assert told and all(chunk.routes is None for chunk in [*routed[:-1], *plain])
+    fed = [*PROMPT, *tokens_of(routed)[:-1].tolist()]
+    assert np.array_equal(routed[-1].routes, experts_of(fed)[:, [0, 2]])
+    with fake(tiny) as server:
+        told, routed, _ = talk(server, use)
+    assert not told and routed[-1].routes is None

@@ -15,10 +15,11 @@ from safetensors.torch import save_file
 from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover
+from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.vllm_facts import COMPLETIONS, GENERATE, find_vllm_facts
 from proxima.engine.protocol import Sampling
-from tests.engine.http.fake_vllm import FakeVllm, log_softmax, logits_after
+from tests.engine.http.fake_vllm import FakeVllm, experts_of, log_softmax, logits_after
 
 DIALECT = VllmDialect()
 ROUTES = pytest.mark.parametrize("generate", [True, False], ids=["generate", "completions"])
@@ -235,3 +236,29 @@ def test_the_worker_and_the_dialect_name_the_same_backend() -> None:
     place = Path(vllm_facts.__file__).parent / "in_server" / "proxima_vllm_worker.py"
     assert f'BACKEND = "{vllm_facts.BACKEND}"' in place.read_text()
     assert isinstance(Vllm().dialect(), VllmDialect)
+
+
+SHAPE = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)
+
+
+def test_experts_are_read_where_a_stream_has_them() -> None:
+    fake = FakeVllm(routes=True)
+    facts = facts_of(fake)
+    (chunk,) = run(chunks(fake, facts, routes=SHAPE))
+    assert facts.routed_experts and not facts.latest_routes
+    assert np.array_equal(chunk.routes, experts_of([5, 6, *chunk.tokens[:-1].tolist()])[:, [0, 2]])
+    assert not facts_of(FakeVllm(routes=True, generate=False)).routed_experts  # its stream would have none
+    assert not facts_of(FakeVllm()).routed_experts
+
+
+def test_experts_that_nobody_asked_for_are_kept_short_and_not_read() -> None:
+    fake = FakeVllm(routes=True)
+    facts = facts_of(fake)
+    (chunk,) = run(chunks(fake, facts))
+    assert chunk.routes is None and fake.calls[-1][1]["sampling_params"]["routed_experts_prompt_start"] == 2
+
+
+def test_experts_of_another_model_are_no_answer() -> None:
+    fake = FakeVllm(routes=True)
+    with pytest.raises(ServerError, match=r"shape \[5, 3, 2\], and the model has 2 in each of 4 layers"):
+        run(chunks(fake, facts_of(fake), routes=replace(SHAPE, layers=4)))

@@ -48,3 +48,12 @@ def test_the_largest_micro_batch_is_one_that_fits():
     alone = planned(devices="1xL4-24G", engines=1, each=1)
     assert alone.micro_batch == 0 and not alone.memory.fits and alone.memory.slots == 0
     assert changed(shared=True).prompt_tokens == 150 / 32
+
+
+def test_devices_of_an_engine_beyond_the_key_heads_cache_the_same():
+    """Four key heads: a device of eight keeps as much for a completion as one of four, and half of one of two."""
+    kept = {}
+    for size in (2, 4, 8):
+        memory = planned(engines=32 // size, each=size).memory
+        kept[size] = memory.engine["KV cache"] / memory.slots
+    assert kept[2] == pytest.approx(2 * kept[4]) and kept[8] == pytest.approx(kept[4])

@@ -1,11 +1,14 @@
+from contextlib import suppress
+
 import pytest
 
 from proxima.config import resolve
 from proxima.config.model_size import KNOWN
 from proxima.data import FieldError
 from proxima.lab.plan import DeviceLayout, planned_layout, read_devices
-from proxima.lab.plan.layout import check_model
+from proxima.lab.plan.layout import check_model, known_config
 from proxima.model.parallel.sharding import Sharding
+from tests.recipes.test_memory import SHAPES
 
 RAY = "placement={kind: ray, ranks: %d, engines: %d, %s}"
 
@@ -45,11 +48,52 @@ def test_layouts_that_do_not_fit_the_devices(words, field, said):
     [
         ("qwen3-4b", {"expert_parallel": 2}, "placement.expert_parallel", "set it to 1"),
         ("qwen3-30b-a3b", {"expert_parallel": 24}, "placement.expert_parallel", "set it to 32"),
-        ("qwen2.5-7b", {"tensor_parallel": 3}, "placement.tensor_parallel", "set it to 2"),
+        ("qwen3-30b-a3b", {"expert_parallel": 2, "tensor_parallel": 2}, "placement.tensor_parallel", "so does expert"),
+        ("qwen2.5-7b", {"tensor_parallel": 3}, "placement.tensor_parallel", "set it to 4"),
+        ("qwen2.5-7b", {"tensor_parallel": 8}, "placement.tensor_parallel", "the 28 attention heads"),
+        ("qwen2.5-1.5b-instruct", {"tensor_parallel": 4}, "placement.tensor_parallel", "2 key and value heads"),
+        ("qwen2.5-1.5b-instruct", {"context_parallel": 24}, "placement.context_parallel", "set it to 12"),
+        (
+            "qwen2.5-3b",
+            {"tensor_parallel": 2},
+            "placement.tensor_parallel",
+            "leaves 12 ranks to split matrices of 2048",
+        ),
+        ("qwen2.5-7b", {"engine_devices": 8}, "placement.engines", "must divide the 28 attention heads"),
     ],
 )
 def test_dimensions_that_a_model_has_not(model, split, field, said):
+    config, each = known_config(KNOWN[model]), split.get("engine_devices", 1)
+    sharding = Sharding(**{name: size for name, size in split.items() if name != "engine_devices"})
     with pytest.raises(FieldError) as raised:
-        check_model(DeviceLayout(24, Sharding(**split)), KNOWN[model])
+        check_model(DeviceLayout(24, sharding, engine_devices=each), config, adapters=False)
     assert raised.value.field == field and said in str(raised.value)
-    check_model(DeviceLayout(24, Sharding(tensor_parallel=4)), KNOWN[model])
+    check_model(DeviceLayout(32), config, adapters=True)
+
+
+def test_adapters_are_not_split():
+    layout, config = DeviceLayout(8, Sharding(tensor_parallel=2)), known_config(KNOWN["qwen2.5-7b"])
+    check_model(layout, config, adapters=False)
+    with pytest.raises(FieldError, match="adapters"):
+        check_model(layout, config, adapters=True)
+
+
+@pytest.mark.parametrize("model", sorted(set(KNOWN) - {"deepseek-v3"}))
+def test_a_stand_in_is_refused_what_the_model_is(model):
+    """The config.json of each known model, whose shape another test has, allows the same sizes of groups."""
+    own = next(
+        config for path, (config, _) in SHAPES.items() if KNOWN.get(path.rpartition("/")[2].lower()) == KNOWN[model]
+    )
+
+    def refused(config, layout):
+        with suppress(FieldError):
+            check_model(layout, config, adapters=False)
+            return ""
+        return "refused"
+
+    layouts = [
+        DeviceLayout(ranks, Sharding(tensor_parallel=tensor, context_parallel=context, expert_parallel=expert))
+        for ranks in (24, 64) for tensor in (1, 2, 3, 4, 8) for context in (1, 2, 8) for expert in (1, 3, 8)
+    ]  # fmt: skip
+    stand_in = known_config(KNOWN[model])
+    assert [refused(stand_in, layout) for layout in layouts] == [refused(own, layout) for layout in layouts]

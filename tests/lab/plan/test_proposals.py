@@ -1,4 +1,5 @@
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -6,7 +7,9 @@ from proxima.config import check, resolve
 from proxima.config.validate import to_do
 from proxima.data import UserError
 from proxima.lab.plan import plan_recipe, read_devices
-from proxima.lab.plan.proposals import proposals
+from proxima.lab.plan.proposals import _best, proposals
+from proxima.lab.plan.step_plan import PlannedRecipe
+from proxima.model.parallel.refusals import check_split
 
 RECIPE = "qwen3_30b_cppo"
 
@@ -32,3 +35,21 @@ def test_the_words_give_the_plan():
 def test_devices_that_are_too_few():
     with pytest.raises(UserError, match=r"no layout of Qwen/Qwen3-30B-A3B-Base fits 2xL4-24G; take more"):
         proposals(resolve(RECIPE, root=None), read_devices("2xL4-24G"))
+
+
+@pytest.mark.parametrize("adapter", [[], ["model.lora={rank: 16}"]])
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-3B"])
+def test_nothing_is_proposed_that_the_code_refuses(model, adapter):
+    """Heads, experts and columns of 24 devices, of a mixture and of models with 28 and with 2 key and value heads."""
+    devices = read_devices("24xH100-80G")
+    resolved = resolve(RECIPE, [f"model.path={model}", *adapter], root=None)
+    planned = PlannedRecipe.of(resolved, devices)
+    for load in (planned.load, replace(planned.load, lag=1)):
+        layouts = [plan.layout for plan in _best(planned, devices, load)]
+        assert layouts
+        for layout in layouts:
+            tensor, expert = layout.sharding.tensor_parallel, layout.sharding.expert_parallel
+            assert tensor == 1 or not (adapter or (expert > 1 and "A3B" in model))
+            assert planned.config.num_attention_heads % layout.engine_devices == 0
+            assert planned.config.num_key_value_heads % tensor == 0
+            check_split(planned.config, None, replace(layout.sharding, context_parallel=1), adapters=bool(adapter))

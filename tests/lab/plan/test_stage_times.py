@@ -15,6 +15,30 @@ def test_a_decode_step_by_hand():
     assert times.decode_step(1, 10)[0] < seconds < times.decode_step(64, 8000)[0]
 
 
+@pytest.mark.parametrize(
+    "nodes, size, seconds", [(1, 8, 13e-6), (2, 8, 25e-6), (4, 8, 35e-6), (2, 2**20, 71e-6), (4, 2**20, 82e-6)]
+)
+def test_an_all_reduce_takes_what_nccl_tests_measured(nodes, size, seconds):
+    """On H100 with eight adapters a node; over nodes the network's speed counts as well."""
+    times = planned(devices=f"{8 * nodes}xH100-80G").times
+    sent = 2 * size / times._link(8 * nodes) if nodes > 1 else 0.0
+    assert times.rates.wait(nodes, size) + sent == pytest.approx(seconds, rel=0.15)
+
+
+def test_devices_without_a_key_head_of_their_own_read_that_of_others():
+    """Four key heads: eight devices read as much of the keys each as four do."""
+    read = {}
+    for size in (4, 8):
+        times = planned(engines=32 // size, each=size).times
+        few, many = (times.decode_step(256, context)[0] for context in (20_000, 40_000))
+        read[size] = many - few
+    assert (
+        read[4]
+        == pytest.approx(read[8])
+        == pytest.approx(2 * 256 * 20_000 * 2 * 48 * 512 / 4 / (3.35e12 * times.rates.decode))
+    )
+
+
 def test_experts_are_read_as_far_as_tokens_use_them():
     times = planned(engines=32, each=1).times
     one, many = times.decode_step(1, 1)[0], times.decode_step(256, 1)[0]

@@ -1,5 +1,6 @@
 """What every rank does in `test_tensor`: passes and updates with matrices split over ranks, against one process."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, product
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers as hf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from proxima.model import PackedModel, save
@@ -24,7 +25,7 @@ from proxima.model.parallel.tensor import split_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 from proxima.model.scalar_model import make_value_head
 from proxima.train import AdamW, TrainStack
-from proxima.train.checkpoint import checkpoints, restore
+from proxima.train.checkpoint import checkpoints, restore, write_checkpoint
 from proxima.train.sharded_checkpoint import ShardedWriter
 from tests.model.parallel.loads import same_copy, same_weights
 from tests.model.parallel.passes import gradients, loss, policies, resharded, scalars, source
@@ -260,9 +261,11 @@ def rounded(folder: Path, sharding: Sharding) -> None:
         assert torch.cosine_similarity(gradient.flatten(), theirs[name].flatten(), dim=0) > 0.97, (folder.name, name)
 
 
-def checkpoints_move(rank: int, folder: Path, name: str) -> None:
+MOVES = (Sharding(tensor_parallel=2), Sharding(), Sharding(tensor_parallel=4), None)
+
+
+def checkpoints_move(rank: int, folder: Path, name: str, layouts: Sequence[Sharding | None] = MOVES) -> None:
     """Written with one layout and read with another, weights and optimizer state are the same bits."""
-    layouts = (Sharding(tensor_parallel=2), Sharding(), Sharding(tensor_parallel=4), None)
     place, writer = folder / f"saved {name}", ShardedWriter()
     if rank == 0:
         place.mkdir(exist_ok=True)
@@ -288,4 +291,7 @@ def checkpoints_move(rank: int, folder: Path, name: str) -> None:
         expected = state
         if layout is not None:
             writer.write(place, step, loaded, stack, {})
+        elif rank == 0:
+            files = {"value_head.safetensors": lambda path, head=head: save_file(head.state_dict(), path)}
+            write_checkpoint(place, step, loaded, stack, {}, files)
         dist.barrier()

@@ -33,6 +33,7 @@ def test_what_the_servers_are_started_with(tmp_path):
 
     plan = plan_of(config("engine=vllm"))
     assert plan is not None and plan.kind == "vllm" and plan.log == tmp_path / "engine.log"
+    assert not plan.routed_experts and plan_of(config("engine={kind: vllm, routed_experts: true}")).routed_experts
     assert plan_of(resolve("quickstart", ["placement=ray", "engine=vllm"]).config) is None
     with pytest.raises(FieldError, match=r"placement\.engines=2.*engine\.kind"):
         plan_of(config("engine=local"))

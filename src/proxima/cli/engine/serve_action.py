@@ -48,6 +48,7 @@ def serve_recipe(
                 max_length=config.model.max_length,
                 quantization=config.engine.quantization,
                 sampling_mask=getattr(config.engine, "sampling_mask", False),
+                routed_experts=getattr(config.engine, "routed_experts", False),
                 key=key_of(config.engine),
                 log=log.expanduser(),
                 report=lambda line: print(line, flush=True),

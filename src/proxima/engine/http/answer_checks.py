@@ -34,6 +34,13 @@ def mask_of(chunk: Chunk) -> SamplingMask:
     return mask
 
 
+def check_routes(chunk: Chunk, fed: int) -> None:
+    """WrongAnswerError unless the last chunk of an answer has the experts of each of the tokens that were fed."""
+    rows = 0 if chunk.routes is None else len(chunk.routes)
+    if rows != fed:
+        raise WrongAnswerError(f"routed experts of {rows} tokens, where {fed} were fed")
+
+
 def check_sampling(sampling: Sampling, mode: LogProbMode) -> None:
     """UserError if the servers' log-probs are of no distribution that this sampling has."""
     if mode == "raw" and sampling.temperature not in (0, 1):

@@ -138,16 +138,19 @@ class StreamSize:
     total: int = 16 * ANSWER
 
     @classmethod
-    def of(cls, tokens: int, *, prompt: int, set_size: int = 0, repeats: bool = False) -> "StreamSize":
+    def of(
+        cls, tokens: int, *, prompt: int, set_size: int = 0, row_bytes: int = 0, repeats: bool = False
+    ) -> "StreamSize":
         """Of a completion: generous, so that only what is none goes beyond.
 
         Args:
             tokens: of it, at most.
             prompt: tokens of its prompt, which come back.
             set_size: ids that come with each token.
+            row_bytes: that come of each token of prompt and completion.
             repeats: each message may hold the whole answer so far.
         """
-        line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * set_size)
+        line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * set_size) + row_bytes * (prompt + tokens)
         return cls(line=line, total=line * (tokens + 1) if repeats else line + (tokens + 16) * EVENT)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from proxima.data import UserError
-from proxima.data.columns import Columns, Floats, Ints
+from proxima.data.columns import Columns, ExpertIds, Floats, Ints
 from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
+from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.protocol import Interrupt, PauseMode, Sampling
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class ServerFacts:
         seeds: a request can have a seed.
         sampling_mask: it gives the tokens that could be sampled, with each token.
         routed_experts: it gives the experts of each token.
+        latest_routes: where it computes a completion's KV again under new weights, the experts are then those of the
+            new weights for the tokens before too.
         batch_invariant: a completion does not depend on what else is running.
         route: the call that completions come from, where a kind of server has several.
         sleeps: it can leave its devices to others and take them again, see `SleepingDialect`.
@@ -71,6 +74,7 @@ class ServerFacts:
     seeds: bool = False
     sampling_mask: bool = False
     routed_experts: bool = False
+    latest_routes: bool = False
     batch_invariant: bool = False
     sleeps: bool = False
     route: str = ""
@@ -92,6 +96,7 @@ class TokenRequest:
         stop_tokens: ids that end the completion; they are part of it, and no other ids end it.
         chunk_tokens: tokens in a message; more make fewer messages.
         sampling_mask: give the tokens that could be sampled, with each token.
+        routes: give the experts of each token, which are of this shape; None: don't.
     """
 
     id: str
@@ -102,6 +107,12 @@ class TokenRequest:
     stop_tokens: tuple[int, ...] = ()
     chunk_tokens: int = 1
     sampling_mask: bool = False
+    routes: RouteShape | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Most bytes that come of the experts of each token."""
+        return 0 if self.routes is None else self.routes.bytes_per_token
 
     @property
     def set_size(self) -> int:
@@ -120,6 +131,8 @@ class Chunk(Columns):
         version_spans: on the last chunk, where the server tells: (version, start, end) over all tokens of the request.
         prompt_tokens: what the server says that it was asked, where it says so: compared with the request.
         sampling_mask: the tokens that could be sampled at each of these, where the server tells; T sets.
+        routes: on the last chunk, where the server tells: [N, M, K] as of `RouteShape`, the experts of all tokens that
+            were fed, from the first of the prompt on.
     """
 
     other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
@@ -130,6 +143,7 @@ class Chunk(Columns):
     version_spans: tuple[tuple[str, int, int], ...] | None = None
     prompt_tokens: Ints | None = None
     sampling_mask: SamplingMask | None = None
+    routes: ExpertIds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

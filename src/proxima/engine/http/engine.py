@@ -89,6 +89,8 @@ class HttpEngine:
             max_length=min([rules.max_length, *limits]),
             log_probs=first.log_probs,
             sampling_mask=spec.sampling_mask and first.sampling_mask,
+            routes=rules.routes if spec.routed_experts else None,
+            latest_routes=first.latest_routes,
         )
         self._pool = ReplicaPool(replicas, spec)
         for replica in replicas:

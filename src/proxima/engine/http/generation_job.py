@@ -7,21 +7,24 @@ from typing import Any
 import numpy as np
 
 from proxima.data import Completion, FinishReason, UserError
-from proxima.data.columns import Floats, Ints
+from proxima.data.columns import ExpertIds, Floats, Ints
 from proxima.data.random import server_seed
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.http.answer_checks import (
     SLACK,
     WrongAnswerError,
+    check_routes,
     check_sampling,
     log_prob_columns,
     mask_of,
     spans_of,
 )
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest
+from proxima.engine.http.route_rows import RouteShape, joined_routes
 from proxima.engine.protocol import EngineSetup, InFlight, Request
 from proxima.model.load import context_limit, load_config, load_generation_config, stop_tokens_of
+from proxima.model.routing import FAMILIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class CompletionRules:
         max_length: tokens of prompt and completion together.
         log_probs: what the servers' log-probs are of; see `ServerFacts`.
         sampling_mask: the servers give the tokens that could be sampled.
+        routes: the servers give the experts of each token, of this shape; None: they don't.
+        latest_routes: as of `ServerFacts`.
     """
 
     tokenizer: Any
@@ -43,6 +48,8 @@ class CompletionRules:
     max_length: int
     log_probs: LogProbMode = "processed"
     sampling_mask: bool = False
+    routes: RouteShape | None = None
+    latest_routes: bool = False
 
     @classmethod
     def of(cls, setup: EngineSetup) -> "CompletionRules":
@@ -54,6 +61,7 @@ class CompletionRules:
             stop_tokens=stop_tokens_of(load_generation_config(setup.model_path), config, setup.tokenizer),
             vocabulary=int(text.vocab_size),
             max_length=min(setup.max_length or context_limit(text), context_limit(text)),
+            routes=RouteShape.of(text) if text.model_type in FAMILIES else None,
         )
 
 
@@ -65,6 +73,7 @@ class JobSegment:
         marks: (tokens before it, version): the weights that the replica had, as far as it was told to change them.
         spans: what the server says of that at the end: (version, start, end).
         confirmed: since its first token the server has said that it has the weights which it was given.
+        routes: of all tokens that were fed, from the prompt's first on.
         mismatched: versions that the replica said it had meanwhile, and was then not seen to compute with.
     """
 
@@ -73,6 +82,7 @@ class JobSegment:
     log_prob: list[float] = field(default_factory=list)
     spans: list[tuple[int, int, int]] | None = None
     masks: list[SamplingMask] = field(default_factory=list)
+    routes: ExpertIds | None = None
     confirmed: bool = False
     mismatched: set[int] = field(default_factory=set)
 
@@ -179,6 +189,7 @@ class GenerationJob:
             stop_tokens=self.rules.stop_tokens,
             chunk_tokens=chunk_tokens,
             sampling_mask=self.masked,
+            routes=self.rules.routes,
         )
 
     def append(self, chunk: Chunk, labels: Mapping[str, int]) -> FinishReason | None:
@@ -201,6 +212,7 @@ class GenerationJob:
             segment.masks.append(mask_of(chunk))
         if self.length > self.limit:
             raise WrongAnswerError(f"more than the {self.limit} tokens that were asked for")
+        self._take_routes(chunk)
         end = self._end_within(before)
         if chunk.version_spans is not None and labels:
             segment.spans = spans_of(chunk.version_spans, len(segment.tokens), labels)
@@ -214,6 +226,14 @@ class GenerationJob:
         if chunk.finish_reason is None and self.length == self.limit:
             return None  # the last message is still to come
         return chunk.finish_reason
+
+    def _take_routes(self, chunk: Chunk) -> None:
+        """Those of the whole attempt, which come with its end; one that was aborted may lack them."""
+        assert self.current is not None
+        wanted = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
+        if self.rules.routes is not None and wanted:
+            check_routes(chunk, len(self._asked()) + len(self.current.tokens) - 1)
+            self.current.routes = chunk.routes
 
     def _check(self, chunk: Chunk) -> None:
         asked = chunk.prompt_tokens
@@ -355,4 +375,14 @@ class GenerationJob:
             finish_reason=reason,
             temperature=sampling.temperature,
             sampling_mask=SamplingMask.joined(masks) if self.masked and len(tokens) else None,
+            **self._routes(),
         )
+
+    def _routes(self) -> dict[str, Any]:
+        """The experts of each token, by the weights that sampled it."""
+        if self.rules.routes is None:
+            return {}
+        versions = [segment.versions for segment in self._segments]
+        counts = [own == own[-1:] if self.rules.latest_routes else np.full(len(own), True) for own in versions]
+        parts = zip((segment.routes for segment in self._segments), counts, strict=True)
+        return joined_routes(self.rules.routes, len(self.request.prompt.tokens), list(parts))

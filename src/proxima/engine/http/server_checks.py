@@ -207,6 +207,9 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
             "needs with top-k, top-p or min-p",
             remedy="start it so that it does (vLLM: --return-sampling-mask), or switch the truncation off",
         )
+    if spec.routed_experts and not facts.routed_experts:
+        remedy = "start it so that it does (vLLM: --enable-return-routed-experts --enable-scale-out), or leave this out"
+        raise FieldError("routed_experts", True, f"{name} does not tell which experts it chose", remedy=remedy)
     given = capabilities_of(spec, facts)
     notes = check_log_probs(needs, given, name)
     check_scoring(needs, capabilities_of(spec, facts, plain=True), name)

@@ -40,6 +40,8 @@ class ServerSettings(EngineSpec):
             `score` each completion for them, which they can at temperature 1, or `absent`.
         sampling_mask: with top-k, top-p or min-p, ask for the tokens that could be sampled with each token, for an
             update over the same set of tokens.
+        routed_experts: of a mixture of experts, those that each token was sent to come with it, for
+            `algorithm.routing_replay: rollout`.
         weights: how new weights get to the servers; `auto` takes the best way that a server has.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: tokens whose log-probs prove after every weight sync that a server has the new weights.
@@ -65,6 +67,7 @@ class ServerSettings(EngineSpec):
     seeded: bool = True
     untruncated: Literal["score", "absent"] = "score"
     sampling_mask: bool = False
+    routed_experts: bool = False
     weights: str = "auto"
     weight_folder: str | None = None
     probe_tokens: int = 256
@@ -94,7 +97,8 @@ class ServerSettings(EngineSpec):
 
     @property
     def provides(self) -> frozenset[str]:
-        return super().provides | ({"sampling_mask"} if self.sampling_mask else set())
+        switched = {"sampling_mask": self.sampling_mask, "routed_experts": self.routed_experts}
+        return super().provides | {name for name, on in switched.items() if on}
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class ServerSpec(ServerSettings):
                 max_length=setup.max_length,
                 quantization=self.quantization,
                 sampling_mask=self.sampling_mask,
+                routed_experts=self.routed_experts,
                 log=setup.log,
             )
         return HttpEngine(self, rules, sync, servers)

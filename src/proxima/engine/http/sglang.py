@@ -89,11 +89,16 @@ class SglangDialect:
             "return_text_in_logprobs": False,
             "stream": True,
             **({"return_sampling_mask": True} if request.sampling_mask else {}),
+            **({} if request.routes is None else {"return_routed_experts": True}),
             **salted(request.cache_salt),
         }
         reader = _StreamReader(client, request, counts_prompt=facts.prompt_echo)
         size = StreamSize.of(
-            request.sampling.max_tokens, prompt=len(request.tokens), set_size=request.set_size, repeats=True
+            request.sampling.max_tokens,
+            prompt=len(request.tokens),
+            set_size=request.set_size,
+            row_bytes=request.row_bytes,
+            repeats=True,
         )
         async with aclosing(stream_events(client, GENERATE, body, size)) as events:
             async for event in events:
@@ -241,6 +246,8 @@ class _StreamReader:
             reason = None if ending is None else ENDINGS[ending["type"]]
             spans = meta.get("weight_versions") if reason is not None else None
             checked_spans = None if spans is None else version_spans(spans)
+            shape, rows = self.request.routes, None if reason is None else meta.get("routed_experts")
+            routes = None if shape is None or rows is None else shape.read_int32(rows)
             self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
             return None
@@ -251,6 +258,7 @@ class _StreamReader:
             finish_reason=reason,
             version_spans=checked_spans,
             sampling_mask=mask,
+            routes=routes,
         )
 
     def _new(self, pairs: list[Any], total: int) -> list[Any]:

@@ -73,6 +73,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         seeds=deterministic,
         sampling_mask=await _find_sampling_mask(client),
         routed_experts=settings.get("enable_return_routed_experts") is True,
+        latest_routes=True,
         batch_invariant=deterministic,
         more=more | ({} if mode_reason is None else {"log-probs": mode_reason}),
     )

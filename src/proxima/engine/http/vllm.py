@@ -36,6 +36,7 @@ from proxima.engine.http.dialect import (
     WeightHandover,
     check_scorable,
 )
+from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.vllm_facts import GENERATE, MOVE_SECONDS, RELOAD_PACKED, TRANSFER, find_vllm_facts, wake_up
 from proxima.engine.http.weight_folder import weight_buckets
@@ -71,7 +72,10 @@ class VllmDialect:
             body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         else:
             body |= {"model": facts.model, "prompt": list(map(int, request.tokens)), **fields}
-        size = StreamSize.of(request.sampling.max_tokens, prompt=len(request.tokens), set_size=request.set_size)
+        count, most = len(request.tokens), request.sampling.max_tokens
+        if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
+            fields["routed_experts_prompt_start"] = count
+        size = StreamSize.of(most, prompt=count, set_size=request.set_size, row_bytes=request.row_bytes)
         empty: Mapping[str, Any] | None = None
         named = not facts.prompt_echo  # the answer has said which prompt it continues, as this server does
         async with aclosing(stream_events(client, facts.route, body, size)) as events:
@@ -80,7 +84,7 @@ class VllmDialect:
                     empty = event
                     continue
                 with as_expected(client, facts.route, event):
-                    chunks = [chunk_of(choice, event) for choice in event["choices"] or ()]
+                    chunks = [chunk_of(choice, event, request.routes) for choice in event["choices"] or ()]
                 for chunk in chunks:
                     named = named or chunk.prompt_tokens is not None
                     if len(chunk.tokens) and not named:
@@ -214,8 +218,8 @@ def sampling_fields(request: TokenRequest) -> dict[str, Any]:
     return fields
 
 
-def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
-    """A chunk of one event.
+def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteShape | None = None) -> Chunk:
+    """A chunk of one event, with the experts of each token where they are of a shape.
 
     Raises:
         ValueError: log-probs and tokens do not fit each other, sets that are none, or an ending that is none of ours.
@@ -244,6 +248,7 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any]) -> Chunk:
         version_spans=None if spans is None else version_spans(spans),
         prompt_tokens=None if prompt is None else np.asarray(id_list(prompt, "prompt_token_ids"), np.int32),
         sampling_mask=None if (sets := choice.get("sampling_mask")) is None else mask_of_sets(sets),
+        routes=None if routes is None or (rows := choice.get("routed_experts")) is None else routes.read_npy(rows),
     )
 
 

@@ -68,7 +68,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         seeds=first.get("token_ids") == again.get("token_ids") != other.get("token_ids")
         and _of(config, "device_config", "device") != "cpu",
         sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
-        routed_experts=bool(_of(config, "aux_output_config", "enable_return_routed_experts")),
+        routed_experts=ask.route == GENERATE and isinstance(first.get("routed_experts"), str),  # else not in a stream
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT"))
         and _of(config, "device_config", "device") == "cuda",
         more={"completions from": ask.route, **more},

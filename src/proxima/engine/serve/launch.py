@@ -82,7 +82,7 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
 
 def vllm_launch(
     serve: Serve, model: str, port: int, *, max_length: int | None = None, quantization: str | None = None,
-    sampling_mask: bool = False,
+    sampling_mask: bool = False, routed_experts: bool = False,
 ) -> Launch:  # fmt: skip
     """How to start vLLM so that it can do what the engine `vllm` uses.
 
@@ -100,6 +100,8 @@ def vllm_launch(
         arguments += ["--quantization", quantization]
     if sampling_mask:
         arguments += ["--return-sampling-mask"]
+    if routed_experts:
+        arguments += ["--enable-return-routed-experts"]
     variables = {"VLLM_SERVER_DEV_MODE": "1"}  # pause, resume, new weights, what the server was started with
     if WORKER.is_file():
         arguments += ["--worker-extension-cls", WORKER_CLASS]

@@ -249,6 +249,7 @@ def start_servers(
     max_length: int | None = None,
     quantization: str | None = None,
     sampling_mask: bool = False,
+    routed_experts: bool = False,
     key: str | None = None,
     log: Path | None = None,
     report: Report = to_stderr,
@@ -262,6 +263,7 @@ def start_servers(
         max_length: tokens of prompt and completion together, where `serve` does not say; None: the model's own.
         quantization: of the weights, as the server calls it.
         sampling_mask: completions come with the tokens that could be sampled.
+        routed_experts: they come with the experts of each token.
         key, log, report: see `Servers`.
 
     Raises:
@@ -278,6 +280,7 @@ def start_servers(
             max_length=max_length,
             quantization=quantization,
             sampling_mask=sampling_mask,
+            routed_experts=routed_experts,
         )
         for port in ports_for(serve, reserved)
     ]

@@ -8,7 +8,7 @@ from proxima.config.model_size import ModelFacts
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.training_memory import MOMENTS, MOMENTUM, Forwarded, Share, training_memory
 from proxima.lab.plan.devices import GIB, DeviceKind
-from proxima.lab.plan.layout import DeviceLayout
+from proxima.lab.plan.layout import DeviceLayout, key_parts
 from proxima.lab.plan.step_load import StepLoad
 
 CONTEXT = GIB  # of CUDA and its kernels
@@ -74,7 +74,7 @@ def device_memory(
     held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
     size, total = layout.engine_devices, int(device.memory * GIB)
     weights = 2 * model.parameters // size
-    row = 2 * 2 * model.layers * model.kv_width * (load.prompt + load.longest) // size
+    row = 2 * 2 * model.layers * model.kv_width * (load.prompt + load.longest) // key_parts(model, size)
     mean = row * (load.prompt + load.mean) / (load.prompt + load.longest)  # a cache of pages holds what there is
     left = ROOM * total - weights - held - CONTEXT
     engine = load.asked / layout.engines

@@ -1,5 +1,6 @@
 """Accelerators and networks by name: `devices.toml`."""
 
+import math
 import re
 import tomllib
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ class DeviceKind:
     across: float
     node: int
     source: str
+
+    def nodes(self, group: int, stride: int = 1) -> int:
+        """Nodes that every `stride`th of neighbouring devices lies on, for a group of so many."""
+        return max(1, math.ceil(group * stride / self.node))
 
     def link(self, group: int, stride: int = 1) -> float:
         """Bytes a second that a device of a group gets of an all-gather: every `stride`th of neighbouring devices is in

@@ -1,14 +1,20 @@
 """How trainer and engines lie on devices."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
+
+from transformers import AutoConfig
 
 from proxima.config.model_size import ModelFacts
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.ranks_section import check_layout
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, require
 from proxima.lab.plan.devices import Devices
+from proxima.model.parallel.context import check_heads
+from proxima.model.parallel.experts import check_experts
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.tensor import check_tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,12 @@ class DeviceLayout:
         of = f" of {self.engine_devices} devices" if self.engine_devices > 1 else ""
         engines = "rank 0 generates" if self.in_process else f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} ({s.kind}{split}), {engines} {where}"
+
+
+def key_parts(model: ModelFacts, devices: int) -> int:
+    """Devices of an engine with different keys and values: no head is split, and where there are fewer heads than
+    devices several have the same."""
+    return math.gcd(devices, model.kv_heads) if model.kv_heads else devices
 
 
 def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
@@ -92,46 +104,48 @@ def _placed(placement: Any, ranks: int) -> None:
         raise
 
 
-def check_model(layout: DeviceLayout, model: ModelFacts) -> None:
-    """FieldError where the dimensions of the layout do not divide the model.
+def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
+    """Refuse a layout that the trainer or the engines refuse for a model of this config of transformers.
 
     Raises:
-        FieldError: with the nearest number that does.
-        UserError: the plan knows no such model.
+        FieldError: with the nearest number that serves.
     """
-    heads = model.kv_width
-    if not heads:
-        raise UserError("the plan knows decoders with attention only; this model has none")
-    size = layout.sharding.expert_parallel
-    if size > 1:
-        require(
-            model.all_experts > 0,
-            "placement.expert_parallel",
-            size,
-            "splits experts, and the model has none",
-            remedy="set it to 1",
-        )
-        legal = min(
-            (n for n in range(1, model.all_experts + 1) if model.all_experts % n == 0),
-            key=lambda n: (abs(n - size), -n),
-        )
-        require(
-            model.all_experts % size == 0,
-            "placement.expert_parallel",
-            size,
-            f"must divide the {model.all_experts} experts",
-            remedy=f"set it to {legal}",
-        )
-    size = layout.sharding.tensor_parallel
-    legal = min(
-        (n for n in range(1, size + 1) if model.query_width % n == 0 and model.intermediate % n == 0),
-        key=lambda n: (abs(n - size), -n),
-    )
-    divides = (model.query_width or model.hidden) % size == 0 and model.intermediate % size == 0
-    require(
-        divides,
-        "placement.tensor_parallel",
-        size,
-        f"must divide the model's widths {model.query_width} and {model.intermediate}",
-        remedy=f"set it to {legal}",
+    sharding, text = layout.sharding, config.get_text_config()
+    check_tensor_parallel(config, sharding.tensor_parallel, adapters=adapters, expert_ranks=sharding.expert_parallel)
+    check_experts(config, sharding)
+    check_heads(text, sharding, layout.ranks)
+    if sharding.tensor_parallel > 1:
+        _check_rows(layout, text)
+    heads, size = text.num_attention_heads, layout.engine_devices
+    bound = f"gives each engine {size} devices, which must divide the {heads} attention heads"
+    require(heads % size == 0, "placement.engines", layout.engines, bound, remedy="start other engines")
+
+
+def _check_rows(layout: DeviceLayout, text: Any) -> None:
+    """FieldError where FSDP can split neither rows nor columns of a matrix whose rows a tensor group has split."""
+    sharding, tensor = layout.sharding, layout.sharding.tensor_parallel
+    if sharding.kind != "full":
+        return  # ranks of a node, which the devices of the plan may have otherwise
+    shards = layout.ranks // tensor
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    rows = [text.num_attention_heads * size, text.num_key_value_heads * size, text.intermediate_size, text.vocab_size]
+    even = text.hidden_size % shards == 0 or all(count % (tensor * shards) == 0 for count in rows)
+    bound = f"leaves {shards} ranks to split matrices of {text.hidden_size} columns, which they can't evenly"
+    remedy = "set placement.sharding=hybrid, or start other ranks"
+    require(even, "placement.tensor_parallel", tensor, bound, remedy=remedy)
+
+
+def known_config(model: ModelFacts) -> Any:
+    """A config of transformers as far as `check_model` reads it, of a model whose own is not here."""
+    kind = "qwen3_moe" if model.all_experts else "qwen3" if model.normed else "llama"
+    experts = {"num_experts": model.all_experts} if model.all_experts else {}
+    return AutoConfig.for_model(
+        kind,
+        hidden_size=model.hidden,
+        intermediate_size=model.intermediate,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        head_dim=model.query_width // model.heads,
+        vocab_size=model.vocabulary,
+        **experts,
     )

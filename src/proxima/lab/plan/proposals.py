@@ -10,7 +10,7 @@ from proxima.config.resolved import Resolved
 from proxima.data import FieldError, UserError
 from proxima.lab.plan.device_memory import device_memory
 from proxima.lab.plan.devices import Devices
-from proxima.lab.plan.layout import DeviceLayout, check_model
+from proxima.lab.plan.layout import DeviceLayout
 from proxima.lab.plan.stage_times import Stage, StageTimes
 from proxima.lab.plan.step_load import StepLoad
 from proxima.lab.plan.step_plan import PlannedRecipe, StepPlan, generation
@@ -64,7 +64,7 @@ def _best(planned: PlannedRecipe, devices: Devices, load: StepLoad, *, separate_
         if separate_only and layout.colocated:
             continue
         try:
-            check_model(layout, planned.model)
+            planned.check(layout)
         except FieldError:
             continue
         memory = device_memory(planned.spec, planned.model, layout, load, devices.kind)

@@ -1,5 +1,6 @@
 """The shares of a device's peaks that a step reaches: the table `rates` of `devices.toml`."""
 
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,9 @@ class Rates:
     overlap: float
     layer: float
     latency: float
+    hop: float
+    short: float
+    staged: float
     publish: float
     host: float
     step: float
@@ -28,6 +32,12 @@ class Rates:
     def product(self, width: float) -> float:
         """The share of the peak that a product reaches whose matrix has so many columns on a device."""
         return self.products * width / (width + self.width)
+
+    def wait(self, nodes: int, size: float = 0.0) -> float:
+        """Seconds of a collective of `size` bytes over so many nodes, but those at which the network sends them."""
+        if nodes == 1:
+            return self.latency
+        return self.latency + self.hop * math.log2(nodes) + min(size / (self.short * 1e9), self.staged)
 
 
 @cache

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from proxima.lab.plan.layout import DeviceLayout
+from proxima.lab.plan.layout import DeviceLayout, key_parts
 from proxima.lab.plan.traffic import PlacedModel, Traffic, traffic_of
 
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
-FARTHER = 3  # as long as within a node takes a collective across nodes
 HALF = 2  # bytes of a number in an engine, and of one that layers exchange
 
 
@@ -45,16 +44,20 @@ class StageTimes(PlacedModel):
     def decode_step(self, running: float, context: float) -> tuple[float, str]:
         """Seconds of a token for each of the running completions, which have `context` tokens on average; what binds.
 
-        Weights and keys are read once. Of experts those are read that some token uses.
+        Weights and keys are read once, these by each device that has them. Of experts those are read that some token
+        uses.
         """
         model, rates, size = self.model, self.rates, self.layout.engine_devices
         used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
-        read = HALF * (self.weights.dense + used * self.weights.experts + running * context * self.key_elements)
-        bandwidth = read / (size * self.device.bandwidth * 1e12 * rates.decode)
+        weights = (self.weights.dense + used * self.weights.experts) / size
+        keys = running * context * self.key_elements / key_parts(model, size)
+        bandwidth = HALF * (weights + keys) / (self.device.bandwidth * 1e12 * rates.decode)
         flop = self._products(running, size) + self._attention(running * context) / size
-        reduced = 2 * model.layers * running * model.hidden * HALF * 2 * (size - 1) / size
-        wait = rates.latency * (0 if size == 1 else 1 if size <= self.device.node else FARTHER)
-        network = 2 * model.layers * wait + reduced / self._link(size)
+        network = 0.0
+        if size > 1:  # two all-reduces in a layer
+            states = running * model.hidden * HALF
+            wait = rates.wait(self.device.nodes(size), states)
+            network = 2 * model.layers * (wait + 2 * states * (size - 1) / size / self._link(size))
         fixed = model.layers * rates.layer
         if network + fixed > max(bandwidth, flop):
             binds = NETWORK if network > fixed else FIXED
@@ -144,7 +147,11 @@ class StageTimes(PlacedModel):
         return Stage(name, {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed}, sent)
 
     def _seconds(self, sends: Mapping[str, Traffic]) -> float:
-        return sum(s.size / (s.rate * self.rates.network) + s.times * self.rates.latency for s in sends.values())
+        rates = self.rates
+        return sum(
+            s.size / (s.rate * rates.network) + s.times * rates.wait(s.nodes, s.size / max(1.0, s.times))
+            for s in sends.values()
+        )
 
     @property
     def _parts(self) -> int:

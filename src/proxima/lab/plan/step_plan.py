@@ -14,7 +14,7 @@ from proxima.config.training_memory import BYTES, Share
 from proxima.data import UserError
 from proxima.lab.plan.device_memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima.lab.plan.devices import Devices
-from proxima.lab.plan.layout import DeviceLayout, check_model, planned_layout
+from proxima.lab.plan.layout import DeviceLayout, check_model, known_config, planned_layout
 from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.stage_times import FIXED, Stage, StageTimes
 from proxima.lab.plan.step_load import StepLoad, load_of
@@ -112,11 +112,7 @@ def plan_step(
         rates: None: those of `devices.toml`.
         memory: of a device, where it is known already.
         generate: `generation`, or one that remembers.
-
-    Raises:
-        FieldError: the layout does not divide the model.
     """
-    check_model(layout, model)
     rates = rates or fitted_rates()
     times = stage_times(model, spec, layout, load, devices, rates)
     memory = memory or device_memory(spec, model, layout, load, devices.kind)
@@ -160,12 +156,13 @@ def _times(stage: Stage, count: int) -> Stage:
 
 @dataclass(frozen=True)
 class PlannedRecipe:
-    """What the plans of a recipe on several layouts share."""
+    """What the plans of a recipe on several layouts share. `config`: of transformers, the model's or one like it."""
 
     model: ModelFacts
     spec: ModelConfig
     load: StepLoad
     devices: Devices
+    config: Any
 
     @classmethod
     def of(cls, resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> "PlannedRecipe":
@@ -184,11 +181,14 @@ class PlannedRecipe:
         if estimates.model is None:
             remedy = "download the model first, or name one whose size is known"
             raise UserError(f"no plan: the size of {config.model.path} is not known", remedy=remedy)
-        if not estimates.known_size:
-            _check_architecture(config.model)
+        own = known_config(estimates.model) if estimates.known_size else _checked_config(config.model)
         assert isinstance(estimates.batch, StepSize)
         load = load_of(config, estimates.batch, mean, fitted_rates().spread)
-        return cls(estimates.model, config.model, load, devices)
+        return cls(estimates.model, config.model, load, devices, own)
+
+    def check(self, layout: DeviceLayout) -> None:
+        """FieldError for a layout that the model can't have."""
+        check_model(layout, self.config, adapters=self.spec.lora is not None)
 
     def plan(self, layout: DeviceLayout, load: StepLoad | None = None, **known: Any) -> StepPlan:
         """The plan of one layout; `known` as in `plan_step`."""
@@ -197,14 +197,16 @@ class PlannedRecipe:
         return plan_step(self.model, self.spec, layout, load, self.devices, **known)
 
 
-def _check_architecture(spec: ModelConfig) -> None:
-    """UserError for a model that has layers without attention: they cache and compute otherwise."""
-    text = load_config(spec.path, spec.revision).get_text_config()
+def _checked_config(spec: ModelConfig) -> Any:
+    """The model's config. UserError if it has layers without attention: they cache and compute otherwise."""
+    config = load_config(spec.path, spec.revision)
+    text = config.get_text_config()
     other = sorted({*(getattr(text, "layer_types", None) or ())} - ATTENTION)
     if other or not getattr(text, "num_attention_heads", None):
         layers = f"with layers of {', '.join(other)}" if other else "without attention"
         remedy = "plan a decoder with attention in every layer"
         raise UserError(f"no plan for {text.model_type}, {layers}", remedy=remedy)
+    return config
 
 
 def plan_recipe(
@@ -227,5 +229,6 @@ def plan_recipe(
     """
     recipe = PlannedRecipe.of(resolved, devices, mean)
     layout = layout or planned_layout(resolved.config, devices)
+    recipe.check(layout)
     memory = device_memory(recipe.spec, recipe.model, layout, recipe.load, devices.kind, counted)
     return recipe.plan(layout, memory=memory)

@@ -65,11 +65,12 @@ class PlacedModel:
 
 
 class Traffic(NamedTuple):
-    """What one device sends: bytes, at so many bytes a second at best, in so many collectives."""
+    """What one device sends: bytes, at so many bytes a second at best, in so many collectives over so many nodes."""
 
     size: float
     rate: float
     times: float
+    nodes: int
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,18 @@ def traffic_of(placed: PlacedModel, tokens: float, micro: int, *, gradients: boo
     blocking = {}
     if tensor > 1:  # an all-reduce after attention and one after the rest of a layer
         size = count * 2 * own * model.hidden * HALF * 2 * (tensor - 1) / tensor
-        blocking["tensor"] = Traffic(size, device.link(tensor), 2 * count * micro)
+        blocking["tensor"] = Traffic(size, device.link(tensor), 2 * count * micro, device.nodes(tensor))
     if context > 1:  # tokens for heads and back: queries, keys, values, and the output
         width = 2 * (model.query_width or model.hidden) + 2 * model.kv_width
         size = count * own * width / tensor * HALF * (context - 1) / context
-        blocking["context"] = Traffic(size, device.exchange(context, tensor), 2 * count * micro)
+        blocking["context"] = Traffic(
+            size, device.exchange(context, tensor), 2 * count * micro, device.nodes(context, tensor)
+        )
     if expert > 1:  # a copy of each token to the rank of each of its experts, and back
         size = count * 2 * own * model.experts * model.hidden * HALF * (expert - 1) / expert
-        blocking["expert"] = Traffic(size, device.exchange(expert, tensor), 2 * count * micro)
+        blocking["expert"] = Traffic(
+            size, device.exchange(expert, tensor), 2 * count * micro, device.nodes(expert, tensor)
+        )
     return StageTraffic(blocking, _gathered(placed, micro, gradients=gradients))
 
 
@@ -124,9 +129,13 @@ def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, 
             size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL * share)
             collectives = placed.model.layers * (micro * again + sums)
         if size:
-            found[f"gather {name}"] = Traffic(size, device.link(group, stride), collectives)
+            found[f"gather {name}"] = Traffic(
+                size, device.link(group, stride), collectives, device.nodes(group, stride)
+            )
         if gradients and (copies > 1 or (sharding.kind == "replicate" and group > 1)):
             between, part = (group, whole) if sharding.kind == "replicate" else (copies, whole / group)
-            rate = device.link(between, stride if sharding.kind == "replicate" else device.node)
-            found[f"sum {name}"] = Traffic(2 * FULL * share * part * (between - 1) / between, rate, placed.model.layers)
+            apart = stride if sharding.kind == "replicate" else device.node
+            size = 2 * FULL * share * part * (between - 1) / between
+            rate, nodes = device.link(between, apart), device.nodes(between, apart)
+            found[f"sum {name}"] = Traffic(size, rate, placed.model.layers, nodes)
     return found

@@ -23,7 +23,7 @@ from proxima.model.lora_layers import attach
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import pad_token
 from proxima.runtime.launch.learning import make_objective, recomputes_proximal
-from proxima.runtime.launch.models import make_stack, model_source
+from proxima.runtime.launch.models import make_stack, model_source, sharding_beside
 from proxima.train import LogProbStage, PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
 from proxima.train.forward_stage import ForwardStage
 from proxima.train.objectives.protocol import Objective
@@ -109,6 +109,8 @@ def trainings(config: AnyConfig, place: Place) -> list[Training]:
 
 def _own_model(config: AnyConfig, place: Place, path: str | None = None, **how: Any) -> LoadedModel:
     spec = config.model
+    if path is not None:
+        place = replace(place, sharding=sharding_beside(place.sharding, path))
     return fake_model(path or spec.path, None if path else spec.revision, DTYPES[spec.dtype], place, **how)
 
 

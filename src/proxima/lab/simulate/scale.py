@@ -32,7 +32,7 @@ class ScaledRun:
     Args:
         lag: 0: engines and trainer take turns on all devices.
         layout: None: there is none, and `refused` says why.
-        tokens_per_second, step_seconds: over the measured steps.
+        tokens_per_second, step_seconds: over the measured steps; of completions that they train on.
         spent: what the trainer's time went to, by cause: shares of a step.
     """
 
@@ -147,6 +147,8 @@ def _best(
             least = min(plans, key=lambda plan: plan.memory.needed)
             memory = least.memory
             refused = f"needs {memory.needed / GIB:,.0f} GiB a device, which has {memory.memory / GIB:,.0f}"
+            if memory.needed <= memory.memory:
+                refused = "engines have no room for the cache of the longest completion"
         return ScaledRun(devices=count, lag=lag, spent={}, refused=refused)
     runs = [simulate_plan(config, plan, times, given, lag, steps) for plan in fitting[: TRIED if lag else 1]]
     return max(runs, key=lambda run: run.tokens_per_second)
@@ -171,7 +173,7 @@ def simulate_plan(
         devices=plan.layout.devices,
         lag=lag,
         layout=plan.layout,
-        tokens_per_second=sum(step["tokens/generated"] for step in measured) / seconds,
+        tokens_per_second=sum(step.get("tokens/trained", 0) for step in measured) / seconds,
         step_seconds=seconds / steps,
         spent=spent(run, own, plan.layout.engines, begin, begin + seconds, steps),
     )

@@ -123,7 +123,9 @@ def simulate_run(config: RunConfig, times: Times, fleet: Fleet | None = None) ->
 
         async def run() -> SimulatedRun:
             several = fleet or Fleet(1, padded_rows(engine.slots))
-            timed = TimedEngine(times, several, interrupt=engine.interrupt, seed=config.seed, now=clock.now)
+            timed = TimedEngine(
+                times, several, interrupt=getattr(engine, "interrupt", "recompute"), seed=config.seed, now=clock.now
+            )
             beside = fleet is not None or isinstance(engine, LocalProcess)
             thread = TimedThread(None if beside else timed, clock.now)
             store = RecordsInMemory(journal, folder, clock, partial(thread.spend, times.checkpoint))

@@ -49,10 +49,15 @@ def check_context(model: nn.Module, sharding: Sharding) -> None:
     longest = "'dynamic'" in rotary or "'longrope'" in rotary
     if other := "turns positions by the longest sequence" if longest else unpackable(model):
         raise FieldError(FIELD, count, f"splits packed tokens, and this model {other}", remedy="set it to 1")
-    tensor, all_heads = sharding.tensor_parallel, config.num_attention_heads
+    check_heads(config, sharding, dist.get_world_size())
+
+
+def check_heads(config: Any, sharding: Sharding, ranks: int) -> None:
+    """FieldError where a model of this config has fewer query heads than a group of ranks."""
+    tensor, all_heads, count = sharding.tensor_parallel, config.num_attention_heads, sharding.context_parallel
     heads = max(1, all_heads // tensor)
     if count > heads:
-        left = dist.get_world_size() // tensor
+        left = ranks // tensor
         legal = max(number for number in range(1, heads + 1) if left % number == 0)
         bound = f"must be at most the number of query heads, {all_heads}"
         bound += f", over tensor_parallel={tensor}" if tensor > 1 else ""

@@ -31,12 +31,17 @@ FIELD = "placement.expert_parallel"
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in a model's config
 
 
+def expert_count(config: Any) -> int:
+    """Experts of each mixture of a model of this config; 0: it has none."""
+    text = config.get_text_config()
+    return next((given for name in COUNTS if (given := getattr(text, name, None))), 0)
+
+
 def check_experts(config: Any, sharding: Sharding) -> None:
     """FieldError where the experts of a model of this config can't be split so."""
-    parts, text = sharding.expert_parallel, config.get_text_config()
+    parts, count = sharding.expert_parallel, expert_count(config)
     if parts == 1:
         return
-    count = next((given for name in COUNTS if (given := getattr(text, name, None))), 0)
     require(count > 0, FIELD, parts, "splits experts, and this model has none", remedy="set it to 1")
     legal = min((d for d in range(1, count + 1) if count % d == 0), key=lambda d: (abs(d - parts), -d))
     require(count % parts == 0, FIELD, parts, f"must divide the {count} experts", remedy=f"set it to {legal}")

@@ -11,7 +11,7 @@ from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, load_scalar_model
 from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
-from proxima.runtime.launch.models import make_stack, model_source, sharding_of
+from proxima.runtime.launch.models import make_stack, model_source, sharding_beside, sharding_of
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead
@@ -70,15 +70,15 @@ def make_critic(
 
 
 def _load(config: "RunConfig", spec: ModelCritic, restored: Path | None) -> LoadedModel:
+    path, revision = (spec.path, spec.revision) if spec.path else (config.model.path, config.model.revision)
     place: dict[str, Any] = {
         "dtype": DTYPES[config.model.dtype],
         "device": config.model.device,
-        "sharding": sharding_of(config),
+        "sharding": sharding_beside(sharding_of(config), path, revision),
     }
     if restored is not None:
         return load_scalar_model(str(_existing(restored / CRITIC)), **place)
     with renamed("model.path", "critic.path"):
-        path, revision = (spec.path, spec.revision) if spec.path else (config.model.path, config.model.revision)
         return load_scalar_model(path, revision=revision, new_head=spec.head_std, seed=config.seed, **place)
 
 

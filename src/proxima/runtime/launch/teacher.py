@@ -12,7 +12,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
 from proxima.model.parallel.sharding import Sharding
 from proxima.runtime.launch.engine_needs import TEACHER, build_engine, scoring_engine
-from proxima.runtime.launch.models import sharding_of
+from proxima.runtime.launch.models import sharding_beside, sharding_of
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
@@ -64,7 +64,9 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
     """
     divergence = distillation.divergence
     with renamed("model.path", PATH):
-        teacher = compute.call(_load, config, distillation.path, None, sharding_of(config))
+        teacher = compute.call(
+            _load, config, distillation.path, None, sharding_beside(sharding_of(config), distillation.path)
+        )
     teacher.model.requires_grad_(False)
     policy = Policy(
         teacher,

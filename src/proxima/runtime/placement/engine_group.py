@@ -53,6 +53,7 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
         max_length=config.model.max_length,
         quantization=engine.quantization,
         sampling_mask=engine.sampling_mask,
+        routed_experts=engine.routed_experts,
         shared=engine.weight_folder is not None,
         log=folder.absolute() / ENGINE_LOG,
     )

@@ -23,6 +23,7 @@ class EnginePlan:
     max_length: int | None = None
     quantization: str | None = None
     sampling_mask: bool = False
+    routed_experts: bool = False
     shared: bool = False
     log: Path | None = None
 
@@ -67,6 +68,7 @@ class EngineHost:
             max_length=plan.max_length,
             quantization=plan.quantization,
             sampling_mask=plan.sampling_mask,
+            routed_experts=plan.routed_experts,
             key=key,
             log=log,
         )

@@ -1,0 +1,121 @@
+"""The experts of each token in the answers of servers: how they are written, and what counts of them.
+
+Both vLLM and SGLang give a row for each token that was fed, the prompt's first and without the last token sampled, with
+the experts of every layer of the decoder: [prompt + T - 1, layers, K]. So row i has the experts of the position that
+predicts token i + 1. Layers without experts have rows too, of zeros.
+"""
+
+import binascii
+import io
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ID_BYTES = 6  # of an id in the answer: 32 bits in base64, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteShape:
+    """What the rows of a model are.
+
+    Args:
+        layers: of its decoder.
+        mixtures: which of them have experts.
+        experts: of each mixture.
+        per_token: of these, chosen for a token.
+    """
+
+    layers: int
+    mixtures: tuple[int, ...]
+    experts: int
+    per_token: int
+
+    @classmethod
+    def of(cls, text: Any) -> "RouteShape":
+        """By a config of transformers of one of the `FAMILIES` of `proxima.model.routing`."""
+        step, plain = getattr(text, "decoder_sparse_step", 1), getattr(text, "mlp_only_layers", None) or ()
+        layers = int(text.num_hidden_layers)
+        return cls(
+            layers=layers,
+            mixtures=tuple(i for i in range(layers) if (i + 1) % step == 0 and i not in plain),
+            experts=int(getattr(text, "num_experts", None) or text.num_local_experts),
+            per_token=int(text.num_experts_per_tok),
+        )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Most bytes of a token's row in an answer."""
+        return ID_BYTES * self.layers * self.per_token
+
+    @property
+    def dtype(self) -> type[np.int8] | type[np.int16]:
+        """As of `proxima.model.routing.id_dtype`."""
+        return np.int8 if self.experts <= 128 else np.int16
+
+    def absent(self, rows: int) -> NDArray[Any]:
+        """Rows of tokens whose experts are not known."""
+        return np.full((rows, len(self.mixtures), self.per_token), -1, self.dtype)
+
+    def read_npy(self, text: Any) -> NDArray[Any]:
+        """[N, M, K] from the bytes of a `.npy` file in base64.
+
+        Raises:
+            ValueError: it is none, or not of this shape.
+        """
+        file = io.BytesIO(_decoded(text))
+        version = np.lib.format.read_magic(file)  # `np.load` would first make room for what the header claims
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, column_major, dtype = read(file)
+        if dtype.kind not in "iu" or column_major:
+            raise ValueError(f"routed experts are {dtype} of shape {shape}")
+        return self._checked(np.frombuffer(file.read(), dtype), shape)
+
+    def read_int32(self, text: Any) -> NDArray[Any]:
+        """[N, M, K] from 32-bit integers, little-endian, in base64; raises as `read_npy`."""
+        flat = np.frombuffer(_decoded(text), "<i4")
+        return self._checked(flat, (flat.size // (self.layers * self.per_token), self.layers, self.per_token))
+
+    def _checked(self, flat: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+        if tuple(shape[1:]) != (self.layers, self.per_token) or flat.size != shape[0] * self.layers * self.per_token:
+            wanted = f"{self.per_token} in each of {self.layers} layers"
+            raise ValueError(f"{flat.size} routed experts of shape {list(shape)}, and the model has {wanted} a token")
+        ids = flat.reshape(shape)[:, self.mixtures]
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.experts:
+            raise ValueError(f"routed experts {ids.min()} to {ids.max()}, and the model has {self.experts}")
+        if self.per_token > 1 and (ids[..., 0] == ids[..., 1]).any():
+            raise ValueError("routed experts name one twice")  # memory that the server never wrote
+        return ids.astype(self.dtype)
+
+
+def joined_routes(
+    shape: RouteShape, prompt: int, parts: Sequence[tuple[NDArray[Any] | None, NDArray[np.bool_]]]
+) -> dict[str, NDArray[Any]]:
+    """The columns of a `Completion`.
+
+    Args:
+        prompt: its tokens.
+        parts: of each attempt, the rows that came with it, which begin with the prompt and what the attempts before
+            gave; and [T], the tokens for which they count.
+    """
+    found, at = list[NDArray[Any]](), prompt
+    first = next((ids[:prompt] for ids, _ in parts if ids is not None), shape.absent(prompt))
+    for ids, counts in parts:
+        rows = shape.absent(len(counts))
+        if ids is not None:
+            rows[counts] = ids[at - 1 : at - 1 + len(counts)][counts]
+        found.append(rows)
+        at += len(counts)
+    return {"routed_experts": np.concatenate(found), "prompt_routed_experts": first}
+
+
+def _decoded(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("routed experts are no text")
+    try:
+        return b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"routed experts are not base64: {error}") from error
