@@ -49,6 +49,10 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima submit", "needs a Ray cluster; tests/cli/test_submit.py has one"),
     (r"proxima train .*kind: ray", "starts a Ray cluster; tests/runtime/placement has those"),
     (r"proxima (train|eval) .*(runs/two|/shared/)", "needs the ranks' run"),
+    (
+        r"proxima (train|rehearse) .*@layouts/",
+        "needs a cluster, or minutes; tests/recipes/test_layouts.py has small ones",
+    ),
     (r"proxima train .*local_process", "starts a process of its own, which the README's cpu/async does here too"),
 )
 CAPITALS = {  # what a reader fills in
