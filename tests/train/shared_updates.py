@@ -199,6 +199,30 @@ def same_columns(rank: int, folder: Path) -> None:
         same_schedule(stack)
 
 
+class FailsOnOne(PolicyObjective):
+    """As where one rank of a group has no memory left for its loss."""
+
+    def losses(self, batch, outputs, statistics=None):
+        if dist.get_rank() == 1:
+            raise RuntimeError("out of memory")
+        return super().losses(batch, outputs, statistics)
+
+
+def one_of_a_group_fails(rank: int, folder: Path) -> None:
+    """Two ranks compute each share; the loss of one fails in the first of several micro-batches, and both hear it."""
+    ranks = ProcessRanks(rank, dist.get_world_size(), together=2)
+    stack = stack_of(folder, ranks)
+    if rank > 0:
+        follow(stack, ranks)
+        return
+    objective = FailsOnOne(surrogate=SURROGATES["ppo_clip"](), aggregate=TokenMean())
+    with pytest.raises(RankError, match="rank 1: RuntimeError: out of memory"):
+        stack.update(objective, [trajectories()])
+    assert stack.updates == 0 and not stack.ranks.in_call
+    assert stack.update(policy(), [trajectories()]).updates == 1
+    ranks.end(None)
+
+
 def same_schedule(stack: TrainStack) -> None:
     """Each rank steps its own shards, at the learning rate of its own count of updates."""
     assert len(set(stack.ranks.gather_everywhere(stack.updates))) == 1

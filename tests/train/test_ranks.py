@@ -6,7 +6,7 @@ from proxima.train.ranks import split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.tiny import make_tiny
-from tests.train.shared_updates import same_columns, same_updates, same_updates_of_parts
+from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates, same_updates_of_parts
 
 
 @pytest.mark.parametrize("updates", [same_updates, same_updates_of_parts])
@@ -20,6 +20,11 @@ def test_an_update_is_that_of_one_process(size, updates, tmp_path):
 def test_columns_weights_and_ended_calls(size, tmp_path):
     make_tiny("llama", tmp_path / "llama")
     run_ranks(same_columns, size, tmp_path)
+
+
+def test_a_loss_that_fails_on_one_rank_of_a_group(tmp_path):
+    make_tiny("llama", tmp_path / "llama")
+    run_ranks(one_of_a_group_fails, 2, tmp_path)
 
 
 def test_the_split_is_by_cost_and_keeps_groups_together():

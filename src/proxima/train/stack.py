@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, merge_metrics, on_host
 from proxima.data import NotFiniteError, Trajectory
 from proxima.data.columns import Floats
@@ -295,7 +296,7 @@ class TrainStack:
         for index in range(passes):
             self.ranks.at(f"update {self.updates + 1}, micro-batch {index + 1} of {passes}")
             self.model.sync_gradients(index == passes - 1)
-            if index >= len(cuts) or problem is not None:
+            if index >= len(cuts):
                 self.model.idle_pass(objective.outputs, backward=True)
                 continue
             cut = cuts[index]
@@ -303,12 +304,15 @@ class TrainStack:
             batch = self.model.pack(trajectories)
             outputs = self.model(batch, objective.outputs)
             part = None if statistics is None else statistics.take([row[occurrence] for occurrence in cut])
-            try:
-                losses = objective.losses(batch, outputs, part)
-            except Exception as error:
-                if self.ranks.size == 1:
-                    raise
-                problem = error
+            losses: Sequence[Loss] = ()
+            if problem is None:
+                try:
+                    losses = objective.losses(batch, outputs, part)
+                except Exception as error:
+                    if self.ranks.size == 1:
+                        raise
+                    problem = error
+            if problem is not None:  # still the passes of its own tokens: other ranks may compute parts of them
                 outputs.no_gradient().backward()
                 continue
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])

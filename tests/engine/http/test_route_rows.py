@@ -84,6 +84,11 @@ def test_attempts_are_joined_and_gaps_are_marked():
     found = joined_routes(SHAPE, 4, [(None, all_), (ids, np.array([False, True, True]))])
     assert np.array_equal(found["prompt_routed_experts"], ids[:4])
     assert np.array_equal(found["routed_experts"], np.concatenate([SHAPE.absent(3), ids[6:8]]))
+    found = joined_routes(SHAPE, 4, [(ids[:3], all_[:0]), (ids[:5], all_)])  # aborted before its first token
+    assert np.array_equal(found["prompt_routed_experts"], ids[:4])
+    assert np.array_equal(found["routed_experts"], ids[3:5])
+    found = joined_routes(SHAPE, 4, [(ids[:3], all_[:0])])
+    assert np.array_equal(found["prompt_routed_experts"], SHAPE.absent(4)) and not len(found["routed_experts"])
     found = joined_routes(SHAPE, 4, [(None, none)])
     assert np.array_equal(found["prompt_routed_experts"], SHAPE.absent(4)) and len(found["routed_experts"]) == 3
 

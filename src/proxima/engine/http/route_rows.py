@@ -102,7 +102,8 @@ def joined_routes(
             gave; and [T], the tokens for which they count.
     """
     found, at = list[NDArray[Any]](), prompt
-    first = next((ids[:prompt] for ids, _ in parts if ids is not None), shape.absent(prompt))
+    read = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # one without a token has less
+    first = next(read, shape.absent(prompt))
     for ids, counts in parts:
         rows = shape.absent(len(counts))
         if ids is not None:
