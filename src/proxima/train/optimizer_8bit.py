@@ -26,8 +26,9 @@ class AdamW8bit(Adam):
 
         m = table[code] * scale, by block      m, v ← AdamW's, in float32      codes and scales of m and v again
 
-    A block is at most 256 elements of one row, so that the number of ranks changes no bit of it. Vectors, and matrices
-    of less than 4096 elements or whose rows have no blocks of at least 32, keep moments of their own dtype.
+    A block is at most 256 elements of one row, so that the number of ranks changes no bit of it. But it also divides a
+    rank's part of a row, which placement.tensor_parallel may cut: then resume on as many. Vectors, and matrices of less
+    than 4096 elements or whose rows have no blocks of at least 32, keep moments of their own dtype.
 
     Needs: `pip install 'proxima-rl[low-bit]'`.
     Source: arXiv 2110.02861; torchao's `AdamW8bit`.
