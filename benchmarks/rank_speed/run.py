@@ -24,31 +24,32 @@ def main() -> None:
     p.add_argument("--examples", type=int, default=32, help="of a step on one rank (default: %(default)s)")
     p.add_argument("--length", type=int, default=200, help="tokens of an example, about (default: %(default)s)")
     p.add_argument("--sharding", default="replicate", help="of the ranks, as in a recipe (default: %(default)s)")
+    p.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is measured (default: all)")
     o = p.parse_args()
-    model, rows = need_model(o.model), {name: list[dict[str, float]]() for name in SIDES}
+    model, rows = need_model(o.model), {name: list[dict[str, float]]() for name in o.sides}
     gemm = gemm_rate(1, "float32") / 1e9
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows.jsonl"
         text = " ".join(["word"] * (o.length // 2))
         data.write_text(f'{{"question": "Say it.", "answer": "{text}"}}\n' * 4 * o.examples)
         for repeat in range(o.repeats):
-            for name, (launcher, ranks) in SIDES.items():
+            for name in o.sides:
+                launcher, ranks = SIDES[name]
                 examples = o.examples * ranks
                 words = [f"model.path={model}", f"task.path={data}", f"train.steps={o.steps}"]
                 words += [f"train.examples_per_step={examples}", f"folder={folder}/{name.replace(' ', '-')}-{repeat}"]
                 rows[name].append(step_of(words, launcher, ranks, o.sharding, Path(words[-1].removeprefix("folder="))))
     middle = {name: statistics.median(row["rate"] for row in runs) for name, runs in rows.items()}
+    one = middle["one process"]
     examples = f"{o.examples} examples of about {o.length} tokens a rank"
     print(f"{Path(model).name}, SFT, {examples}, {o.sharding}, float32, one thread a rank")
     print(f"GEMM, one thread: {gemm:,.0f} GFLOP/s\n")
-    cells = [[name, f"{rate:,.0f}", f"{rate / middle['one process']:.2f}"] for name, rate in middle.items()]
+    cells = [[name, f"{rate:,.0f}", f"{rate / one:.2f}"] for name, rate in middle.items()]
     print(table(["", "tokens/s of training", "of one process"], cells))
     finish(
         {
             "claim": "rank_speed",
-            "one_rank": round(middle["one rank"] / middle["one process"], 4),
-            "one_rank_on_ray": round(middle["one rank on Ray"] / middle["one process"], 4),
-            "two_ranks": round(middle["two ranks"] / 2 / middle["one process"], 4),
+            **{name.replace(" ", "_"): round(rate / SIDES[name][1] / one, 4) for name, rate in middle.items()},
             "gemm": gemm,
             "rows": rows,
             "settings": {"steps": o.steps, "examples": o.examples, "length": o.length, "sharding": o.sharding},

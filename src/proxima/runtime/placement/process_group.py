@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.placement_section import is_supervised
-from proxima.data import FieldError
+from proxima.data import FieldError, within
 from proxima.train.ranks import ALONE, Ranks
 
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
@@ -88,7 +88,8 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
             raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
         yield ALONE
         return
-    check_layout(placement, int(os.environ["WORLD_SIZE"]))
+    with within("placement"):
+        check_layout(placement, int(os.environ["WORLD_SIZE"]))
     from proxima.runtime.placement.meeting import first_rank, other_rank
 
     members = first_rank(config) if os.environ["RANK"] == "0" else other_rank(config)
