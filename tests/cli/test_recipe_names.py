@@ -14,7 +14,7 @@ from proxima.cli.list import catalogue
 from proxima.config import resolve
 from proxima.data.recipe_files import shipped_folder, shipped_recipes
 
-OPTIMIZER = (".kind", ".lr", ".beta1", ".beta2", ".eps", ".weight_decay")
+OPTIMIZER = (".kind", ".lr", ".beta1", ".beta2", ".eps", ".weight_decay", ".offload", ".momentum", ".adamw_lr")
 
 
 def test_a_name_is_a_recipe_of_proxima(here, proxima):

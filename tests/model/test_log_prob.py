@@ -8,8 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
-from proxima.model import log_prob as log_prob_module
-from proxima.model import token_log_prob
+from proxima.model import logit_rows, token_log_prob
 from proxima.model.log_prob import log_sum_square, top_k_log_prob
 from tests.model.rows import MIXED, policy, rows
 
@@ -243,7 +242,7 @@ def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
 def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy):
     """As on a GPU, where its rows are processed at once: the logits, and two of their size in float32."""
     count, width, vocabulary, chunk = 256, 4, 1000, 32
-    monkeypatch.setattr(log_prob_module, "ROWS", chunk)
+    monkeypatch.setattr(logit_rows, "ROWS", chunk)
     hidden, weight = (torch.randn(n, width).bfloat16().requires_grad_() for n in (count, vocabulary))
     target, temperature, most = torch.randint(vocabulary, (count,)), torch.ones(count), {}
 
