@@ -18,8 +18,8 @@ from proxima.config.training_memory import (
     Share,
     offloaded_memory,
     rank_share,
+    training_memory,
 )
-from proxima.config.training_memory import training_memory as training_memory
 from proxima.engine import ENGINES
 from proxima.reward import REWARDS
 

@@ -40,7 +40,7 @@ class Share:
         """The ranks that a model is split over."""
         kind = "replicate" if self.sharding is None else self.sharding.kind
         if kind == "hybrid":
-            told = getattr(self.sharding, "ranks_per_node", None) or int(os.environ.get("LOCAL_WORLD_SIZE", NODE))
+            told = self.sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", NODE))
             return min(self.ranks, told)
         return self.ranks if kind == "full" else self.tensor
 
@@ -83,10 +83,7 @@ class Share:
 
     @property
     def splits_gradients(self) -> bool:
-        return self.sharding is None or (self.sharding.kind, self.sharding.sum_gradients) in (
-            ("full", "micro_batch"),
-            ("hybrid", "micro_batch"),
-        )
+        return self.sharding is None or bool(self.sharding.splits_gradients)
 
 
 def told_ranks() -> int | None:

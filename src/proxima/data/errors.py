@@ -141,6 +141,11 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo
 
 
+def nearest_divisor(value: int, number: int) -> int:
+    """The divisor of a number that is nearest to a value, the larger of two."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - value), -d))
+
+
 def suggestion(name: str, names: Iterable[str], also: str = "") -> str:
     """`did you mean 'delta'?`, or, when nothing is near, `known: delta, delta_b, w_min, or `, and the form `also`."""
     ordered = sorted(names)

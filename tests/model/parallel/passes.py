@@ -41,26 +41,37 @@ def place(model: PackedModel) -> tuple[int, int]:
     return dist.get_rank() // together, dist.get_world_size() // together
 
 
+def own_share(model: PackedModel, busy: int | None = None):
+    """This rank's sequences, those of its share; ranks of shares from `busy` on have none."""
+    sequences, (share, shares) = rows(*MIXED, temperature=(0.7, 1.3)), place(model)
+    return sequences[share :: busy or shares] if share < (busy or shares) else []
+
+
+def backward(model: PackedModel, needs, *, parts: int = 1, busy: int | None = None) -> torch.Tensor:
+    """One update's gradient, in so many micro-batches; its loss, over all shares."""
+    own, total = own_share(model, busy), torch.zeros(())
+    for part in range(parts):
+        model.sync_gradients(part == parts - 1)
+        if mine := own[part::parts]:
+            value = loss(model, model.pack(mine), needs)
+            value.backward()
+            total += value.detach()
+        else:
+            model.idle_pass(needs, backward=True)
+    if dist.get_rank() % model.loaded.sharding.together:
+        total.zero_()
+    dist.all_reduce(total)
+    return total
+
+
 def compare(plain: PackedModel, sharded: PackedModel, needs=NEEDS, *, parts: int = 1, busy: int | None = None) -> None:
     """Loss, gradients, norm and one clipped step; shares from `busy` on have no sequence."""
-    rank, size = place(sharded)
     sequences = rows(*MIXED, temperature=(0.7, 1.3))
     for p in (*dict(plain.named_parameters()).values(), *dict(sharded.named_parameters()).values()):
         p.grad = None
     expected = loss(plain, plain.pack(sequences), needs)
     expected.backward()
-    own = sequences[rank :: busy or size] if rank < (busy or size) else []
-    total = torch.zeros(())
-    for part in range(parts):
-        sharded.sync_gradients(part == parts - 1)
-        if mine := own[part::parts]:
-            value = loss(sharded, sharded.pack(mine), needs)
-            value.backward()
-            total += value.detach()
-        else:
-            sharded.idle_pass(needs, backward=True)
-    dist.all_reduce(total)
-    total /= sharded.loaded.sharding.together
+    total = backward(sharded, needs, parts=parts, busy=busy)
     torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=1e-5)
     own_gradients, theirs = gradients(sharded), gradients(plain)
     size_of = max(float(g.abs().max()) for g in theirs.values())

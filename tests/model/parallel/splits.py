@@ -1,6 +1,6 @@
 """What every rank does in `test_tensor`: passes and updates with matrices split over ranks, against one process."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, product
 from pathlib import Path
@@ -28,7 +28,7 @@ from proxima.train import AdamW, TrainStack
 from proxima.train.checkpoint import checkpoints, restore, write_checkpoint
 from proxima.train.sharded_checkpoint import ShardedWriter
 from tests.model.parallel.loads import same_copy, same_weights
-from tests.model.parallel.passes import gradients, loss, policies, resharded, scalars, source
+from tests.model.parallel.passes import backward, gradients, loss, policies, resharded, scalars, source
 from tests.model.rows import MIXED, rows
 from tests.tiny import VOCABULARY, tiny_tokenizer
 from tests.train.saves import whole_state
@@ -59,9 +59,9 @@ MODELS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def write_models(folder: Path) -> None:
+def write_models(folder: Path, models: Mapping[str, tuple[Any, Any]] = MODELS) -> None:
     """Folders of the models, with norms and biases drawn too."""
-    for name, (kind, config) in MODELS.items():
+    for name, (kind, config) in models.items():
         torch.manual_seed(3)
         model = kind(config)
         with torch.no_grad():
@@ -72,39 +72,14 @@ def write_models(folder: Path) -> None:
         save(model.eval(), tiny_tokenizer(), folder / name)
 
 
-def own_share(sharding: Sharding, busy: int | None = None):
-    """This rank's sequences, those of its share; ranks of shares from `busy` on have none."""
-    sequences = rows(*MIXED, temperature=(0.7, 1.3))
-    share, shares = dist.get_rank() // sharding.together, dist.get_world_size() // sharding.together
-    return sequences[share :: busy or shares] if share < (busy or shares) else []
-
-
-def backward(model: PackedModel, sharding: Sharding, needs, parts: int, busy: int | None) -> torch.Tensor:
-    """One update's gradient; its loss, over all shares."""
-    own, total = own_share(sharding, busy), torch.zeros(())
-    for part in range(parts):
-        model.sync_gradients(part == parts - 1)
-        if mine := own[part::parts]:
-            value = loss(model, model.pack(mine), needs)
-            value.backward()
-            total += value.detach()
-        else:
-            model.idle_pass(needs, backward=True)
-    if dist.get_rank() % sharding.together:
-        total.zero_()
-    dist.all_reduce(total)
-    return total
-
-
 def same_updates(name: str, plain: PackedModel, many: PackedModel, *, needs=NEEDS, updates=3, **how) -> None:
-    sharding = many.loaded.sharding
     sequences = rows(*MIXED, temperature=(0.7, 1.3))
     trained = [[p for _, p in model.named_parameters()] for model in (plain, many)]
     optimizers = [AdamW(lr=3e-3, eps=1e-4).build(parameters) for parameters in trained]
     for step in range(updates):
         expected = loss(plain, plain.pack(sequences), needs)
         expected.backward()
-        got = backward(many, sharding, needs, how.get("parts", 1), how.get("busy"))
+        got = backward(many, needs, **how)
         torch.testing.assert_close(got, expected.detach(), rtol=1e-5, atol=1e-6, msg=f"{name} {step} {got} {expected}")
         ours, theirs = gradients(many), gradients(plain)
         size = max(float(g.abs().max()) for g in theirs.values())
@@ -254,7 +229,7 @@ def rounded(folder: Path, sharding: Sharding) -> None:
     plain, many = one.policy(one.load()), other.policy(other.load())
     expected = loss(plain, plain.pack(rows(*MIXED, temperature=(0.7, 1.3))), NEEDS)
     expected.backward()
-    torch.testing.assert_close(backward(many, sharding, NEEDS, 1, None), expected.detach(), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(backward(many, NEEDS), expected.detach(), rtol=0.02, atol=0.02)
     theirs = gradients(plain)
     for name, gradient in gradients(many).items():
         assert gradient.dtype == torch.float32
@@ -280,7 +255,7 @@ def checkpoints_move(rank: int, folder: Path, name: str, layouts: Sequence[Shard
             head.load_state_dict(load_file(before / "value_head.safetensors"))
         stack = TrainStack(many.policy(loaded, head), optimizer=AdamW(lr=1e-3))
         if before is None:
-            backward(stack.model, layout, frozenset({"value"}), 1, None)
+            backward(stack.model, frozenset({"value"}))
             stack.optimizer.step()
         else:
             restore(checkpoints(place)[-1], stack)

@@ -12,7 +12,6 @@ import transformers as hf
 
 from proxima.core import RewardLoss
 from proxima.core.value import ValueLoss
-from proxima.model import save
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
@@ -22,9 +21,8 @@ from proxima.train.objectives import RewardObjective, SftObjective, ValueObjecti
 from proxima.train.objectives.router_balance import RouterBalance
 from proxima.train.process_ranks import ProcessRanks
 from tests.model.parallel.ranks import run_ranks
-from tests.model.parallel.splits import EXPERTS, MODELS, SMALL, checkpoints_move, rounded
+from tests.model.parallel.splits import EXPERTS, MODELS, SMALL, checkpoints_move, rounded, write_models
 from tests.model.rows import rows
-from tests.tiny import tiny_tokenizer
 from tests.train.helpers import ADVANTAGES
 from tests.train.shared_updates import close, follow, policy, valued
 from tests.train.test_reward_objective import pairs
@@ -84,18 +82,6 @@ CASES = (
 
 
 FEW = ((6, (5, 1, 9, 0)), (2, (3, 7)), (3, (2, 8)), (1, (1,)))  # the last is one token for four ranks
-
-
-def write_models(folder: Path) -> None:
-    for name, (kind, config) in (MODELS | MORE).items():
-        torch.manual_seed(3)
-        model = kind(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
-                    parameter += 0.2 * torch.randn_like(parameter)
-            model.get_input_embeddings().weight[70] = 0.1
-        save(model.eval(), tiny_tokenizer(), folder / name)
 
 
 class Recorder(torch.optim.SGD):
@@ -252,5 +238,5 @@ def same_columns(found: list[Any], expected: list[Any]) -> None:
 
 
 def test_updates_are_those_of_one_process(tmp_path):
-    write_models(tmp_path)
+    write_models(tmp_path, MODELS | MORE)
     run_ranks(all_joint, 4, tmp_path)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
+from proxima.data.errors import nearest_divisor
 from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -82,22 +83,17 @@ def check_layout(placement: RankPlacement, ranks: int) -> None:
     """FieldError where so many ranks can't be laid out as the placement says."""
     tensor, context, expert = placement.tensor_parallel, placement.context_parallel, placement.expert_parallel
     most = f"a divisor of the {ranks} ranks"
-    legal = _nearest_divisor(tensor, ranks)
+    legal = nearest_divisor(tensor, ranks)
     require(ranks % tensor == 0, "tensor_parallel", tensor, f"must be {most}", remedy=f"set it to {legal}")
     left = ranks // tensor
     of_left = most if tensor == 1 else f"{most} over tensor_parallel={tensor}"
-    legal = _nearest_divisor(context, left)
+    legal = nearest_divisor(context, left)
     require(left % context == 0, "context_parallel", context, f"must be {of_left}", remedy=f"set it to {legal}")
-    legal = _nearest_divisor(expert, left)
+    legal = nearest_divisor(expert, left)
     require(left % expert == 0, "expert_parallel", expert, f"must be {of_left}", remedy=f"set it to {legal}")
     whole = expert == 1 or placement.sharding.kind != "replicate"
     remedy = "use sharding full, or hybrid"
     require(whole, "expert_parallel", expert, "splits experts, and sharding is replicate", remedy=remedy)
-
-
-def _nearest_divisor(value: int, number: int) -> int:
-    """The divisor of a number that is nearest to a value, the larger of two."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - value), -d))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from proxima.data import FieldError, require
+from proxima.data.errors import nearest_divisor
 from proxima.model.grouped_experts import OtherWeights, stacked_experts
 from proxima.model.parallel.exchange import exchange
 from proxima.model.parallel.mesh import Meshes
@@ -43,7 +44,7 @@ def check_experts(config: Any, sharding: Sharding) -> None:
     if parts == 1:
         return
     require(count > 0, FIELD, parts, "splits experts, and this model has none", remedy="set it to 1")
-    legal = min((d for d in range(1, count + 1) if count % d == 0), key=lambda d: (abs(d - parts), -d))
+    legal = nearest_divisor(parts, count)
     require(count % parts == 0, FIELD, parts, f"must divide the {count} experts", remedy=f"set it to {legal}")
 
 

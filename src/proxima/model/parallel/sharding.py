@@ -49,7 +49,6 @@ class Sharding:
             remedy="leave it out, or set kind=hybrid",
         )
         require(self.param_dtype in (None, "bfloat16"), "param_dtype", self.param_dtype, "must be bfloat16 or null")
-
         times = ("micro_batch", "update")
         require(self.sum_gradients in times, "sum_gradients", self.sum_gradients, f"must be one of {', '.join(times)}")
 

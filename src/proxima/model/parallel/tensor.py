@@ -29,7 +29,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from proxima.data import FieldError, require
-from proxima.model.parallel.experts import COUNTS
+from proxima.data.errors import nearest_divisor
+from proxima.model.parallel.experts import expert_count
 from proxima.model.parallel.vocabulary import VocabularyPart
 
 FIELD = "placement.tensor_parallel"
@@ -122,7 +123,7 @@ def check_tensor_parallel(config: Any, ranks: int, *, adapters: bool = False, ex
     )
     counts = _divided(text, plan)
     legal = math.gcd(*counts.values())
-    nearest = min((d for d in range(1, legal + 1) if legal % d == 0), key=lambda d: (abs(d - ranks), -d))
+    nearest = nearest_divisor(ranks, legal)
     for what, count in counts.items():
         bound = f"must divide the {count} {what} of model.path"
         require(count % ranks == 0, FIELD, ranks, bound, remedy=f"set it to {nearest}")
@@ -134,11 +135,11 @@ def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
     """What the ranks divide among them, and how much there is of it."""
     heads = config.num_attention_heads
     counts = {"attention heads": heads, "key and value heads": getattr(config, "num_key_value_heads", None) or heads}
-    experts = next((count for name in COUNTS if (count := getattr(config, name, None))), None)
+    experts = expert_count(config)
     dense = getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) != 1
-    if experts is not None and "moe_tp_experts" in plan.values():
+    if experts and "moe_tp_experts" in plan.values():
         counts["experts"] = experts
-    if experts is None or dense:
+    if not experts or dense:
         counts["units of intermediate_size"] = config.intermediate_size
     return counts
 
