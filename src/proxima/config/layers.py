@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
 from proxima.config.families import Family
 from proxima.config.problems import Problem, suggestion
-from proxima.config.recipe_reader import read_overrides, read_recipe
+from proxima.config.recipe_reader import read_overrides
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
 from proxima.data.recipe_files import FILE
@@ -27,9 +27,15 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tupl
     layout = layout_of(root)
     tree = Node({}, layers[-1].source)
     refused: dict[str, Problem] = {}
-    files = [layer for text in overrides if text.startswith(FILE) for layer in read_recipe(text.removeprefix(FILE))]
-    values = [text for text in overrides if not text.startswith(FILE)]
-    for layer in [*layers, *files, read_overrides(values, layout)]:
+    over, values = list[Node](), list[str]()
+    for text in overrides:
+        if text.startswith(FILE):
+            from proxima.config.laid_over import read_over
+
+            over += read_over(text, layers)
+        else:
+            values.append(text)
+    for layer in [*layers, *over, read_overrides(values, layout)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), layout), root, refused)
     return _with_evaluation_defaults(tree, layout), refused
 

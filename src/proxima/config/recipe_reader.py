@@ -15,7 +15,7 @@ import yaml
 from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, merge
-from proxima.data.recipe_files import find_recipe, shipped_folder, shipped_layouts, shipped_recipes
+from proxima.data.recipe_files import find_recipe, shipped_folder, shipped_recipes
 from proxima.data.text_files import read_text
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can stand for billions of values
@@ -181,7 +181,7 @@ def shown_path(path: Path) -> str:
 
 def _near_recipe(path: Path) -> str | None:
     """The recipe with the nearest name to `path`, in its folder, in recipes/ or among proxima's; None: none is near."""
-    shipped = shipped_recipes() | shipped_layouts()
+    shipped = shipped_recipes()
     names = {name.rpartition("/")[2]: name for name in shipped} | {name: name for name in shipped}
     for file in (*Path("recipes").glob("*.yaml"), *path.parent.glob("*.yaml")):
         names[file.stem] = shown_path(file)
