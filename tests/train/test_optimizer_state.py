@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from proxima.data import UserError
+from proxima.train.optimizer_8bit import AdamW8bit, EightBitAdamW
 from proxima.train.optimizer_muon import Muon
 from proxima.train.optimizer_state import restore_state
-from tests.train.optimizer_ranks import stepped
+from proxima.train.optimizer_step import WeightwiseOptimizer
+from tests.train.optimizer_ranks import drawn, stepped
 
 
 def state_tensors(optimizer, named):
@@ -52,3 +55,33 @@ def test_another_shape_is_refused(saved):
     narrow = tensors | {"momentum_buffer/layers.0.a": torch.zeros(5, 512)}
     with pytest.raises(UserError, match=r"'momentum_buffer/layers\.0\.a' of shape \[5, 512\]"):
         restore_state(Muon().build_named(named.items()), named, narrow)
+
+
+class WithoutTorchao(EightBitAdamW):
+    """Its slots and their places."""
+
+    def __init__(self, groups, settings):
+        WeightwiseOptimizer.__init__(self, groups, settings)
+
+
+@pytest.mark.parametrize("there", [2, 8, None])
+def test_moments_of_8_bits_in_other_blocks_are_of_another_tensor_parallel(there):
+    """More blocks or fewer, or none, because a rank's part of a row is too narrow."""
+    spec, named = AdamW8bit(), {name: nn.Parameter(value) for name, value in drawn(0).items()}
+    optimizer = WithoutTorchao(spec.groups(named.values()), spec.settings())
+    tensors = {
+        f"{slot}/{name}": torch.tensor(3.0) if slot == "step" else torch.zeros(optimizer.place(slot, p)[0])
+        for name, p in named.items()
+        for slot in optimizer.slots(p)
+    }
+    restore_state(optimizer, named, tensors)
+    scale = "exp_avg_scale/layers.0.a"
+    assert tensors[scale].shape == (5, 4)
+    tensors[scale] = torch.zeros(5, there or 1)
+    if there is None:
+        del tensors[scale]
+    with pytest.raises(UserError) as raised:
+        restore_state(optimizer, named, tensors)
+    line = "the 8-bit moments of 'layers.0.a' are in other blocks than this run's: the checkpoint was written with"
+    remedy = "resume with the tensor_parallel that it was written with"
+    assert str(raised.value) == f"{line} another placement.tensor_parallel, which cuts rows elsewhere; {remedy}"

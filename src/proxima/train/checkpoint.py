@@ -216,8 +216,7 @@ def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[
 
         return read_optimizer(checkpoint.path / name, dict(stack.model.named_parameters()))
     except (OSError, SafetensorError) as error:
-        remedy = "delete this checkpoint to use the one before"
-        raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=remedy) from error
+        raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=DELETE) from error
 
 
 def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: bool = True) -> None:

@@ -15,18 +15,29 @@ def restore_state(
     """Copy what `TrainStack.state` gave into the optimizer.
 
     Raises:
-        UserError: the tensors belong to another model, or some are missing.
+        UserError: the tensors belong to another model, or some are missing; 8-bit moments are in other blocks.
     """
     if missing := _missing(optimizer, parameters, tensors):
+        _refuse_other_blocks(missing[0], tensors)
         raise UserError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
     for name, value in tensors.items():
         key, _, owner = name.partition("/")
         place = _place(optimizer, key, parameters[owner], value) if owner in parameters else None
         if place is None or (value.dim() and value.shape != place[0]):
+            _refuse_other_blocks(name, tensors)
             raise UserError(
                 f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have"
             )
         optimizer.state[parameters[owner]][key] = value.to(place[1], copy=True)
+
+
+def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:
+    """UserError if what does not fit are the scales of `optimizer_8bit`, a column per block, and there are others."""
+    kind, _, owner = name.partition("/")
+    if kind.endswith("_scale") and any(other.startswith(f"{kind}/") for other in tensors):
+        reason = f"the 8-bit moments of {owner!r} are in other blocks than this run's: the checkpoint was written with"
+        remedy = "resume with the tensor_parallel that it was written with"
+        raise UserError(f"{reason} another placement.tensor_parallel, which cuts rows elsewhere", remedy=remedy)
 
 
 def _missing(
