@@ -10,7 +10,7 @@ MOST_CODE_LINES = 18_400
 # What a quickstart does not use. A module stands for those below it.
 UNUSED = (
     *("check", "prepare", "lab.simulate", "lab.sweep_file", "runtime.launch.eval_run", "api.evaluation", "api.saved"),
-    *("model.routing", "data.routed_experts", "runtime.launch.mixture", "runtime.state.route_columns"),
+    *("model.routing", "data.routed_experts", "config.mixtures", "config.laid_over", "runtime.state.route_columns"),
     *(
         "train.objectives.router_balance",
         "cli.score",

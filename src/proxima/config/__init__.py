@@ -4,6 +4,7 @@
     schema, families  the sections together: a run, what `proxima eval` reads; every command that trains, a line each
     recipe_reader     YAML and key=value → layers                tree              layers as nodes; how they merge
     layers            layers and presets → one tree              presets           algorithms by name
+    laid_over         `@FILE`, a recipe over another             mixtures          a check that models with experts need
     builder           tree → dataclasses with provenance         coerce, scalars   written value → annotated type
     resolution        recipe → Resolved, for any root            problems          the user's line, did-you-mean
     resolved          the config, and where each value is from

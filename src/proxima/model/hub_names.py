@@ -44,13 +44,18 @@ def two_readings(path: str) -> str:
 def require_found(path: str, revision: str | None) -> None:
     """Raise `FieldError` for a name that is no path, is not in the cache, and can't be looked up: at once, where the
     libraries would try for half a minute."""
-    if Path(path).expanduser().exists() or _is_cached(path, revision) or (why := unreachable()) is None:
+    if is_at_hand(path, revision) or (why := unreachable()) is None:
         return
     hint = near_folder(path)
     what = f"is no folder here, is not in the cache of the hub, and the hub can't be asked: {why}"
     raise FieldError(
         "model.path", path, what, remedy=f"{hint}give an existing folder, or run hf download {path} online"
     )
+
+
+def is_at_hand(path: str, revision: str | None) -> bool:
+    """Whether the model's config can be read without asking the hub."""
+    return Path(path).expanduser().exists() or _is_cached(path, revision)
 
 
 def near_folder(path: str) -> str:

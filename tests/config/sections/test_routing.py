@@ -3,8 +3,8 @@
 import pytest
 
 from proxima.config import check, resolve
+from proxima.config.mixtures import check_routed
 from proxima.data import FieldError
-from proxima.runtime.launch.mixture import check_routed
 from tests.engine.helpers import saved
 from tests.model.families import make
 
@@ -27,6 +27,21 @@ def test_what_is_replayed_is_recorded(recipe, overrides, path, reason):
     problems = [p for p in check(resolve(recipe(), overrides)) if "rout" in p.message or p.path == REPLAY]
     assert [p.path for p in problems] == ([path] if path else [])
     assert all(reason in p.message for p in problems)
+
+
+def test_a_dense_model_has_no_load_to_balance(recipe, tiny_model):
+    """Whoever has set it, by recipe, command line or default, is named."""
+    folder = f"model.path={tiny_model('llama')}"
+    text = "model: {path: org/model}\ntask: arithmetic\nreward: number\nalgorithm:\n  preset: cppo\n"
+    name, field = recipe(f"{text}  router_balance: {{coefficient: 0.02}}\n"), "algorithm.router_balance.coefficient"
+    bound = ": needs a mixture of experts of the kinds mixtral, olmoe, qwen2_moe, qwen3_moe, and model.path is of kind "
+    for overrides, source in (
+        ([], "=0.02 (run.yaml:6)"),
+        ([f"{field}=0.1"], "=0.1 (command line)"),
+        (["algorithm.router_balance=null", f"{REPLAY}=off"], None),
+    ):
+        problems = [str(p) for p in check(resolve(name, [folder, *overrides])) if "mixture" in p.message]
+        assert problems == ([f"{field}{source}{bound}llama; leave it out, or use such a model"] if source else [])
 
 
 def test_models_without_experts(recipe, tiny_model, tmp_path):

@@ -222,7 +222,7 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
 
 
 def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
-    """What is replayed has been recorded. Stored rollouts may lack it, which is counted."""
+    """What is replayed has been recorded, of a model with routers. Stored rollouts may lack it, which is counted."""
     path, replay = "algorithm.routing_replay", algorithm.routing_replay
     if replay == "recompute" and algorithm.proximal not in ("recompute", "next"):
         message = "replays the forward pass that recomputes the proximal policy, and there is none"
@@ -233,6 +233,16 @@ def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: An
         else:
             message = f"engine {r.entry('engine.kind').value!r} does not say which experts it chose"
             yield path, f"{message}; set it to recompute, with algorithm.proximal=recompute, or use engine=local"
+    if asks_routers(algorithm, engine):
+        from proxima.config.mixtures import routing_problems
+
+        yield from routing_problems(r.config)
+
+
+def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
+    """Whether something is for mixtures of experts."""
+    recorded = getattr(engine, "routed_experts", False) or algorithm.routing_replay != "off"
+    return recorded or algorithm.router_balance is not None
 
 
 def epochs_measure_the_kl(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from proxima.config.sections.algorithm_section import asks_routers
 from proxima.data import Prompt
 from proxima.engine.protocol import EngineRequirements
 from proxima.model.load import context_limit, load_config, load_tokenizer
@@ -65,9 +66,8 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config.model)
-    routed = getattr(config.engine, "routed_experts", False) or config.algorithm.routing_replay != "off"
-    if routed or config.algorithm.router_balance is not None:
-        from proxima.runtime.launch.mixture import check_routed
+    if asks_routers(config.algorithm, config.engine):
+        from proxima.config.mixtures import check_routed
 
         check_routed(config)
     if (distillation := config.algorithm.distillation) is not None:

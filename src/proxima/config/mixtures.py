@@ -1,0 +1,37 @@
+"""The check that what is for mixtures of experts is asked of one."""
+
+from typing import Any
+
+from proxima.config.resolved import Findings
+from proxima.data import FieldError
+from proxima.model.hub_names import is_at_hand
+from proxima.model.load import load_config
+from proxima.model.routing import check_mixture
+
+
+def routing_problems(config: Any) -> Findings:
+    """As `check_routed`, where the model's config is here."""
+    if is_at_hand(config.model.path, config.model.revision):
+        try:
+            check_routed(config)
+        except FieldError as error:
+            yield error.field, error.requirement
+
+
+def check_routed(config: Any) -> None:
+    """Before any weights load.
+
+    Raises:
+        FieldError: a field is for mixtures of experts, and the model is none, or its attention records no routes.
+    """
+    algorithm, model = config.algorithm, config.model
+    given = {
+        "algorithm.routing_replay": algorithm.routing_replay != "off" and algorithm.routing_replay,
+        "algorithm.router_balance.coefficient": algorithm.router_balance and algorithm.router_balance.coefficient,
+        "engine.routed_experts": getattr(config.engine, "routed_experts", False),
+    }
+    for field, value in given.items():
+        if value:
+            check_mixture(load_config(model.path, model.revision), field, value)
+            if model.attention == "padded":
+                raise FieldError("model.attention", "padded", f"has no routes for {field}", remedy="set it to auto")
