@@ -162,15 +162,15 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     return run_command(command, arguments)
 
 
-LOADING = (*FAMILIES, "eval", "generate", "chat")  # commands that load a model
+LOADING = dict.fromkeys(FAMILIES, "reading") | dict.fromkeys(("eval", "generate", "chat"), "loading model of")
 
 
 def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
     """On a terminal, say at once what takes seconds: reading the recipe, importing libraries, loading the model."""
     silent = getattr(arguments, "quiet", False) or getattr(arguments, "as_json", False) or not stream.isatty()
     if arguments.command in LOADING and not silent:
-        given = getattr(arguments, "recipe", None) or getattr(arguments, "model", None)
-        print(f"loading model{f' of {given}' if given else ''} …", file=stream, flush=True)
+        given = getattr(arguments, "recipe", None) or getattr(arguments, "model", None) or "the recipe"
+        print(f"{LOADING[arguments.command]} {given} …", file=stream, flush=True)
 
 
 def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:

@@ -23,8 +23,9 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.critic_section import ModelCritic
 from proxima.config.sections.model_section import device_exists
 from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.ranks_section import told_ranks
 from proxima.config.step_size import ExampleStep, StepSize, at_once, pruned
-from proxima.config.training_memory import UNTOLD_RANKS, Share, rank_share, told_ranks
+from proxima.config.training_memory import UNTOLD_RANKS, Share, rank_share
 from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
 from proxima.model.demo_path import is_downloadable
@@ -64,7 +65,7 @@ class Estimates:
         self.memory: dict[str, int] | None = None
         self.host: dict[str, int] = {}
         self.time: Time | None = None
-        if share is None and self.share.ranks > 1 and not (hasattr(config.placement, "ranks") or told_ranks()):
+        if share is None and self.share.ranks > 1 and not hasattr(config.placement, "ranks") and not told_ranks():
             told = f"torchrun says how many ranks there are; memory is reckoned for {UNTOLD_RANKS}"
             self.notes.append(f"{told}: set WORLD_SIZE=8 before this command for another number")
         task = config.task

@@ -86,16 +86,11 @@ class Share:
         return self.sharding is None or bool(self.sharding.splits_gradients)
 
 
-def told_ranks() -> int | None:
-    """The ranks that a launcher has started, or that the user names in its place; None: nobody has."""
-    told = os.environ.get("WORLD_SIZE", "")
-    return int(told) if told.isdecimal() and int(told) > 0 else None
-
-
 def rank_share(placement: Any) -> Share:
     """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else `UNTOLD_RANKS`."""
     if placement is None or PLACEMENTS.holds(placement, "local"):
         return Share()
+    from proxima.config.sections.ranks_section import told_ranks
     from proxima.model.parallel.sharding import Sharding
 
     return Share(getattr(placement, "ranks", None) or told_ranks() or UNTOLD_RANKS, Sharding.of(placement))

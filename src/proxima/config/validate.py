@@ -100,6 +100,7 @@ CHECKS: Sequence[Check | IfSet] = (
     train_section.optimizers_are_ready,
     model_section.model_exists,
     model_section.adapters_are_ready,
+    placement_section.models_can_be_split,
     model_section.reward_head_is_new,
     *(IfSet("critic", name) for name in ("critic_model_exists", "critic_is_read", "critic_fits_the_step")),
     model_section.completions_fit_context,
@@ -144,6 +145,8 @@ def load_recipe(
         from proxima.model.demo_model import download_demo_model
 
         download_demo_model(Path(path))
+        if problems := check(resolved):  # of what its config says
+            raise ConfigError(problems)
     return resolved
 
 

@@ -142,8 +142,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def nearest_divisor(value: int, number: int) -> int:
-    """The divisor of a number that is nearest to a value, the larger of two."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - value), -d))
+    """The divisor of a number that is nearest to a value, the larger of two; any number divides 0."""
+    divisors = (d for d in range(1, number + 1) if number % d == 0)
+    return min(divisors, key=lambda d: (abs(d - value), -d), default=value)
 
 
 def suggestion(name: str, names: Iterable[str], also: str = "") -> str:

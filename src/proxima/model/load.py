@@ -240,7 +240,10 @@ def load(
         FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
             adapter has changed; an adapter does not fit; it is a reward model.
     """
-    require_splittable(path, revision, sharding, adapters=lora is not None)
+    if sharding is not None:
+        from proxima.model.parallel.refusals import require_splittable
+
+        require_splittable(path, revision, sharding, adapters=lora is not None)
     if is_adapter(path):
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
@@ -264,14 +267,6 @@ def load(
         if loaded.sharding is not None:
             return replace(loaded, base=base)
     return on_ranks(loaded if lora is None else with_adapter(loaded, lora, seed=seed, **place), sharding, device)
-
-
-def require_splittable(path: str, revision: str | None, sharding: Sharding | None, *, adapters: bool) -> None:
-    """FieldError for a model that can't be split over ranks as `sharding` says; its config alone is read."""
-    if sharding is not None and sharding.together * sharding.expert_parallel > 1:
-        from proxima.model.parallel.refusals import check_split
-
-        check_split(load_config(path, revision), partial(load_shape, path, revision), sharding, adapters=adapters)
 
 
 def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:
@@ -359,8 +354,10 @@ def load_weights(
         FieldError: as `load`.
     """
     if sharding is not None:
+        from proxima.model.parallel.slices import load_sliced
+
         place: dict[str, Any] = {"dtype": dtype, "device": device, "sharding": sharding, "config": extra.get("config")}
-        sliced = _load_sliced(reader, path, revision, may_lack=may_lack, prepare=prepare, **place)
+        sliced = load_sliced(reader, path, revision, may_lack=may_lack, prepare=prepare, **place)
         if sliced is not None:
             return sliced
         device = "cpu"
@@ -376,7 +373,7 @@ def load_weights(
         reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
     suspects = [(name, p) for name, p in model.named_parameters() if not bool(p.detach().sum().isfinite())]
-    _refuse_not_finite(path, [name for name, p in suspects if not bool(p.isfinite().all())])
+    refuse_not_finite(path, [name for name, p in suspects if not bool(p.isfinite().all())])
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()
@@ -385,39 +382,7 @@ def load_weights(
     return LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path), missing
 
 
-def _load_sliced(
-    reader: Any,
-    path: str,
-    revision: str | None,
-    *,
-    dtype: torch.dtype,
-    device: str,
-    may_lack: Collection[str],
-    sharding: Sharding,
-    config: Any,
-    prepare: Callable[[Any], None] | None,
-) -> tuple[LoadedModel, list[str]] | None:
-    """`load_weights` where each rank reads its own slices; None: the files must be read whole."""
-    from proxima.model.parallel.mesh import rank_device
-    from proxima.model.parallel.slices import read_sliced, sliceable_files
-
-    config, place = config or load_config(path, revision), rank_device(device)
-    files = sliceable_files(path, revision)
-    if files is None or getattr(config, "quantization_config", None) is not None:
-        return None
-    build = partial(reader.from_config, config, dtype=dtype, trust_remote_code=False)
-    if (sliced := read_sliced(build, files, sharding, place, may_lack, prepare)) is None:
-        return None
-    model, missing, bad = sliced
-    _refuse_not_finite(path, bad)
-    if model.can_generate() and (generation := load_generation_config(path, revision)) is not None:
-        model.generation_config = generation
-    model.config.name_or_path = path
-    tokenizer = load_tokenizer(path, revision)
-    return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing
-
-
-def _refuse_not_finite(path: str, bad: list[str]) -> None:
+def refuse_not_finite(path: str, bad: list[str]) -> None:
     """FieldError for a model of which these weights are not finite."""
     if bad:
         reason = f"holds NaN or infinity in {len(bad)} of the model's weights, {bad[0]} among them"

@@ -22,7 +22,6 @@ from proxima.model.load import (
     load_tokenizer,
     load_weights,
     on_ranks,
-    require_splittable,
     with_adapter,
 )
 from proxima.model.lora import SCALAR_HEAD as HEAD
@@ -137,7 +136,10 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    require_splittable(path, revision, sharding, adapters=lora is not None)
+    if sharding is not None:
+        from proxima.model.parallel.refusals import require_splittable
+
+        require_splittable(path, revision, sharding, adapters=lora is not None)
     whole = device if sharding is None else "cpu"
     if is_adapter(path):
         merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=whole), scalar=True)

@@ -173,3 +173,57 @@ def test_groups_that_ranks_can_not_form(fields, message):
     with pytest.raises(FieldError) as error:
         RayPlacement(ranks=8, **fields)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "line"),
+    [
+        (
+            {"WORLD_SIZE": "6"},
+            ["tensor_parallel=4"],
+            "tensor_parallel=4 (command line): must be a divisor of the 6 ranks",
+        ),
+        (
+            {"WORLD_SIZE": "1"},
+            ["context_parallel=2"],
+            "context_parallel=2 (command line): must be a divisor of the 1 rank;",
+        ),
+        (
+            {"WORLD_SIZE": "6"},
+            ["tensor_parallel=3"],
+            "tensor_parallel=3 (command line): must divide the 4 attention heads",
+        ),
+        (
+            {"WORLD_SIZE": "6"},
+            ["tensor_parallel=3", "sharding=replicate"],
+            "tensor_parallel=3 (command line): must divide",
+        ),
+        (
+            {},
+            ["tensor_parallel=8"],
+            "tensor_parallel=8 (command line): must divide the 4 attention heads of model.path; se",
+        ),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"},
+            ["tensor_parallel=4", "sharding=hybrid"],
+            "tensor_parallel=4 (command line): must be a divisor of the 2 ranks of a node; set it to 2",
+        ),
+        (
+            {"WORLD_SIZE": "6"},
+            ["tensor_parallel=2", "context_parallel=3", "sharding=replicate"],
+            "context_parallel=3 (command line): must be at",
+        ),
+        ({"WORLD_SIZE": "4"}, ["tensor_parallel=2", "context_parallel=2"], None),
+        ({}, ["tensor_parallel=2"], None),
+    ],
+)
+def test_what_is_known_of_ranks_and_model_is_checked(recipe, tiny_model, monkeypatch, told, words, line):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    model = [f"model.path={tiny_model('llama')}", "sampling.max_tokens=8"]
+    given = [*model, "placement.kind=torchrun", *(f"placement.{word}" for word in words)]
+    problems = [str(problem) for problem in check(resolve(recipe(), given))]
+    assert len(problems) == (line is not None)
+    assert all(problem.startswith(f"placement.{line}") for problem in problems)

@@ -47,7 +47,7 @@ def test_layouts_that_do_not_fit_the_devices(words, field, said):
     "model, split, field, said",
     [
         ("qwen3-4b", {"expert_parallel": 2}, "placement.expert_parallel", "set it to 1"),
-        ("qwen3-30b-a3b", {"expert_parallel": 24}, "placement.expert_parallel", "set it to 32"),
+        ("qwen3-30b-a3b", {"expert_parallel": 24}, "placement.expert_parallel", "set it to 8"),
         ("qwen3-30b-a3b", {"expert_parallel": 2, "tensor_parallel": 2}, "placement.tensor_parallel", "so does expert"),
         ("qwen2.5-7b", {"tensor_parallel": 3}, "placement.tensor_parallel", "set it to 4"),
         ("qwen2.5-7b", {"tensor_parallel": 8}, "placement.tensor_parallel", "the 28 attention heads"),

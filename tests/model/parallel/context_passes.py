@@ -137,9 +137,9 @@ def saved(folder: Path, sharding: Sharding) -> None:
 def refused(folder: Path) -> None:
     size = dist.get_world_size()
     for kind, message in (
-        ("one_head", "must be at most the number of query heads, 1; set it to 1"),
-        ("recurrent", "splits packed tokens, and this model has layers of type linear_attention; set it to 1"),
-        ("dynamic", "splits packed tokens, and this model turns positions by the longest sequence; set it to 1"),
+        ("one_head", "must be at most the number of query heads of model.path, 1; set it to 1"),
+        ("recurrent", "splits packed tokens, and model.path has layers of type linear_attention; set it to 1"),
+        ("dynamic", "splits packed tokens, and model.path turns positions by the longest sequence; set it to 1"),
     ):
         for load in ("load", "load_scalar"):
             settings = {"head_std": 0.1} if load == "load_scalar" else {}

@@ -45,7 +45,7 @@ def test_weights_of_the_files_and_back(size, tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("family", "ranks", "message"),
     [
-        ("Llama", 2, "placement.expert_parallel=2 splits experts, and this model has none; set it to 1"),
+        ("Llama", 2, "placement.expert_parallel=2 splits experts, and model.path has none; set it to 1"),
         ("Qwen3-MoE", 3, "placement.expert_parallel=3 must divide the 4 experts; set it to 4"),
         ("Mixtral", 8, "placement.expert_parallel=8 must divide the 4 experts; set it to 4"),
     ],

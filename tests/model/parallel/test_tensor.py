@@ -6,8 +6,8 @@ import transformers as hf
 from proxima.data import FieldError
 from proxima.model import load, save
 from proxima.model.lora import Lora
+from proxima.model.parallel.refusals import check_split
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.parallel.tensor import check_tensor_parallel
 from tests.model.families import make
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.splits import EXPERTS, MODELS, SMALL, on_four, on_two, write_models
@@ -31,23 +31,26 @@ def test_passes_and_updates_are_those_of_one_process(size, tmp_path):
 def test_what_the_ranks_do_not_divide(config, ranks, message):
     kind, sizes = (hf.Qwen3MoeConfig, SMALL | EXPERTS) if "num_experts" in config else (hf.LlamaConfig, SMALL)
     with pytest.raises(FieldError, match=message) as error:
-        check_tensor_parallel(kind(**sizes | config), ranks)
+        check_split(kind(**sizes | config), None, Sharding(tensor_parallel=ranks), adapters=False)
     assert error.value.field == "placement.tensor_parallel" and error.value.value == ranks
 
 
 def test_what_has_no_plan_or_another():
+    two, one = Sharding(tensor_parallel=2), Sharding()
     for config, message in (
-        (hf.GPT2Config(), "gpt2 has none"),
-        (hf.Phi3Config(pad_token_id=0), "phi3, whose plan has colwise_gather_output"),
+        (hf.GPT2Config(), "gpt2, of model.path, has none; set it to 1"),
+        (hf.Phi3Config(pad_token_id=0), "phi3, of model.path, whose plan has colwise_gather_output"),
     ):
         with pytest.raises(FieldError, match=message):
-            check_tensor_parallel(config, 2)
-        check_tensor_parallel(config, 1)
+            check_split(config, None, two, adapters=False)
+        check_split(config, None, one, adapters=False)
     with pytest.raises(FieldError, match=r"adapters; set it to 1, or model\.lora to null"):
-        check_tensor_parallel(MODELS["llama"][1], 2, adapters=True)
+        check_split(MODELS["llama"][1], None, two, adapters=True)
+    both = Sharding(tensor_parallel=2, expert_parallel=2)
     with pytest.raises(FieldError, match="and so does expert_parallel"):
-        check_tensor_parallel(MODELS["experts"][1], 2, expert_ranks=2)
-    check_tensor_parallel(MODELS["llama"][1], 2, expert_ranks=2)
+        check_split(MODELS["experts"][1], None, both, adapters=False)
+    with pytest.raises(FieldError, match="splits experts, and model.path has none"):
+        check_split(MODELS["llama"][1], None, both, adapters=False)
 
 
 def test_refused_before_a_weight_is_read(tmp_path):

@@ -1,9 +1,13 @@
 """How a run begins: from the command to the loop."""
 
+import shutil
 import sys
 import threading
 
+import pytest
+
 from proxima.cli.train import train_recipe
+from proxima.data import UserError
 from proxima.runtime.launch import run
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.controller import Controller
@@ -50,3 +54,17 @@ def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model,
     assert len(made) == 1
     assert train_recipe(config, quiet=True, resume=True) == 0
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_refused_run_leaves_nothing(tiny_model, tmp_path, made):
+    """Nothing but the folder that was there."""
+    shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"damaged")
+    folder = tmp_path / "runs" / "mine"
+    if made:
+        folder.mkdir(parents=True)
+    with pytest.raises(UserError, match="can't be loaded"):
+        train_recipe(recipe(tmp_path / "model", folder=str(folder)), quiet=True)
+    assert list(tmp_path.rglob("runs/**/*")) == ([folder] if made else [])
+    assert (tmp_path / "runs").exists() == made

@@ -72,12 +72,15 @@ def test_warnings_of_a_rank_are_in_the_log_alone(tiny_model: Tiny, tmp_path: Pat
 
 
 def test_a_mistake_in_the_recipe_is_one_line(tiny_model: Tiny, tmp_path: Path) -> None:
-    words = ranked(tiny_model(), tmp_path / "run", model__path="/nowhere")
-    code, _ = launched(words, output=tmp_path / "out")
-    text = (tmp_path / "out").read_text()
+    """Here one that the model's config shows."""
+    words = ranked(tiny_model("gpt2"), tmp_path / "run", placement__tensor_parallel=2)
+    code, printed = launched(words, output=tmp_path / "out")
+    line = "is for architectures with a plan of transformers, and gpt2, of model.path, has none; set it to 1"
     assert code == 1  # torchrun's; that of rank 0 is in its table
-    assert text.count("error: model.path=/nowhere") == text.count("error: ") == 1
-    assert "exitcode  : 2 " in text
+    assert printed == f"error: placement.tensor_parallel=2 ({tmp_path}/run.yaml:1): {line}\n"
+    text = (tmp_path / "out").read_text()
+    assert text.count("error: ") == 1 and "exitcode  : 2 " in text
+    assert not (tmp_path / "run").exists()
 
 
 def test_ranks_with_other_recipes_are_refused_before_a_model_loads(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path) -> N
     words = [*ranked(tiny_model(), tmp_path / "run"), "placement=local"]
     [(code, error, _)] = one_by_one([(words, {"WORLD_SIZE": "2"})])
     assert code == 2
-    assert error.startswith("error: placement='local' ")
+    assert error.startswith("error: placement.kind=local (command line): ")
     assert error.endswith("is one process, and a launcher has started 2; set placement=torchrun\n")
     assert len(error.splitlines()) == 1
 

@@ -8,7 +8,8 @@ import pytest
 from proxima.cli.main import main
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import meeting
-from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank, slurm_variables
+from proxima.runtime.placement.meeting import slurm_variables
+from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank
 
 SRUN = {
     "SLURM_JOB_ID": "40123",

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.config.resolved import Findings
+from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.model_section import ModelConfig
 
@@ -37,6 +37,12 @@ def split_tokens_are_packed(placement: Any, model: ModelConfig) -> Findings:
     if getattr(placement, "context_parallel", 1) > 1 and model.attention not in ("auto", "packed"):
         message = f"splits packed tokens, and model.attention={model.attention} does not keep them so"
         yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
+
+
+def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
+    """The ranks can be laid out as the placement says, and divide the models that they share."""
+    if hasattr(placement, "sharding"):
+        yield from placement.layout_problems(r)
 
 
 def placement_is_installed(placement: Any) -> Findings:

@@ -1,14 +1,19 @@
 """The kinds of `placement` that compute in several processes, the ranks, and how these share the trained models."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import Slot, require_at_least
-from proxima.data import require
+from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
 from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
+from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
+from proxima.model.hub_names import is_at_hand
+from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells a rank of its group."""
@@ -78,12 +83,49 @@ class RankPlacement:
         beats = self.heartbeat < self.timeout
         require(beats, "heartbeat", self.heartbeat, f"must be below timeout={self.timeout:g}")
 
+    def layout_problems(self, r: Resolved[Any]) -> Findings:
+        """Why the ranks can't be laid out so, or can't split a model that they share, as far as that is known: a
+        launcher may still have to say how many there are, and a model of the hub may not be here."""
+        ranks, of = getattr(self, "ranks", None) or told_ranks() or 0, ""
+        if self.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
+            ranks, of = int(nearby), " of a node"
+        critic, teacher = r.get("critic"), r.get("algorithm.distillation")
+        shared = {"model.path": r.get("model"), "critic.path": critic, "algorithm.distillation.path": teacher}
+        try:
+            with within("placement"):
+                check_layout(self, ranks, of)
+            for name, model in shared.items() if ranks != 1 else ():
+                if getattr(model, "path", None) and getattr(model, "engine", None) is None:
+                    self._check_model(name, model, ranks)
+        except FieldError as error:
+            yield error.field, error.requirement
 
-def check_layout(placement: RankPlacement, ranks: int) -> None:
-    """FieldError where so many ranks can't be laid out as the placement says."""
+    def _check_model(self, name: str, model: Any, ranks: int) -> None:
+        from proxima.model.parallel.refusals import POLICY, require_splittable, sharding_beside
+
+        path, revision = model.path, getattr(model, "revision", None)
+        source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
+        if not is_at_hand(source.path, source.revision):
+            return
+        with renamed(POLICY, name):
+            sharding = Sharding.of(self)
+            sharding = sharding if name == POLICY else sharding_beside(sharding, path, revision) or sharding
+            adapters = getattr(model, "lora", None) is not None
+            require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
+
+
+def told_ranks() -> int | None:
+    """The ranks that a launcher has started, or that the user names in its place; None: nobody has."""
+    told = os.environ.get("WORLD_SIZE", "")
+    return int(told) if told.isdecimal() and int(told) > 0 else None
+
+
+def check_layout(placement: RankPlacement, ranks: int, of: str = "") -> None:
+    """FieldError where so many ranks, 0: any number, can't be laid out as the placement says; `of`: of what they are
+    all."""
     tensor, context, expert = placement.tensor_parallel, placement.context_parallel, placement.expert_parallel
-    most = f"a divisor of the {ranks} ranks"
-    legal = nearest_divisor(tensor, ranks)
+    most = f"a divisor of the {ranks} rank{'s' * (ranks > 1)}{of}"
+    legal = nearest_divisor(tensor, ranks_for_tensors(placement, ranks))
     require(ranks % tensor == 0, "tensor_parallel", tensor, f"must be {most}", remedy=f"set it to {legal}")
     left = ranks // tensor
     of_left = most if tensor == 1 else f"{most} over tensor_parallel={tensor}"

@@ -11,10 +11,8 @@ from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.ranks_section import check_layout
 from proxima.data import FieldError, require
 from proxima.lab.plan.devices import Devices
-from proxima.model.parallel.context import check_heads
-from proxima.model.parallel.experts import check_experts
+from proxima.model.parallel.refusals import check_split
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.parallel.tensor import check_tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -110,29 +108,10 @@ def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
     Raises:
         FieldError: with the nearest number that serves.
     """
-    sharding, text = layout.sharding, config.get_text_config()
-    check_tensor_parallel(config, sharding.tensor_parallel, adapters=adapters, expert_ranks=sharding.expert_parallel)
-    check_experts(config, sharding)
-    check_heads(text, sharding, layout.ranks)
-    if sharding.tensor_parallel > 1:
-        _check_rows(layout, text)
-    heads, size = text.num_attention_heads, layout.engine_devices
+    check_split(config, None, layout.sharding, layout.ranks, adapters=adapters)
+    heads, size = config.get_text_config().num_attention_heads, layout.engine_devices
     bound = f"gives each engine {size} devices, which must divide the {heads} attention heads"
     require(heads % size == 0, "placement.engines", layout.engines, bound, remedy="start other engines")
-
-
-def _check_rows(layout: DeviceLayout, text: Any) -> None:
-    """FieldError where FSDP can split neither rows nor columns of a matrix whose rows a tensor group has split."""
-    sharding, tensor = layout.sharding, layout.sharding.tensor_parallel
-    if sharding.kind != "full":
-        return  # ranks of a node, which the devices of the plan may have otherwise
-    shards = layout.ranks // tensor
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    rows = [text.num_attention_heads * size, text.num_key_value_heads * size, text.intermediate_size, text.vocab_size]
-    even = text.hidden_size % shards == 0 or all(count % (tensor * shards) == 0 for count in rows)
-    bound = f"leaves {shards} ranks to split matrices of {text.hidden_size} columns, which they can't evenly"
-    remedy = "set placement.sharding=hybrid, or start other ranks"
-    require(even, "placement.tensor_parallel", tensor, bound, remedy=remedy)
 
 
 def known_config(model: ModelFacts) -> Any:

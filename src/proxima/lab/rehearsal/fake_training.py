@@ -17,13 +17,14 @@ from proxima.data import LabeledCompletion, PreferencePair, Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.lab.rehearsal.fake_ranks import shard_unloaded
 from proxima.model import PackedModel, Policy
-from proxima.model.load import DTYPES, LoadedModel, load_config, require_splittable
+from proxima.model.load import DTYPES, LoadedModel, load_config
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
+from proxima.model.parallel.refusals import require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import pad_token
 from proxima.runtime.launch.learning import make_objective, recomputes_proximal
-from proxima.runtime.launch.models import make_stack, model_source, sharding_beside
+from proxima.runtime.launch.models import make_stack, model_source
 from proxima.train import LogProbStage, PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
 from proxima.train.forward_stage import ForwardStage
 from proxima.train.objectives.protocol import Objective
@@ -80,7 +81,8 @@ def fake_model(
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    require_splittable(path, revision, place.sharding, adapters=lora is not None)
+    if place.sharding is not None:
+        require_splittable(path, revision, place.sharding, place.ranks.size, adapters=lora is not None)
     config: Any = load_config(path, revision)
     kind: Any = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
     if scalar:

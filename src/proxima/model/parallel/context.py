@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxima.data import FieldError, PackedBatch
+from proxima.data import FieldError, PackedBatch, require
 from proxima.data.transfer import to_device
 from proxima.model.attention import Segments, attend_segments, packed_states, unpackable
 from proxima.model.parallel.batch_part import BatchPart, part_of
@@ -36,32 +36,24 @@ SUMS = frozenset({"expert_count", "expert_probability", "route_counts"})  # outp
 FED = frozenset({"routed_experts"})  # outputs of each token that is fed, [L, …]
 
 
-def check_context(model: nn.Module, sharding: Sharding) -> None:
-    """Refuse a model, which may lack its weights, whose tokens can't be split as `sharding` says.
+def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module | None, *, name: str) -> None:
+    """`check_split`, of the tokens; `model` may lack its weights, and None is not looked at.
 
     Raises:
         FieldError: it has fewer query heads than ranks, or carries information between tokens elsewhere than in an
             attention that proxima computes.
     """
-    whole: Any = model
-    config, count = whole.config.get_text_config(), sharding.context_parallel
-    rotary = str(getattr(config, "rope_parameters", None))  # nested by the kind of layer in some
+    text, tensor, count = config.get_text_config(), sharding.tensor_parallel, sharding.context_parallel
+    rotary = str(getattr(text, "rope_parameters", None))  # nested by the kind of layer in some
     longest = "'dynamic'" in rotary or "'longrope'" in rotary
-    if other := "turns positions by the longest sequence" if longest else unpackable(model):
-        raise FieldError(FIELD, count, f"splits packed tokens, and this model {other}", remedy="set it to 1")
-    check_heads(config, sharding, dist.get_world_size())
-
-
-def check_heads(config: Any, sharding: Sharding, ranks: int) -> None:
-    """FieldError where a model of this config has fewer query heads than a group of ranks."""
-    tensor, all_heads, count = sharding.tensor_parallel, config.num_attention_heads, sharding.context_parallel
-    heads = max(1, all_heads // tensor)
-    if count > heads:
-        left = ranks // tensor
-        legal = max(number for number in range(1, heads + 1) if left % number == 0)
-        bound = f"must be at most the number of query heads, {all_heads}"
-        bound += f", over tensor_parallel={tensor}" if tensor > 1 else ""
-        raise FieldError(FIELD, count, bound, remedy=f"set it to {legal}")
+    other = None if model is None else unpackable(model)
+    if other := "turns positions by the longest sequence" if longest else other:
+        raise FieldError(FIELD, count, f"splits packed tokens, and {name} {other}", remedy="set it to 1")
+    heads = max(1, text.num_attention_heads // tensor)
+    legal = max(number for number in range(1, heads + 1) if ranks // tensor % number == 0)
+    bound = f"must be at most the number of query heads of {name}, {text.num_attention_heads}"
+    bound += f", over tensor_parallel={tensor}" if tensor > 1 else ""
+    require(count <= heads, FIELD, count, bound, remedy=f"set it to {legal}")
 
 
 class ContextGroup:

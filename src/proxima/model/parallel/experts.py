@@ -9,6 +9,7 @@ adds up those of the ranks that hold the same experts.
 The host waits for the device once in a layer, for the counts, and once more where a layer is recomputed.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import MethodType
@@ -21,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from proxima.data import FieldError, require
+from proxima.data import require
 from proxima.data.errors import nearest_divisor
 from proxima.model.grouped_experts import OtherWeights, stacked_experts
 from proxima.model.parallel.exchange import exchange
@@ -38,14 +39,14 @@ def expert_count(config: Any) -> int:
     return next((given for name in COUNTS if (given := getattr(text, name, None))), 0)
 
 
-def check_experts(config: Any, sharding: Sharding) -> None:
-    """FieldError where the experts of a model of this config can't be split so."""
+def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = None, *, name: str) -> None:
+    """`check_split`, of the experts; `model` may lack its weights, and None is not looked at."""
     parts, count = sharding.expert_parallel, expert_count(config)
-    if parts == 1:
-        return
-    require(count > 0, FIELD, parts, "splits experts, and this model has none", remedy="set it to 1")
-    legal = nearest_divisor(parts, count)
+    require(count > 0, FIELD, parts, f"splits experts, and {name} has none", remedy="set it to 1")
+    legal = nearest_divisor(parts, math.gcd(count, ranks // sharding.tensor_parallel))
     require(count % parts == 0, FIELD, parts, f"must divide the {count} experts", remedy=f"set it to {legal}")
+    stacked = model is None or any(True for _ in stacked_experts(model))
+    require(stacked, FIELD, parts, "has no plan for a model whose experts are not stacked", remedy="set it to 1")
 
 
 def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict[str, Any]) -> None:
@@ -57,18 +58,10 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
     """
     if meshes.expert is None:
         return
-    check_experts(model.config, sharding)
-    found = list(stacked_experts(model))
-    if not found:
-        raise FieldError(
-            FIELD,
-            sharding.expert_parallel,
-            "has no plan for a model whose experts are not stacked",
-            remedy="set it to 1",
-        )
+    check_experts(model.config, sharding, model=model, name="the model")
     policy = replace(settings["mp_policy"], cast_forward_inputs=False)
     settings = settings | {"mesh": meshes.expert_shards, "mp_policy": policy, "shard_placement_fn": _even_axis(meshes)}
-    for experts in found:
+    for experts in list(stacked_experts(model)):
         _split(experts, meshes.expert)
         experts.forward = MethodType(_exchanging(type(experts).forward, meshes.expert), experts)
         fully_shard(experts, **settings, reshard_after_forward=sharding.reshard_after_forward)

@@ -1,23 +1,61 @@
-"""What can't be split over ranks, found before weights are loaded."""
+"""What can't be split over ranks, found before weights are loaded, by a model's config and shape."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from proxima.model.load import load_config, load_shape
 from proxima.model.parallel.sharding import Sharding
 
+POLICY = "model.path"
 
-def check_split(config: Any, shape: Callable[[], Any], sharding: Sharding, *, adapters: bool) -> None:
-    """FieldError for a model of this config, which `shape` gives without weights, that `sharding` can't split."""
-    tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
-    if tensor > 1:
+
+def require_splittable(
+    path: str, revision: str | None, sharding: Sharding, ranks: int = 0, *, adapters: bool, name: str = POLICY
+) -> None:
+    """FieldError for a model that can't be split over ranks as `sharding` says; its config alone is read.
+
+    Args:
+        ranks: of the run; 0: not known.
+        adapters: it is to get some.
+        name: what its path is called in a message.
+    """
+    if sharding.together * sharding.expert_parallel > 1:
+        shape = partial(load_shape, path, revision)
+        check_split(load_config(path, revision), shape, sharding, ranks, adapters=adapters, name=name)
+
+
+def check_split(
+    config: Any,
+    shape: Callable[[], Any] | None,
+    sharding: Sharding,
+    ranks: int = 0,
+    *,
+    adapters: bool,
+    name: str = POLICY,
+) -> None:
+    """`require_splittable`, of a config of transformers and of what gives the model without weights; None: what the
+    modules alone tell is not checked."""
+    if sharding.tensor_parallel > 1:
         from proxima.model.parallel.tensor import check_tensor_parallel
 
-        check_tensor_parallel(config, tensor, adapters=adapters, expert_ranks=expert)
-    if expert > 1:
+        check_tensor_parallel(config, sharding, ranks, adapters=adapters, name=name)
+    model = None if shape is None or sharding.context_parallel * sharding.expert_parallel == 1 else shape()
+    if sharding.expert_parallel > 1:
         from proxima.model.parallel.experts import check_experts
 
-        check_experts(config, sharding)
+        check_experts(config, sharding, ranks, model, name=name)
     if sharding.context_parallel > 1:
         from proxima.model.parallel.context import check_context
 
-        check_context(shape(), sharding)
+        check_context(config, sharding, ranks, model, name=name)
+
+
+def sharding_beside(sharding: Sharding | None, path: str, revision: str | None = None) -> Sharding | None:
+    """That of a teacher or critic beside a policy with this one: a model without experts has none to split."""
+    if sharding is None or sharding.expert_parallel == 1:
+        return sharding
+    from proxima.model.parallel.experts import expert_count
+
+    return sharding if expert_count(load_config(path, revision)) else replace(sharding, expert_parallel=1)

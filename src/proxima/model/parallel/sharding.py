@@ -1,5 +1,6 @@
 """How a model lies on many ranks. Light: importing it imports nothing of torch.distributed."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -81,6 +82,13 @@ class Sharding:
     def gathered_dtype(self) -> torch.dtype | None:
         """Of the weights that a layer computes with; None: their own."""
         return torch.bfloat16 if self.param_dtype == "bfloat16" else None
+
+
+def ranks_for_tensors(layout: Any, ranks: int) -> int:
+    """What `tensor_parallel` has to divide for the other groups of a layout to divide what it leaves; where they can't,
+    the ranks. 0 ranks are not known, and any number divides them."""
+    others = math.lcm(layout.context_parallel, layout.expert_parallel)
+    return ranks if ranks % others else ranks // others
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from proxima.model.parallel.mesh import meshes_of
+from proxima.model.load import LoadedModel, load_config, load_generation_config, load_tokenizer, refuse_not_finite
+from proxima.model.parallel.mesh import meshes_of, rank_device
 from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
 from proxima.model.parallel.sharding import Sharding
@@ -24,6 +26,35 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def shard_whole(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
     """Shard a model in place that every rank holds whole, with the same weights. Collective."""
     shard_model(model, meshes_of(sharding, device), sharding)
+
+
+def load_sliced(
+    reader: Any,
+    path: str,
+    revision: str | None,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    may_lack: Collection[str],
+    sharding: Sharding,
+    config: Any,
+    prepare: Callable[[Any], None] | None,
+) -> tuple[LoadedModel, list[str]] | None:
+    """`load_weights` where each rank reads its own slices; None: the files must be read whole."""
+    config, place = config or load_config(path, revision), rank_device(device)
+    files = sliceable_files(path, revision)
+    if files is None or getattr(config, "quantization_config", None) is not None:
+        return None
+    build = partial(reader.from_config, config, dtype=dtype, trust_remote_code=False)
+    if (sliced := read_sliced(build, files, sharding, place, may_lack, prepare)) is None:
+        return None
+    model, missing, bad = sliced
+    refuse_not_finite(path, bad)
+    if model.can_generate() and (generation := load_generation_config(path, revision)) is not None:
+        model.generation_config = generation
+    model.config.name_or_path = path
+    tokenizer = load_tokenizer(path, revision)
+    return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing
 
 
 def read_sliced(

@@ -31,9 +31,11 @@ from torch.distributed.tensor.parallel import (
 from proxima.data import FieldError, require
 from proxima.data.errors import nearest_divisor
 from proxima.model.parallel.experts import expert_count
+from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 
 FIELD = "placement.tensor_parallel"
+UNITS = "units of intermediate_size"
 
 
 class _Attention(ParallelStyle):
@@ -107,28 +109,29 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 """What the plans of transformers say → what is done."""
 
 
-def check_tensor_parallel(config: Any, ranks: int, *, adapters: bool = False, expert_ranks: int = 1) -> None:
-    """FieldError where a model of this config can't be split over so many ranks."""
-    if ranks == 1:
-        return
+def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, adapters: bool, name: str) -> None:
+    """`check_split`, of the matrices."""
+    count = sharding.tensor_parallel
     text = config.get_text_config()
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if ".experts." not in name}
     unknown = sorted(set(plan.values()) - STYLES.keys())
     kind = text.model_type
-    require(bool(plan), FIELD, ranks, f"is for architectures with a plan of transformers, and {kind} has none")
-    bound = f"can't split {kind}, whose plan has {', '.join(unknown)}"
-    require(not unknown, FIELD, ranks, bound, remedy="set it to 1")
+    bound = f"is for architectures with a plan of transformers, and {kind}, of {name}, has none"
+    require(bool(plan), FIELD, count, bound, remedy="set it to 1")
+    bound = f"can't split {kind}, of {name}, whose plan has {', '.join(unknown)}"
+    require(not unknown, FIELD, count, bound, remedy="set it to 1")
     require(
-        not adapters, FIELD, ranks, "can't split a model with adapters", remedy="set it to 1, or model.lora to null"
+        not adapters, FIELD, count, "can't split a model with adapters", remedy="set it to 1, or model.lora to null"
     )
-    counts = _divided(text, plan)
-    legal = math.gcd(*counts.values())
-    nearest = nearest_divisor(ranks, legal)
-    for what, count in counts.items():
-        bound = f"must divide the {count} {what} of model.path"
-        require(count % ranks == 0, FIELD, ranks, bound, remedy=f"set it to {nearest}")
-    whole = expert_ranks == 1 or "experts" not in counts
-    require(whole, FIELD, ranks, "splits the experts, and so does expert_parallel", remedy="set one of them to 1")
+    parts = _divided(text, plan)
+    whole = sharding.expert_parallel == 1 or "experts" not in parts
+    require(whole, FIELD, count, "splits the experts, and so does expert_parallel", remedy="set one of them to 1")
+    legal = nearest_divisor(count, math.gcd(*parts.values(), ranks_for_tensors(sharding, ranks)))
+    for what, number in parts.items():
+        bound = f"must divide the {number} {what} of {name}"
+        require(number % count == 0, FIELD, count, bound, remedy=f"set it to {legal}")
+    if ranks and sharding.kind == "full":
+        _check_rest(text, count, ranks // count, parts.get(UNITS, 0))
 
 
 def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
@@ -140,8 +143,19 @@ def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
     if experts and "moe_tp_experts" in plan.values():
         counts["experts"] = experts
     if not experts or dense:
-        counts["units of intermediate_size"] = config.intermediate_size
+        counts[UNITS] = config.intermediate_size
     return counts
+
+
+def _check_rest(config: Any, count: int, shards: int, units: int) -> None:
+    """FieldError where FSDP can split neither rows nor columns of a matrix whose rows a tensor group has split, which
+    `fsdp_axis` would find too late."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    rows = [*(number * size for number in heads), units, config.vocab_size]
+    even = config.hidden_size % shards == 0 or all(number % (count * shards) == 0 for number in rows)
+    bound = f"leaves {shards} ranks to split matrices of {config.hidden_size} columns, which they can't evenly"
+    require(even, FIELD, count, bound, remedy="set placement.sharding=hybrid, or start other ranks")
 
 
 def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:

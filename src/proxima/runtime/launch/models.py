@@ -1,7 +1,6 @@
 """From a config to loaded weights and what runs and trains them."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ from torch import nn
 
 from proxima import __version__
 from proxima.model import LoadedModel, PackedModel, Policy
-from proxima.model.load import load_config
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.sharding import Sharding
 from proxima.train import Schedule, TrainStack
@@ -43,15 +41,6 @@ def sharding_of(config: Any) -> Sharding | None:
     if not hasattr(placement, "sharding") or os.environ.get("WORLD_SIZE") == "1":
         return None
     return Sharding.of(placement)
-
-
-def sharding_beside(sharding: Sharding | None, path: str, revision: str | None = None) -> Sharding | None:
-    """That of a teacher or critic beside a policy with this one: a model without experts has none to split."""
-    if sharding is None or sharding.expert_parallel == 1:
-        return sharding
-    from proxima.model.parallel.experts import expert_count
-
-    return sharding if expert_count(load_config(path, revision)) else replace(sharding, expert_parallel=1)
 
 
 def model_source(model: "ModelConfig", seed: int = 0, sharding: Sharding | None = None) -> ModelSource:

@@ -126,7 +126,10 @@ def train(
                 run = _run(workload, resolved, folder, mode, compute, ranks, observer, clock)
                 return compute.serve(_watched(run, ranks, folder, observer))
         except Exception as error:
-            if not folder.is_gone:
+            gone, failure = folder.is_gone, None if ranks.watch is None else ranks.watch.cause(error)
+            if isinstance(error, UserError) or (failure is not None and failure.refused):
+                folder.discard()
+            if not gone:
                 raise
             message = f"{folder.path} was moved or deleted during the run"
             remedy = f"resume it where it is now (proxima {command_of(config)} FOLDER --resume), or start it again"

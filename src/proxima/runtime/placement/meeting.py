@@ -7,7 +7,11 @@ from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from proxima.config.sections import PLACEMENTS
+from proxima.config.sections.placement_section import is_supervised
+from proxima.config.sections.ranks_section import RANK_VARIABLES
 from proxima.data import FieldError, UserError
+from proxima.runtime.placement.process_group import KIND
 from proxima.train.ranks import RankError, Ranks
 
 if TYPE_CHECKING:
@@ -18,7 +22,41 @@ IDLE = timedelta(days=30)  # that a rank may wait for the next thing to do; the 
 SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which knows more
 MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
 EARLY_SECONDS = 60.0  # that a rank with an error waits for rank 0, which probably has the same
+START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
 _groups = count()
+
+
+def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
+    if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
+        return {}
+    node = int(environment["SLURM_NODEID"])
+    tasks: list[str] = []  # of each node, from "2(x3),1"
+    for part in environment["SLURM_STEP_TASKS_PER_NODE"].split(","):
+        number, _, times = part.removesuffix(")").partition("(x")
+        tasks += [number] * int(times or 1)
+    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": tasks[node],
+        "GROUP_RANK": str(node),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
+    }
+
+
+def check_launched(placement: Any) -> None:
+    """`check_launch`, of a placement in several processes."""
+    if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
+        reason = f"is for a process that a launcher has started, and {missing[0]} is not in the environment"
+        raise FieldError(KIND, "torchrun", reason, remedy=f"start it with {START}")
+    if PLACEMENTS.holds(placement, "ray") and not is_supervised():
+        reason = "starts its ranks itself, and torchrun has started this process"
+        raise FieldError(KIND, "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
+    if os.environ["WORLD_SIZE"] == "1" and getattr(placement.sharding, "offload", False):
+        reason = "needs two ranks or more: one rank trains as one process does"
+        raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
 
 
 @contextmanager
@@ -49,6 +87,8 @@ def first_rank(config: Any) -> Iterator[Ranks]:
             if failure is None:
                 raise
             watch.take()
+            if failure.refused and isinstance(error, UserError):
+                raise  # the same, as all ranks have found it
             if failure.refused:
                 raise UserError(last_line(failure)) from error
             raise RunEnded(last_line(failure), told=True) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.runtime.state.folder import new_run_folder
+from proxima.runtime.state.folder import RunFolder, new_run_folder
 
 if TYPE_CHECKING:
     from proxima.config.resolved import Resolved
@@ -47,6 +47,7 @@ def train_on_ray(
 
     config = resolved.config
     folder = new_run_folder(config.folder, resolved.recipe).absolute()  # the same at each start of the ranks
+    RunFolder(folder).check(resume=begin["resume"], overwrite=begin["overwrite"])
     texts = [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"]
     arguments = {"recipe": recipe, "overrides": texts, "command": command, **begin}
     again = {"resume": True, "overwrite": False}

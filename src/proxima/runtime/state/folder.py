@@ -50,6 +50,7 @@ class RunFolder:
         self.engine_log = self.path / "engine.log"
         self.trackers = self.path / "trackers"
         self._lock: FolderLock | None = None
+        self._made: list[Path] = []  # by `begin`, the innermost first
         self.earlier_warnings: list[dict[str, Any]] = []  # of the run before `rewind`, up to its step
         self._spent = 0.0  # seconds up to the end of the run before `rewind`, if it repeats no step of it
 
@@ -112,6 +113,7 @@ class RunFolder:
             UserError: as `check`, or another process uses the folder.
         """
         self.check(resume=resume, overwrite=overwrite)
+        self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path / ".lock")
         if overwrite:
@@ -142,6 +144,17 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def discard(self) -> None:
+        """Undo `begin`, where no run has begun since: a refused one leaves nothing. What somebody else has written
+        stays, and so does its folder."""
+        if self._lock is None or self.has_run:
+            return
+        for file in (self.log, self._lock.path):
+            file.unlink(missing_ok=True)
+        for folder in (self.rollouts, self.evals, self.checkpoints, *self._made):
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append a record (with `kind`, `step` and `time`) to metrics.jsonl; it is on disk when this returns.

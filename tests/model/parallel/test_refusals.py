@@ -1,0 +1,64 @@
+"""What can't be split is refused with a remedy that works, by a model's config and shape alone."""
+
+import pytest
+import transformers as hf
+
+from proxima.data import FieldError
+from proxima.model.parallel.refusals import check_split, require_splittable, sharding_beside
+from proxima.model.parallel.sharding import Sharding
+from tests.model.families import FAMILIES
+from tests.model.parallel.splits import EXPERTS, SMALL
+
+NARROW = {"hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2}
+T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "ranks", "message"),
+    [
+        ({}, {T: 8}, 0, "tensor_parallel=8 must divide the 4 key and value heads of model.path; set it to 4"),
+        ({}, {T: 8}, 2, "tensor_parallel=8 must divide the 4 key and value heads of model.path; set it to 2"),
+        ({}, {T: 8, C: 4}, 8, "tensor_parallel=8 must divide the 4 key and value heads of model.path; set it to 2"),
+        ({}, {T: 3}, 3, "tensor_parallel=3 must divide the 8 attention heads of model.path; set it to 1"),
+        ({}, {C: 12}, 24, "context_parallel=12 must be at most the number of query heads of model.path, 8; set it to"),
+        ({"num_experts": 6}, {E: 4}, 8, "expert_parallel=4 must divide the 6 experts; set it to 2"),
+        ({"num_experts": 6}, {E: 4}, 12, "expert_parallel=4 must divide the 6 experts; set it to 3"),
+        (NARROW, {T: 2}, 16, "tensor_parallel=2 leaves 8 ranks to split matrices of 36"),
+    ],
+)
+def test_the_remedy_fits_model_and_ranks(changes, layout, ranks, message):
+    kind, sizes = (hf.Qwen3MoeConfig, SMALL | EXPERTS) if "num_experts" in changes else (hf.LlamaConfig, SMALL)
+    with pytest.raises(FieldError) as raised:
+        check_split(kind(**sizes | changes), None, Sharding(**layout), ranks, adapters=False)
+    assert str(raised.value).startswith(f"placement.{message}")
+    if "set it to" not in message:
+        return
+    remedied = layout | {raised.value.field.rpartition(".")[2]: int(str(raised.value).rpartition(" ")[2])}
+    assert not ranks or ranks % (remedied.get(T, 1) * remedied.get(C, 1)) == ranks % remedied.get(E, 1) == 0
+    check_split(kind(**sizes | changes), None, Sharding(**remedied), ranks, adapters=False)
+
+
+def test_whose_model_it_is(tmp_path):
+    FAMILIES["Llama"][1].save_pretrained(tmp_path)
+    with pytest.raises(FieldError, match=r"must divide the \d+ attention heads of critic\.path; set it to"):
+        require_splittable(str(tmp_path), None, Sharding(tensor_parallel=7), adapters=False, name="critic.path")
+
+
+def test_what_only_the_modules_tell(tmp_path):
+    FAMILIES["Mamba"][1].save_pretrained(tmp_path / "recurrent")
+    FAMILIES["DeepSeek-V3"][1].save_pretrained(tmp_path / "dense")  # so small that all its layers are dense
+    for name, layout, message in (
+        ("recurrent", {C: 2}, "splits packed tokens, and model.path has layers of type"),
+        ("dense", {E: 2}, "has no plan for a model whose experts are not stacked; set it to 1"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            require_splittable(str(tmp_path / name), None, Sharding(**layout), 2, adapters=False)
+
+
+@pytest.mark.parametrize(("family", "expected"), [("Llama", 1), ("Qwen3-MoE", 2), ("Mixtral", 2)])
+def test_a_teacher_or_critic_without_experts_has_none_to_split(family, expected, tmp_path):
+    FAMILIES[family][1].save_pretrained(tmp_path)
+    given = Sharding(expert_parallel=2, context_parallel=2)
+    found = sharding_beside(given, str(tmp_path))
+    assert found is not None and (found.expert_parallel, found.context_parallel) == (expected, 2)
+    assert sharding_beside(None, str(tmp_path)) is None
