@@ -13,6 +13,7 @@ UNUSED = (
     *("model.routing", "data.routed_experts", "runtime.launch.mixture", "runtime.state.route_columns"),
     *(
         "train.objectives.router_balance",
+        "train.replay_comparison",
         "cli.score",
         "cli.check",
         "cli.list",

@@ -193,10 +193,9 @@ class PackedModel:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
         routing = routing or self.routing(batch)
         more = {} if routing is None else {"routing": routing}
-        if self.context is not None:
-            states: Tensor = self.context.hidden(self.backbone, batch, **more)
-            return states
-        return ATTENTION[self.attention](self.backbone, batch, **more)
+        compute = ATTENTION[self.attention] if self.context is None else self.context.hidden
+        states: Tensor = compute(self.backbone, batch, **more)
+        return states
 
     def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> "RoutingPass | None":
         """For a forward pass with `outputs`; None where its routers choose once, and nobody asks what."""
