@@ -138,4 +138,4 @@ def _read(bucket: FolderBucket) -> Iterator[tuple[str, Any]]:
 WeightTransferEngineFactory.register_engine(BACKEND, FolderEngine)
 # Linux gives the tiles of AMX to a process that asks for them. The kernel of experts in bfloat16 uses them without
 # asking, and dies by an illegal instruction where no other kernel has asked before.
-torch.cpu._init_amx()
+getattr(torch.cpu, "_init_amx", bool)()
