@@ -13,6 +13,7 @@ UNUSED = (
     *("model.routing", "data.routed_experts", "config.mixtures", "config.laid_over", "runtime.state.route_columns"),
     *(
         "train.objectives.router_balance",
+        "train.replay_comparison",
         "cli.score",
         "cli.check",
         "cli.list",

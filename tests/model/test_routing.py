@@ -140,6 +140,37 @@ def test_routes_of_trajectories_are_packed():
         replace(routed[0], routed_experts=responses[0].astype(np.int64))
 
 
+@pytest.mark.parametrize("needs", [frozenset(), BOTH])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_layer_that_runs_again_has_the_experts_of_the_first_time(given, needs):
+    """All scores are alike but for noise, which is another each time a router is asked. The gradient is that of one
+    pass over the routes of the first time."""
+    noise, sent = torch.Generator().manual_seed(0), []
+    p = policy(gradient_checkpointing=True)
+    batch = p.pack(items())
+    if given:
+        routes = drawn(len(batch.tokens))
+        routes[::2] = -1
+        batch = replace(batch, routed_experts=routes)
+    for layer in p.backbone.layers:
+        layer.mlp.gate.register_forward_pre_hook(lambda gate, _: set_noise(gate, 1e-6, noise))
+        layer.mlp.experts.register_forward_pre_hook(lambda _, args: sent.append(args[1]))
+    found = gradients(p, p(batch, needs).log_prob.sum())
+    first, again = sent[:2], sent[:1:-1]
+    assert len(again) == 2 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+    plain = policy()
+    for layer in plain.backbone.layers:
+        set_noise(layer.mlp.gate, 0.0, noise)
+    replayed = replace(batch, routed_experts=torch.stack(first, 1).to(torch.int8))
+    for name, gradient in gradients(plain, plain(replayed).log_prob.sum()).items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max()) + 1e-7)
+
+
+def set_noise(gate, scale, generator) -> None:
+    gate.weight.data = scale * torch.randn(gate.weight.shape, generator=generator)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_load_of_a_sequence_is_that_of_its_response(checkpointing):
     """Counts and probabilities against those of each sequence alone, and gradient to the routers."""

@@ -88,6 +88,18 @@ def slices() -> None:
                     alike(whole_tensor(slots[key]), value, f"{where}, {key}")
 
 
+def one_matrix_a_rank() -> None:
+    """Of Muon's two matrices the first two of four ranks orthogonalize one each, at every step."""
+    plain, calls = optimizer_muon._newton_schulz, []
+    optimizer_muon._newton_schulz = lambda update: calls.append(update.shape) or plain(update)
+    try:
+        stepped(Muon(), init_device_mesh("cpu", (2, 2)), (Replicate(), Shard(0)))
+    finally:
+        optimizer_muon._newton_schulz = plain
+    own = [(48, 7), (5, 1024)][dist.get_rank() :][:1]
+    assert calls == own * 3
+
+
 def alike(found: torch.Tensor, expected: torch.Tensor, where: str) -> None:
     """But for float32's last bit, which the end of a vector register has otherwise than its middle."""
     exact = not expected.is_floating_point()
@@ -161,6 +173,7 @@ def on_two(rank: int, folder: Path) -> None:
 
 def on_four(rank: int, folder: Path) -> None:
     slices()
+    one_matrix_a_rank()
     in_float32()
     elsewhere(folder)
 

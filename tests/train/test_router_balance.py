@@ -14,6 +14,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima.train import LogProbStage, TrainStack
 from proxima.train.objectives.router_balance import RouterBalance
 from proxima.train.process_ranks import ProcessRanks
+from proxima.train.replay_comparison import ReplayComparison
 from tests.engine.helpers import saved
 from tests.model.families import make
 from tests.model.parallel.ranks import run_ranks
@@ -135,7 +136,10 @@ def same_on_ranks(rank, folder) -> None:
             weights_of(stack)
         elif own is not None or not rank:
             routed = [stack.fill([stage], items) for items in updates]
-            found[name] = routed, stack.update(objective, routed).metrics
+            mirrored = [replace(item, routed_experts=3 - item.routed_experts) for item in routed[0]]
+            compared = ReplayComparison.before(stack, objective, mirrored)
+            result = stack.update(objective, [mirrored, *routed[1:]])
+            found[name] = routed, result.metrics | compared.metrics(result.token_statistics)
             if own is not None:
                 ranks.end(None)
             found[name] += (weights_of(stack),)
@@ -143,6 +147,7 @@ def same_on_ranks(rank, folder) -> None:
         for ours, theirs in zip(*(functools.reduce(operator.iadd, found[name][0], []) for name in found), strict=True):
             assert np.array_equal(ours.routed_experts, theirs.routed_experts)
             assert np.array_equal(ours.prompt_routed_experts, theirs.prompt_routed_experts)
+        assert found["one"][1]["routing/no_replay_k3_kl"] != found["one"][1]["routing/replay_k3_kl"]
         assert found["two"][1] == pytest.approx(found["one"][1], rel=1e-5, abs=2e-6, nan_ok=True)
         for name, weight in found["one"][2].items():
             torch.testing.assert_close(found["two"][2][name], weight, rtol=1e-5, atol=2e-6, msg=name)

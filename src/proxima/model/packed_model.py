@@ -100,10 +100,13 @@ class PackedModel:
         # a model without attention takes no name for it
         if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
+        self.reroutes = False  # layers run again for the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
             from proxima.model.grouped_experts import compute_in_autocast
+            from proxima.model.routing import is_mixture
 
             compute_in_autocast(self.model)
+            self.reroutes = gradient_checkpointing and attention != "padded" and is_mixture(self.model.config)
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
         if loaded.sharding is not None and loaded.sharding.context_parallel > 1:
@@ -190,19 +193,19 @@ class PackedModel:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
         routing = routing or self.routing(batch)
         more = {} if routing is None else {"routing": routing}
-        if self.context is not None:
-            states: Tensor = self.context.hidden(self.backbone, batch, **more)
-            return states
-        return ATTENTION[self.attention](self.backbone, batch, **more)
+        compute = ATTENTION[self.attention] if self.context is None else self.context.hidden
+        states: Tensor = compute(self.backbone, batch, **more)
+        return states
 
     def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> "RoutingPass | None":
-        """For a forward pass with `outputs`; None where nobody asks for the experts of its tokens."""
-        if batch.routed_experts is None and not outputs & ROUTES:
+        """For a forward pass with `outputs`; None where its routers choose once, and nobody asks what."""
+        recomputed = self.reroutes and torch.is_grad_enabled()
+        if batch.routed_experts is None and not outputs & ROUTES and not recomputed:
             return None
         from proxima.model.routing import RoutingPass, connect_routers
 
         connect_routers(self.backbone)
-        return RoutingPass(batch.routed_experts, keeps_logits="expert_load" in outputs)
+        return RoutingPass(batch.routed_experts, keeps_logits="expert_load" in outputs, recomputed=recomputed)
 
     def _dummy(self, outputs: frozenset[str]) -> TokenOutputs:
         token = np.zeros(1, np.int32)

@@ -3,7 +3,7 @@
     decoder stack --routing=RoutingPass--> layer --> attention (takes the pass off) | router (asks it) | experts
 
 The pass travels as an argument, as the segments of packed attention do, and meets the router inside the layer: so
-gradient checkpointing, which runs the layer again, finds the same one.
+gradient checkpointing, which runs the layer again, finds the same one, and the experts that the layer had first.
 """
 
 from functools import partial
@@ -20,11 +20,16 @@ FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 SMALL = 128  # experts that int8 counts, with -1 for a token whose experts are not known
 
 
+def is_mixture(config: Any) -> bool:
+    """Whether a config of transformers is of one of the `FAMILIES`."""
+    return getattr(config.get_text_config(), "model_type", None) in FAMILIES
+
+
 def check_mixture(config: Any, field: str, value: object) -> None:
     """FieldError for `field` where a config of transformers is of a model without experts, or of routers that are not
     known here."""
-    kind = getattr(config.get_text_config(), "model_type", None)
-    if kind not in FAMILIES:
+    if not is_mixture(config):
+        kind = getattr(config.get_text_config(), "model_type", None)
         bound = f"needs a mixture of experts of the kinds {', '.join(FAMILIES)}, and model.path is of kind {kind}"
         raise FieldError(field, value, bound, remedy="leave it out, or use such a model")
 
@@ -45,11 +50,12 @@ class RoutingPass:
     Args:
         given: [L, M, K] int8 or int16, of each token and each of the M mixtures; None: the routers choose everywhere.
         keeps_logits: also record what `balance` reads.
+        recomputed: the backward pass runs the layers again. Their products may then differ in the last bit, but the
+            experts are those of the first time.
     """
 
-    def __init__(self, given: Tensor | None = None, *, keeps_logits: bool = False) -> None:
-        self.given, self.keeps_logits = given, keeps_logits
-        self._dtype = torch.int16
+    def __init__(self, given: Tensor | None = None, *, keeps_logits: bool = False, recomputed: bool = False) -> None:
+        self.given, self.keeps_logits, self.recomputed = given, keeps_logits, recomputed
         self._chosen: dict[int, Tensor] = {}  # by mixture: [L, K]
         self._logits: dict[int, Tensor] = {}  # [L, E], with gradient
         self._differing: dict[int, Tensor] = {}  # [L], experts that the router would not have chosen
@@ -57,21 +63,23 @@ class RoutingPass:
     def route(self, number: int, router: Any, logits: Tensor, weights: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and experts [L, K] of mixture `number`, in place of those that its router chose."""
         chosen = own
-        if self.given is not None:
-            given = self.given[:, number].long()
-            replayed = given[:, :1] >= 0
-            chosen = torch.where(replayed, given, own)
+        if number in self._chosen:
+            chosen = self._chosen[number].long()
+        else:
+            if self.given is not None:
+                given = self.given[:, number].long()
+                replayed = given[:, :1] >= 0
+                chosen = torch.where(replayed, given, own)
+                other = (given[:, :, None] != own[:, None, :]).all(-1) & replayed
+                self._differing[number] = other.sum(1)
+            self._chosen[number] = chosen.to(id_dtype(logits.shape[-1]))
+            if self.keeps_logits:
+                self._logits[number] = logits
+        if self.given is not None or self.recomputed:
             picked = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
             if getattr(router, "norm_topk_prob", True):
                 picked = picked / picked.sum(-1, keepdim=True)
             weights = picked.to(weights.dtype)
-            if number not in self._chosen:
-                other = (given[:, :, None] != own[:, None, :]).all(-1) & replayed
-                self._differing[number] = other.sum(1)
-        if number not in self._chosen:  # the backward pass may come here again
-            self._chosen[number], self._dtype = chosen, id_dtype(logits.shape[-1])
-            if self.keeps_logits:
-                self._logits[number] = logits
         return weights, chosen
 
     def outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
@@ -82,7 +90,7 @@ class RoutingPass:
 
     def chosen(self) -> Tensor:
         """[L, M, K] int8, or int16 for more than 128 experts: those that each token was sent to."""
-        return torch.stack([self._chosen[number] for number in sorted(self._chosen)], 1).to(self._dtype)
+        return torch.stack([self._chosen[number] for number in sorted(self._chosen)], 1)
 
     def counts(self, batch: PackedBatch) -> Tensor:
         """[2] float64, over the positions that predict response tokens: experts given that the routers would not have

@@ -69,9 +69,8 @@ class Learner:
         trajectories = self.stack.fill(self.stages, batch.trajectories)
         objective = self.objective.at_version(version)
         items = objective.items(trajectories, batch.updates)
-        stop = None
-        if self.max_epoch_kl is not None:
-            stop = EarlyStop(self.max_epoch_kl, items=sum(map(len, items)) // self.epochs)
+        limit, count = self.max_epoch_kl, sum(map(len, items)) // self.epochs
+        stop = None if limit is None else EarlyStop(limit, items=count)
         look = partial(self._look_at_first, version, own=own)
         result = self.stack.update(objective, items, progress, self.updates, stop, look)
         if stop is not None and result.updates:

@@ -2,16 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, _zeropower_via_newtonschulz
 
 from proxima.data import require
-from proxima.train.optimizer import Adam
+from proxima.train.optimizer import Adam, by_mesh
 from proxima.train.optimizer_step import ADAM, WeightwiseOptimizer, adam_step, own_slice
 
 GATHERED = torch.bfloat16  # of a whole update: Newton-Schulz begins by rounding it so
@@ -27,8 +29,8 @@ class Muon(Adam):
         W ← (1 - lr weight_decay) W - lr 0.2 sqrt(max(rows, columns)) U Vᵀ
 
     The factor gives the update of a weight the root mean square of AdamW's, about 0.2, so that both share `lr`. U Vᵀ is
-    five Newton-Schulz steps in bfloat16. It takes whole matrices: ranks gather one of them at a time and each computes
-    all of it, some 30 rows² columns operations (rows the smaller side).
+    five Newton-Schulz steps in bfloat16. It takes whole matrices, some 30 rows² columns operations each (rows the
+    smaller side): ranks gather as many as they are, compute one each, and give the others their slices.
 
     Args:
         momentum: in [0, 1).
@@ -82,34 +84,62 @@ class MuonAndAdamW(WeightwiseOptimizer):
         return ("momentum_buffer",) if id(parameter) in self.matrices else ADAM
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        if id(parameter) not in self.matrices:
-            adam_step(self, parameter, group)
+        adam_step(self, parameter, group)
+
+    def step_group(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        if group["momentum"] is None:
+            super().step_group(parameters, group)
             return
-        slots, momentum = self.state[parameter], group["momentum"]
-        weight, gradient = own_slice(parameter), own_slice(parameter.grad)
-        if not slots:
-            slots["momentum_buffer"] = self.zeros("momentum_buffer", parameter, gradient.dtype)
-        buffer = own_slice(slots["momentum_buffer"])
-        buffer.lerp_(gradient, 1 - momentum)
-        update = _orthogonalized(parameter, gradient.lerp(buffer, momentum))
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
+        parameters = sorted(parameters, key=Tensor.numel)  # ranks that wait for each other have about as much to do
+        for alike in by_mesh([{"params": parameters}]):
+            matrices = alike["params"]
+            mesh = getattr(matrices[0], "device_mesh", None)
+            count = 1 if mesh is None else mesh.size()
+            for start in range(0, len(matrices), count):
+                self._step_matrices(matrices[start : start + count], group)
+
+    def _step_matrices(self, matrices: Sequence[nn.Parameter], group: dict[str, Any]) -> None:
+        updates = []
+        for parameter in matrices:
+            slots, gradient = self.state[parameter], own_slice(parameter.grad)
+            if not slots:
+                slots["momentum_buffer"] = self.zeros("momentum_buffer", parameter, gradient.dtype)
+            buffer = own_slice(slots["momentum_buffer"])
+            buffer.lerp_(gradient, 1 - group["momentum"])
+            updates.append(gradient.lerp(buffer, group["momentum"]))
+        for parameter, update in zip(matrices, _orthogonalized(matrices, updates), strict=True):
+            weight = own_slice(parameter)
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
 
 
-def _orthogonalized(parameter: Tensor, update: Tensor) -> Tensor:
-    """This rank's slice of U Vᵀ of the whole update, of which `update` is its slice. Collective for a sharded one."""
-    if not hasattr(parameter, "to_local"):
-        return _newton_schulz(update)
+def _orthogonalized(matrices: Sequence[Tensor], updates: Sequence[Tensor]) -> Iterator[Tensor]:
+    """This rank's slices of U Vᵀ of whole updates, of which `updates` are its slices. Of sharded ones, at most as many
+    as the ranks of their mesh, each rank computes one; collective."""
+    if not hasattr(matrices[0], "to_local"):
+        yield from map(_newton_schulz, updates)
+        return
     from torch.distributed.tensor import DTensor, Replicate
 
     from proxima.model.parallel.gather import whole_tensor
     from proxima.train.optimizer_step import sharded_as
 
-    sharded: Any = parameter
-    mesh = sharded.device_mesh
-    whole = _newton_schulz(whole_tensor(sharded_as(parameter, update.to(GATHERED), parameter.shape)))
-    copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return own_slice(copies.redistribute(mesh, sharded.placements)).to(update.device)
+    first: Any = matrices[0]
+    mesh, own = first.device_mesh, None
+    here = tuple(mesh.get_coordinate())
+    owners = list(product(*map(range, mesh.shape)))[: len(matrices)]
+    for parameter, update, owner in zip(matrices, updates, owners, strict=True):
+        whole = whole_tensor(sharded_as(parameter, update.to(GATHERED), parameter.shape))
+        own = whole if owner == here else own
+    own = None if own is None else _newton_schulz(own).contiguous()
+    for parameter, update, owner in zip(matrices, updates, owners, strict=True):
+        empty = torch.empty(parameter.shape, dtype=GATHERED, device=mesh.device_type)
+        whole = own if own is not None and owner == here else empty
+        for axis, place in enumerate(owner):  # those who are not in line with the owner yet pass on nothing of value
+            dist.broadcast(whole, group=mesh.get_group(axis), group_src=place)
+        copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        sharded: Any = parameter
+        yield own_slice(copies.redistribute(mesh, sharded.placements)).to(update.device)
 
 
 def _newton_schulz(update: Tensor) -> Tensor:

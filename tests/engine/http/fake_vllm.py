@@ -106,7 +106,7 @@ class FakeVllm:
         if path == "/collective_rpc":
             if body["method"] == "proxima_worker" and self.extension is None:
                 return httpx.Response(500, json={"error": {"message": "no such method"}})
-            return httpx.Response(200, json={"results": [["pack_tied_heads"]]})
+            return httpx.Response(200, json={"results": [["reload_packed"]]})
         if path == "/reset_prefix_cache":
             return httpx.Response(200, json={"success": not self.busy or query["reset_running_requests"] == "true"})
         if path == "/is_sleeping":

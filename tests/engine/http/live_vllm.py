@@ -20,14 +20,14 @@ needs_vllm = pytest.mark.skipif(EXECUTABLE is None or not MODEL.is_dir(), reason
 
 
 @contextmanager
-def live_server(folder: Path, *arguments: str, dtype: str = "float32") -> Iterator[str]:
-    """The URL of a server of the demo's model that is ended with all its processes."""
+def live_server(folder: Path, *arguments: str, dtype: str = "float32", model: Path = MODEL) -> Iterator[str]:
+    """The URL of a server that is ended with all its processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     worker = str(Path(str(http.__file__)).parent / "in_server")
     more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": worker}
-    command = [str(EXECUTABLE), "serve", str(MODEL.resolve()), "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(EXECUTABLE), "serve", str(model.resolve()), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", dtype, "--enforce-eager", "--max-model-len", "1024", "--enable-scale-out"]
     command += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", "proxima_vllm_worker.ProximaWorker"]
     command += ["--weight-transfer-config", '{"backend": "proxima_folder"}', *arguments]

@@ -219,14 +219,14 @@ def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monke
     assert run(DIALECT.health(fake.client(), facts)).weight_version == "run-3"
 
 
-@pytest.mark.parametrize(("how", "packs"), [("reload_packed", 1), ("reload", 0)])
-def test_a_reload_packs_tied_heads_where_the_worker_can(how: str, packs: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "method"), [("reload_packed", "reload_packed"), ("reload", "reload_weights")])
+def test_a_reload_packs_again_where_the_worker_can(how: str, method: str, tmp_path: Path) -> None:
     fake = FakeVllm()
     facts, before = facts_of(fake), len(fake.calls)
     weights = WeightHandover(version=4, label="run-4", folder=tmp_path, how=how)
     run(DIALECT.load_weights(fake.client(), facts, weights))
-    methods = [body["method"] for path, body in fake.calls[before:] if path == "/collective_rpc"]
-    assert methods == ["reload_weights", *["pack_tied_heads"] * packs]
+    called = [body for path, body in fake.calls[before:] if path == "/collective_rpc"]
+    assert called == [{"method": method, "kwargs": {"weights_path": str(tmp_path)}}]
     assert fake.version == "run-4"
 
 

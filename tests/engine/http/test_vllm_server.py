@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient
@@ -22,6 +23,7 @@ from proxima.engine.http.weight_folder import WeightFolders
 from proxima.engine.protocol import EngineSetup, Sampling, WeightUpdate
 from proxima.model import LoadedModel, load
 from tests.engine.http.live_vllm import MODEL, live_server, needs_vllm
+from tests.tiny import tiny_tokenizer
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 DIALECT = VllmDialect()
@@ -95,6 +97,33 @@ def test_a_tied_head_that_stays_behind_is_found_at_the_first_sync(url: str, trai
             await sync.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: Path) -> None:
+    """48 wide, which the kernel of a CPU pads to 64."""
+    sizes = {"vocab_size": 1024, "hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 3, "intermediate_size": 64, "moe_intermediate_size": 48, "num_experts": 8}
+    config = Qwen3MoeConfig(**sizes, num_experts_per_tok=2, mlp_only_layers=[1], initializer_range=0.1, eos_token_id=0)
+    torch.manual_seed(0)
+    model, tokenizer = Qwen3MoeForCausalLM(config), tiny_tokenizer()
+    loaded = LoadedModel(model=model, tokenizer=tokenizer, path=str(tmp_path / "model"))
+    for part in (model, tokenizer):
+        part.save_pretrained(loaded.path)
+
+    async def main(url: str) -> None:
+        async with replica(url) as one:
+            for way in ("transfer", "reload_packed"):
+                sync = sync_of(loaded, weights=way)
+                await sync.prepare(WeightUpdate(version=0, module=loaded.model), f"{way}-0")
+                await DIALECT.pause(one.client, one.facts, "keep")
+                report = await sync.push(one)
+                print(dtype, way, report.metrics)
+                assert report.metrics["probe_mean"] < (1e-3 if dtype == "float32" else 0.1)
+                await sync.close()
+
+    with live_server(tmp_path, dtype=dtype, model=tmp_path / "model") as url:
+        asyncio.run(main(url))
 
 
 STALE = ["norm.weight", "layers.7.input_layernorm.weight", "layers.28.self_attn.q_proj.weight"]

@@ -143,7 +143,7 @@ class VllmDialect:
                 if weights.how == TRANSFER:
                     await _transfer(client, weights)
                 else:
-                    await _reload(client, weights, pack=weights.how == RELOAD_PACKED)
+                    await _reload(client, weights)
         except TimeoutError as error:
             reason = f"version {weights.version} was not loaded in {weights.seconds:g} s"
             raise ServerError(client.url, "", reason) from error
@@ -267,12 +267,11 @@ async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
     await client.post("/finish_weight_update", {"weight_version": weights.label}, seconds=weights.seconds)
 
 
-async def _reload(client: ServerClient, weights: WeightHandover, *, pack: bool) -> None:
+async def _reload(client: ServerClient, weights: WeightHandover) -> None:
     """By a call of the workers that reads the whole folder."""
-    call = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+    method = RELOAD_PACKED if weights.how == RELOAD_PACKED else "reload_weights"
+    call = {"method": method, "kwargs": {"weights_path": str(weights.folder)}}
     await client.post("/collective_rpc", call, seconds=weights.seconds)
-    if pack:
-        await client.post("/collective_rpc", {"method": "pack_tied_heads"}, seconds=weights.seconds)
     await client.post("/update_weight_version", {"new_version": weights.label}, seconds=weights.seconds)
 
 

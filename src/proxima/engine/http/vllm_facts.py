@@ -213,7 +213,7 @@ async def _weights(client: ServerClient, config: Mapping[str, Any]) -> tuple[tup
     if _of(config, "parallel_config", "worker_extension_cls"):
         try:
             answer = await client.post("/collective_rpc", {"method": "proxima_worker"})
-            if all("pack_tied_heads" in calls for calls in answer["results"]):
+            if all(RELOAD_PACKED in calls for calls in answer["results"]):
                 ways.insert(0, RELOAD_PACKED)
         except (ServerError, KeyError, TypeError):
             more["worker extension"] = "not that of proxima"

@@ -224,9 +224,9 @@ class WeightProbe:
                 f"{url} does not compute with the weights of {what}: its log-probs are {mean:.3g} nats from the"
                 f" trainer's on average and {largest:.3g} at most, over {len(away)} known tokens; at most"
                 f" {bound.mean:g} and {bound.largest:g} are expected",
-                remedy="it ignored a part of the update, as vLLM on a CPU does with tied embeddings: start it with"
-                " proxima engine serve, or with --worker-extension-cls proxima_vllm_worker.ProximaWorker, and check"
-                " that it serves this model",
+                remedy="it ignored a part of the update, as vLLM on a CPU does with tied embeddings and with experts:"
+                " start it with proxima engine serve, or with --worker-extension-cls"
+                " proxima_vllm_worker.ProximaWorker, and check that it serves this model",
             )
         return {"probe_mean": mean, "probe_max": largest, "bound_mean": bound.mean, "bound_max": bound.largest}
 

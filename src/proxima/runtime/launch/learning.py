@@ -50,8 +50,10 @@ def make_learner(
     train, objective, waits = config.train, make_objective(config), value_warmup(config)
     if head is not None and isinstance(objective, PolicyObjective):
         objective = replace(objective, value=head.objective)
-    planned = train.updates_per_step * train.epochs_per_step
-    return Learner(
+    planned, kind = train.updates_per_step * train.epochs_per_step, Learner
+    if config.algorithm.routing_replay == "rollout" and config.algorithm.mismatch.measure:
+        from proxima.train.replay_comparison import ComparingLearner as kind
+    return kind(
         policy=policy,
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=objective,

@@ -1,7 +1,6 @@
 """What a run knows before its weights are loaded: training prompts, held-out prompts, and warnings about the data."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +83,8 @@ def load_run_data(config: "RunConfig") -> RunData:
         tasks = {"task": config.task} | tasks
     rows_of = open_tasks(tasks, config.seed)
     if config.replayed is not None:
+        from proxima.runtime.state.replay import stored_rollouts
+
         source = stored_rollouts(config, config.replayed, tokenizer)
     else:
         rows = rows_of["task"]
@@ -105,20 +106,6 @@ def load_run_data(config: "RunConfig") -> RunData:
         notes += try_rewards(config, reward, tried, tokenizer)
     needs = rollout_needs(config, tokenizer, context)
     return RunData(source=source, held_out=held_out, needs=needs, max_length=context, notes=notes)
-
-
-def stored_rollouts(config: "RunConfig", replayed: Path, tokenizer: Any) -> "StoredRollouts":
-    """The rollouts of the run in the folder `replayed`.
-
-    Raises:
-        FieldError: they lack a step, or are not of the model's tokens.
-    """
-    from proxima.runtime.state.replay import StoredRollouts
-
-    source = StoredRollouts(replayed, config.train.steps)
-    text_config = load_config(config.model.path, config.model.revision).get_text_config()
-    source.check_vocabulary(tokenizer, text_config.vocab_size)
-    return source
 
 
 def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from proxima.data import FieldError
 from proxima.data.checksum import Checksum
 from proxima.data.jsonl import utf8
+from proxima.model.load import load_config
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.state.completion_columns import numpy_columns, torn_file
@@ -23,6 +24,9 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import copied_journal
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table, stored_groups
 from proxima.task.protocol import Row
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
 
 CHECKED = 32  # completions of the first step that are decoded again
 
@@ -123,6 +127,27 @@ class StoredRollouts:
                 shown = f"{text!r:.40}, which the tokenizer of model.path reads as {read!r:.40}"
                 raise self._refused(f"has a completion {shown}", remedy)
 
+    def check_routes(self, text_config: Any) -> None:
+        """Refuse a mixture to be trained that has no use for the stored experts; without any, nothing is replayed.
+
+        Raises:
+            FieldError: other layers, experts, or experts of each token.
+        """
+        from proxima.engine.http.route_rows import RouteShape
+        from proxima.runtime.state.route_columns import COLUMNS, stored_routes
+
+        shape, file = RouteShape.of(text_config), self.folder.rollout_file(1)
+        if not set(COLUMNS) <= set(pq.read_schema(file).names):
+            return
+        rows = [row for row in read_table(file, ["tokens", *COLUMNS]).to_pylist() if row["routed_experts"]]
+        ids = [ids for row in rows for ids in stored_routes(row).values()]
+        found = {(*own.shape[1:], int(own.max(initial=-1))) for own in ids}
+        for layers, each, last in found:
+            if (layers, each) != (len(shape.mixtures), shape.per_token) or last >= shape.experts:
+                reason = f"has {each} experts of each token in each of {layers} layers, up to number {last}"
+                model = f"{shape.per_token} in {len(shape.mixtures)}, of {shape.experts}"
+                raise self._refused(f"{reason}, and model.path {model}", "set algorithm.routing_replay=off")
+
     def next(self) -> CollectedBatch:
         """The groups of the next step. Ages are those of the run that generated them, whose version the batch names."""
         self._step += 1
@@ -179,3 +204,17 @@ def rollouts_sha(hashes: Mapping[str, str]) -> str | None:
     """SHA-256 over the names and hashes of the rollout files among a run's `inputs`; None if there are none."""
     lines = [f"{name} {value}\n" for name, value in hashes.items() if name.startswith("rollouts: ")]
     return sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
+def stored_rollouts(config: "RunConfig", replayed: Path, tokenizer: Any) -> StoredRollouts:
+    """The rollouts of the run in the folder `replayed`.
+
+    Raises:
+        FieldError: they lack a step, or are not of the model's tokens, or not of its experts where these are replayed.
+    """
+    source = StoredRollouts(replayed, config.train.steps)
+    text_config = load_config(config.model.path, config.model.revision).get_text_config()
+    source.check_vocabulary(tokenizer, text_config.vocab_size)
+    if config.algorithm.routing_replay == "rollout":
+        source.check_routes(text_config)
+    return source

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -24,18 +25,33 @@ class ProximaWorker:
 
     def proxima_worker(self) -> list[str]:
         """What this worker can do: the names of its calls."""
-        return ["pack_tied_heads"]
+        return ["reload_packed"]
 
-    def pack_tied_heads(self) -> int:
-        """Pack the output heads that share their weight with the embedding again, after `reload_weights`.
+    def reload_packed(self, weights_path: str) -> int:
+        """`reload_weights`, and what the kernels of a CPU have packed is packed again: experts, and output heads that
+        share their weight with the embedding.
 
-        Returns: how many there were.
+        Returns: how many heads there were.
         """
         worker: Any = self
-        return _pack(worker.model_runner.get_model())
+        model = worker.model_runner.get_model()
+        _forget_packed_experts(model)
+        worker.reload_weights(weights_path=weights_path)
+        return _pack_tied_heads(model)
 
 
-def _pack(model: Any) -> int:
+def _forget_packed_experts(model: Any) -> None:
+    """To be called before a load. On a CPU experts are packed for their kernel when it is made; a load that finds one
+    leaves their new weights in the order of the files, which the kernel then misreads. Without one, it makes one."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        for module in model.modules():
+            if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+                module.quant_method.moe_kernel = None
+
+
+def _pack_tied_heads(model: Any) -> int:
     """On a CPU a linear layer computes with a packed copy of its weight. A reload renews the copies of the layers that
     the files name; a tied head is in no file, and would keep using the copy of the first weights."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
@@ -85,6 +101,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self.loaded = set[str]()
+        _forget_packed_experts(self.model)
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FolderBucket) -> None:
@@ -105,7 +122,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        _pack(self.model)
+        _pack_tied_heads(self.model)
 
     def shutdown(self) -> None:
         """Nothing to end."""
@@ -119,3 +136,6 @@ def _read(bucket: FolderBucket) -> Iterator[tuple[str, Any]]:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FolderEngine)
+# Linux gives the tiles of AMX to a process that asks for them. The kernel of experts in bfloat16 uses them without
+# asking, and dies by an illegal instruction where no other kernel has asked before.
+getattr(torch.cpu, "_init_amx", bool)()
