@@ -23,6 +23,7 @@ class DeviceKind:
         inside, across: GB/s that one device sends to others of its node, and to other nodes.
         node: devices of a node.
         source: of these numbers.
+        products: share of `bf16` that wide products reach; 0: that of `Rates`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class DeviceKind:
     across: float
     node: int
     source: str
+    products: float = 0.0
 
     def nodes(self, group: int, stride: int = 1) -> int:
         """Nodes that every `stride`th of neighbouring devices lies on, for a group of so many."""
