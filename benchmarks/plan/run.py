@@ -10,14 +10,13 @@ from benchmarks.plan.published import ROWS, TITAN, Row
 from proxima.config.model_size import KNOWN
 from proxima.config.sections.model_section import ModelConfig
 from proxima.lab.plan.device_memory import FRAGMENTED, device_memory, trainer_memory
-from proxima.lab.plan.devices import read_devices
+from proxima.lab.plan.devices import GIB, read_devices
 from proxima.lab.plan.layout import DeviceLayout
 from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.step_load import StepLoad
 from proxima.lab.plan.step_plan import StepPlan, plan_step
 from proxima.model.parallel.sharding import Sharding
 
-GIB = 2**30
 BOUNDS = {"memory": 0.15}
 TIME = 0.30
 

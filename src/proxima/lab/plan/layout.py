@@ -1,7 +1,7 @@
 """How trainer and engines lie on devices."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import AutoConfig
@@ -9,12 +9,11 @@ from transformers import AutoConfig
 from proxima.config.model_size import ModelFacts
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.ranks_section import check_layout
-from proxima.data import FieldError, require
+from proxima.data import require, within
 from proxima.lab.plan.devices import Devices
 from proxima.model.parallel.context import check_heads
-from proxima.model.parallel.experts import check_experts
+from proxima.model.parallel.refusals import check_split
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.parallel.tensor import check_tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     ranks = placement.ranks if ray else count
     sharding = Sharding()
     if placement is not None and not PLACEMENTS.holds(placement, "local"):
-        _placed(placement, ranks)
+        with within("placement"):
+            check_layout(placement, ranks)
         sharding = Sharding.of(placement)
     servers = placement.engines if ray else 0
     if not servers:
@@ -96,14 +96,6 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     return layout
 
 
-def _placed(placement: Any, ranks: int) -> None:
-    try:
-        check_layout(placement, ranks)
-    except FieldError as error:
-        error.field = f"placement.{error.field}"
-        raise
-
-
 def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
     """Refuse a layout that the trainer or the engines refuse for a model of this config of transformers.
 
@@ -111,8 +103,7 @@ def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
         FieldError: with the nearest number that serves.
     """
     sharding, text = layout.sharding, config.get_text_config()
-    check_tensor_parallel(config, sharding.tensor_parallel, adapters=adapters, expert_ranks=sharding.expert_parallel)
-    check_experts(config, sharding)
+    check_split(config, lambda: None, replace(sharding, context_parallel=1), adapters=adapters)  # that asks for a model
     check_heads(text, sharding, layout.ranks)
     if sharding.tensor_parallel > 1:
         _check_rows(layout, text)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from proxima.lab.plan.layout import DeviceLayout, key_parts
-from proxima.lab.plan.traffic import PlacedModel, Traffic, traffic_of
+from proxima.lab.plan.traffic import HALF, PlacedModel, Traffic, traffic_of
 
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
-HALF = 2  # bytes of a number in an engine, and of one that layers exchange
 
 
 class Stage(NamedTuple):
