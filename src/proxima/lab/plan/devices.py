@@ -91,9 +91,11 @@ def read_devices(text: str) -> Devices:
     found = re.fullmatch(r"(?:(\d+)[x×])?(.+)", text.strip())
     count, name = (int(found[1] or 1), found[2]) if found else (0, text)
     kinds = device_kinds()
-    known = next((own for own in kinds if own.lower() == name.lower()), None)
-    if known is None:
-        raise UserError(f"--devices {text}: {name!r} is no device here; {suggestion(name, kinds)}")
+    kind = kinds.get(name.upper())
+    if kind is None:
+        whole = " or ".join(repr(known) for known in kinds if known.startswith(f"{name.upper()}-"))
+        near = f"did you mean {whole}?" if whole else suggestion(name.upper(), kinds)
+        raise UserError(f"--devices {text}: {name!r} is no device here; {near}")
     if count < 1:
         raise UserError(f"--devices {text}: needs at least one device")
-    return Devices(kinds[known], count)
+    return Devices(kind, count)

@@ -81,8 +81,8 @@ class StepPlan:
             "devices": str(self.devices),
             "layout": asdict(self.layout),
             "load": asdict(self.load),
-            "seconds": self.seconds,
-            "tokens_per_second_per_device": self.speed,
+            "seconds": self.seconds if self.memory.fits else None,
+            "tokens_per_second_per_device": self.speed if self.memory.fits else None,
             "binds": self.binds,
             "stages": [
                 {"name": s.name, "seconds": s.seconds, "binds": s.binds, "parts": s.parts, "sent_bytes": s.sent}
@@ -144,8 +144,18 @@ def stage_times(
     master = BYTES[spec.dtype]
     adapter = None if spec.lora is None else model.adapter or 0
     gathered = 2 if layout.sharding.param_dtype == "bfloat16" else master
-    given = (load.checkpointing, load.micro_tokens, adapter, load.eager)
-    return StageTimes(model, layout, devices.kind, rates, master, gathered, *given)
+    return StageTimes(
+        model,
+        layout,
+        devices.kind,
+        rates,
+        master,
+        gathered,
+        checkpointing=load.checkpointing,
+        micro_tokens=load.micro_tokens,
+        adapter=adapter,
+        eager=load.eager,
+    )
 
 
 def _times(stage: Stage, count: float) -> Stage:
