@@ -7,6 +7,9 @@ fitted on this row.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from proxima.config.model_size import KNOWN
+from proxima.lab.plan.rates import fitted_rates
+
 NEMO = "NeMo-RL docs/about/performance-summary.md"
 VERL = "verl verl/experimental/fully_async_policy/README.md"
 SKYRL = "SkyRL docs/content/docs/examples/megatron.mdx"
@@ -21,6 +24,7 @@ class Row:
         layout: fields of `DeviceLayout` and of its `Sharding`. load: of `StepLoad`. rates: that differ from the fitted
             ones, because the page says that something else was done.
         figures: seconds (`step`, `generate`, `forward`, `update`) or GiB (`memory`) as published.
+        apart: figure → why it is no comparison: what its source leaves open, or a method that the plan has not.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Row:
     chunk: int = 512
     fitted: bool = False
     note: str = ""
+    apart: dict[str, str] = field(default_factory=dict)
 
 
 def _nemo(
@@ -41,20 +46,18 @@ def _nemo(
     step: float, *, ranks: int, engines: int, lag: int = 0, fitted: bool = False, version: str = "v0.6", note: str = "",
 ) -> Row:  # fmt: skip
     """Megatron and vLLM. Its optimizer splits states over all ranks, which gather weights and sum gradients once an
-    update, as `replicate` sends them; 150 tokens of the published means and maxima are taken to be the prompt."""
+    update, as `replicate` sends them; 150 tokens of the published means and maxima are taken to be the prompt. Before
+    engines generate on the devices of ranks, these move the optimizer's 12 bytes a weight to the host, and back."""
     count, (tp, cp, ep, pp) = int(devices.partition("x")[0]), split
     layout = {
         "ranks": ranks, "engines": engines, "engine_devices": tensor, "colocated": ranks == count, "pipeline": pp,
         "tensor_parallel": tp, "context_parallel": cp, "expert_parallel": ep, "kind": "replicate",
     }  # fmt: skip
-    steady = {
-        "prompt": 150,
-        "forwards": 2,
-        "lag": lag or (int(name.partition(", ")[2][:1]) if name.endswith(" off") else 0),
-    }
-    return Row(
-        name, f"{NEMO} {version}", model, devices, layout, steady | load, {"step": step}, fitted=fitted, note=note
-    )
+    lag = lag or (int(name.partition(", ")[2][:1]) if name.endswith(" off") else 0)
+    steady = {"prompt": 150, "forwards": 2, "lag": lag}
+    rates = {"publish": REFIT, "step": STEP + (2 * 12 * KNOWN[model].parameters / ranks / OFFLOAD if not lag else 0.0)}
+    source = f"{NEMO} {version}"
+    return Row(name, source, model, devices, layout, steady | load, {"step": step}, rates, fitted=fitted, note=note)
 
 
 def _lengths(sequences: int, group: int, mean: float, longest: int, updates: int, *, again: bool) -> dict[str, Any]:
@@ -62,7 +65,13 @@ def _lengths(sequences: int, group: int, mean: float, longest: int, updates: int
     return sizes | {"updates": updates, "micro_tokens": longest, "checkpointing": again}
 
 
-def _of_verl(count: int, beside: int, figures: dict[str, float], *, fitted: bool = False) -> Row:
+def _of_verl(count: int, beside: int, hours: float, means: tuple[float, float], *, fitted: bool = False) -> Row:
+    """A step of the first hundred: they begin with one model and the same prompts, and later lengths differ.
+
+    Args:
+        hours: that they took. means: seconds of the mean step of the whole run, with what it does between steps, as
+            evaluations, and without.
+    """
     ranks = count - beside
     layout = {
         "ranks": ranks, "engines": (beside or count) // 4, "engine_devices": 4, "colocated": not beside,
@@ -70,19 +79,29 @@ def _of_verl(count: int, beside: int, figures: dict[str, float], *, fitted: bool
     }  # fmt: skip
     load = {
         "sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_7B, "longest": 28_672, "updates": 16,
-        "forwards": 0 if beside else 1, "micro_tokens": 4 * 61_440, "checkpointing": True, "lag": int(bool(beside)),
+        "forwards": 0 if beside else 1, "micro_tokens": 4 * 61_440, "checkpointing": True,
+        "lag": PARTIAL if beside else 0, "concurrent": 12_288 if beside else None,
     }  # fmt: skip
     where = f"{ranks} + {beside} asynchronous" if beside else f"{count}"
     note = "mean length not published: it was fitted on the row of 32"
+    step = {"step": 36 * hours - (means[0] - means[1])}
     return Row(
-        f"Qwen2.5-Math-7B, {where}", VERL, "qwen2.5-math-7b", f"{count}xH20-96G", layout, load, figures,
-        fitted=fitted, note=note,
+        f"Qwen2.5-Math-7B, {where}", VERL, "qwen2.5-math-7b", f"{count}xH20-96G", layout, load, step,
+        {"publish": VERL_SYNC}, fitted=fitted, note=note,
     )  # fmt: skip
 
 
-MEAN_7B = 2080.0  # tokens; fitted on the synchronous row of 32 devices
+MEAN_7B = 1174.0  # tokens; fitted on the synchronous row of 32 devices
 MEAN_30B = 1500.0
+STEP = fitted_rates().step
+# GB/s of new weights: DeepSeek-V3 takes 35 s and Qwen3-30B-A3B on GB200 1.9 s (pull requests 638 and 3461 of NeMo-RL);
+# bytes a second of a device to its host and back: 20 s of DeepSeek-V3's states (638), taken to be of 256 devices
+REFIT, OFFLOAD = 38.0, 2 * 12 * KNOWN["deepseek-v3"].parameters / 256 / 20
+VERL_SYNC = 13.9  # GB/s: Qwen3-30B-A3B from 16 devices to 16 in 4.4 s
+PARTIAL = 8  # steps: a completion goes on with new weights, so that no step waits for the longest
 SKYRL_NOTE = "prompt taken as 200 tokens; the script of the 30B row has micro-batches of one sequence"
+LENGTHS = "the mean length is not published"
+SEARCHED = "neither micro-batches nor tokens that searches return are published"
 A3B, A22B, V3 = "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"
 _30B = {"sequences": 2048, "group": 32, "longest": 4096, "updates": 4, "again": False}
 _235B = {"sequences": 512, "group": 32, "longest": 8192, "updates": 1, "again": True}
@@ -126,30 +145,31 @@ ROWS: tuple[Row, ...] = (
           ("Qwen3-235B-A22B, 1 off", A22B, "256xH100-80G", (4, 1, 16, 8), 8, 5691, _235B, 241, 128, 16, 1),
           ("DeepSeek-V3, 256", V3, "256xH100-80G", (1, 1, 16, 16), 32, 745, _V3, 154, 256, 8, 0),
           ("DeepSeek-V3, 1 off", V3, "512xH100-80G", (1, 1, 16, 16), 32, 744, _V3, 77.9, 256, 8, 1))),
-    _of_verl(32, 0, {"step": 790, "generate": 357, "forward": 108, "update": 270}, fitted=True),
-    _of_verl(64, 0, {"step": 365, "generate": 151, "forward": 70, "update": 133}),
-    _of_verl(128, 0, {"step": 356, "generate": 178, "forward": 54, "update": 114}),
-    _of_verl(32, 16, {"step": 295}),
-    _of_verl(64, 32, {"step": 189}),
-    _of_verl(128, 64, {"step": 151}),
+    _of_verl(32, 0, 13 + 44 / 60, (801.8, 790.1), fitted=True),
+    _of_verl(64, 0, 10 + 22 / 60, (373.8, 365.3)),
+    _of_verl(128, 0, 8 + 36 / 60, (367.2, 356.3)),
+    _of_verl(32, 16, 7 + 58 / 60, (300.9, 294.8)),
+    _of_verl(64, 32, 4 + 57 / 60, (195.0, 189.3)),
+    _of_verl(128, 64, 3 + 13 / 60, (156.3, 150.6)),
     Row("Qwen3-30B-A3B-Base, 128", VERL, A3B, "128xH20-96G",
         {"ranks": 128, "engines": 32, "engine_devices": 4, "tensor_parallel": 2, "context_parallel": 2,
          "expert_parallel": 8, "kind": "replicate"},
         {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 2,
-         "micro_tokens": 20_480},
-        {"step": 498, "generate": 348, "forward": 50, "update": 86},
-        note="mean length not published, taken as a share of the 7B model's; its script runs vLLM without CUDA graphs"),
+         "micro_tokens": 20_480, "eager": True},
+        {"step": 498, "generate": 348, "forward": 50, "update": 86}, {"publish": VERL_SYNC},
+        note="generation depends on the longest alone: its script runs vLLM without CUDA graphs",
+        apart=dict.fromkeys(("step", "forward", "update"), LENGTHS)),
     Row("Qwen3-30B-A3B-Base, 32 + 96", VERL, A3B, "128xH20-96G",
         {"ranks": 32, "engines": 24, "engine_devices": 4, "tensor_parallel": 2, "context_parallel": 2,
          "expert_parallel": 8, "kind": "replicate", "colocated": False},
         {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 1,
-         "micro_tokens": 20_480, "lag": 1},
-        {"step": 283}, note="as the row above"),
+         "micro_tokens": 20_480, "lag": PARTIAL, "concurrent": 12_288, "eager": True},
+        {"step": 283}, {"publish": VERL_SYNC}, apart={"step": LENGTHS}),
     *(Row(f"{model}, {backend}", SKYRL, model.lower(), devices,
           {"ranks": ranks, "param_dtype": "bfloat16", **split},
           {"sequences": 2560, "group": 5, "prompt": 200, "mean": mean, "longest": 4096, "updates": 2, "forwards": 2,
            "micro_tokens": micro},
-          {"update": update, "forward": forward}, note=SKYRL_NOTE)
+          {"update": update, "forward": forward}, note=SKYRL_NOTE, apart={"update": SEARCHED, "forward": SEARCHED})
       for model, backend, devices, ranks, split, mean, micro, update, forward in (
           ("Qwen2.5-3B", "FSDP", "8xH100-80G", 8, {}, 658, 16_384, 42, 28),
           ("Qwen2.5-7B", "FSDP", "8xH100-80G", 8, {}, 834, 16_384, 100, 33),
@@ -161,6 +181,7 @@ ROWS: tuple[Row, ...] = (
 def _titan(
     name: str, model: str, devices: int, batch: int, length: int, speed: float, memory: float | None,
     split: dict[str, Any], *, again: bool = False, file: str, fitted: bool = False, times: float = 1.0, note: str = "",
+    kept: str = "",
 ) -> Row:  # fmt: skip
     """Training alone: sequences of one length, tokens a second a device turned into seconds of an update."""
     groups = devices // (split.get("tensor_parallel", 1) * split.get("context_parallel", 1))
@@ -174,19 +195,23 @@ def _titan(
     layout = {"ranks": devices, "param_dtype": "bfloat16", **split}
     chunk = batch * length  # logits are made whole
     rates = {"times": times} if times != 1 else {}
-    return Row(name, TITAN + file, model, device, layout, load, figures, rates, chunk, fitted, note)
+    apart = {"memory": kept} if kept else {}
+    if split.get("context_parallel", 1) > 1:
+        apart["update"] = "its ranks pass keys and values on, ours exchange heads"
+    return Row(name, TITAN + file, model, device, layout, load, figures, rates, chunk, fitted, note, apart)
 
 
 LLAMA, ASYNC, CP = "llama3_h100_202412_torchtitan.md", "asyncTP_llama3_h100_2025-06_torchtitan.md", "of fp8 and compile"
+SELECTED = "some operations of a layer are computed again there, here all or none"
 FP8 = 8532 / 5762  # of the first row, with fp8 and torch.compile
 ROWS += (
-    _titan("Llama-3.1-8B, FSDP 8", "llama-3.1-8b", 8, 2, 8192, 5762, 82.4, {}, file=LLAMA, fitted=True),
-    _titan("Llama-3.1-8B, FSDP 128", "llama-3.1-8b", 128, 2, 8192, 5605, 67.0, {}, file=LLAMA),
+    _titan("Llama-3.1-8B, FSDP 8", "llama-3.1-8b", 8, 2, 8192, 5762, 82.4, {}, file=LLAMA, fitted=True, kept=SELECTED),
+    _titan("Llama-3.1-8B, FSDP 128", "llama-3.1-8b", 128, 2, 8192, 5605, 67.0, {}, file=LLAMA, kept=SELECTED),
     _titan("Llama-3.1-8B, FSDP 8 × TP 8", "llama-3.1-8b", 64, 12, 8192, 4378, None, {"tensor_parallel": 8}, file=ASYNC),
     _titan("Llama-3.1-70B, FSDP 32 × TP 8", "llama-3.1-70b", 256, 16, 8192, 597, 71.9, {"tensor_parallel": 8},
-           again=True, file=ASYNC),
+           again=True, file=ASYNC, kept="states between layers are split over the tensor group there, here whole"),
     *(_titan(f"Llama-3.1-8B, CP {cp}, {cp * 32} K", "llama-3.1-8b", 8, 1, cp * 32_768, speed, 84.0,
-             {"context_parallel": cp}, again=True, file=LLAMA, times=FP8, fitted=cp == 8,
+             {"context_parallel": cp}, again=True, file=LLAMA, times=FP8, fitted=cp == 1,
              note="products faster by fp8 and compile as in its 8 K row; memory is what the allocator held")
       for cp, speed in ((1, 3890), (2, 2540), (4, 1071), (8, 548))),
 )  # fmt: skip

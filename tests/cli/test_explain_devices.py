@@ -23,6 +23,26 @@ def test_stages_memory_and_what_binds(proxima):
     assert "by the formula" in out and "expert " in lines[-1]
 
 
+def test_devices_that_stand_idle(proxima):
+    words = (RECIPES / "qwen3_4b_cppo.yaml", "@layouts/qwen3_4b_8xH100")
+    assert "\nidle     4 of 12 devices" in proxima("explain", *words, "--devices", "12xH100-80G")[1]
+    assert "idle" not in proxima("explain", *words, "--devices", "8xH100-80G")[1]
+
+
+def test_what_does_not_fit_has_no_speed(proxima):
+    words = ("explain", RECIPES / "dapo_32b.yaml", "--devices", "L4-24G")
+    code, out, _ = proxima(*words)
+    assert code == 0 and "step     none: it does not fit\nmemory   does not fit: " in out and "tokens/s" not in out
+    plan = json.loads(proxima(*words, "--json")[1])
+    assert plan["seconds"] is plan["tokens_per_second_per_device"] is None
+
+
+def test_data_is_not_asked_for(proxima):
+    code, out, err = proxima("explain", RECIPES / "dapo_32b.yaml", "--devices", "8xH100-80G", "checkpoint.every=-1")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: checkpoint.every=-1 (command line): must be >= 0")
+
+
 def test_as_json(proxima, recipe):
     code, out, _ = proxima("explain", recipe(), "--devices", "H100-80G", "--json")
     plan = json.loads(out)
@@ -47,6 +67,8 @@ def test_a_rehearsal_counts_the_memory(proxima, recipe):
     "words, said",
     [
         (("--devices", "8xH2-96G"), "--devices 8xH2-96G: 'H2-96G' is no device here; did you mean 'H20-96G'?"),
+        (("--devices", "8xh100"), "--devices 8xh100: 'h100' is no device here; did you mean 'H100-80G' or 'H100-96G'?"),
+        (("--devices", "8xa100-80"), "--devices 8xa100-80: 'a100-80' is no device here; did you mean 'A100-80G'?"),
         (("--propose",), "--propose, --rehearsed and --mean-length are about --devices; name some, as 8xH100-80G"),
         (("--devices", "H100-80G", "--mean-length", "0"), "--mean-length 0 must be in [1, sampling.max_tokens="),
         (

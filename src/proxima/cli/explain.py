@@ -42,11 +42,13 @@ def explain(
     from proxima.config.problems import ConfigError
     from proxima.config.validate import all_problems, to_do
 
-    with all_problems():
+    with all_problems(data=False):
         resolved = resolve(recipe, override, root=None, import_code=import_code)
     left = to_do(resolved)  # a warning here, an error of `train`
     problems = [problem for problem in check(resolved) if problem not in left]
     if devices is not None:
+        if problems:  # nothing to plan
+            raise ConfigError(problems)
         _print_plan(resolved, override, devices, mean_length, propose=propose, rehearsed=rehearsed, as_json=as_json)
     elif propose or rehearsed or mean_length is not None:
         raise UserError("--propose, --rehearsed and --mean-length are about --devices; name some, as 8xH100-80G")

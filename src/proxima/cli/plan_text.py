@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from proxima.lab.plan.devices import GIB
+
 if TYPE_CHECKING:
     from proxima.lab.plan.proposals import Proposal
     from proxima.lab.plan.step_plan import StepPlan
-
-GIB = 2**30
 
 
 def text_of_plan(plan: "StepPlan") -> str:
@@ -17,16 +17,15 @@ def text_of_plan(plan: "StepPlan") -> str:
     load, memory = plan.load, plan.memory
     engine, trainer = plan.sides
     lines = [f"layout   {plan.layout}, on {plan.devices}"]
-    how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
-    lines.append(
-        f"step     about {duration(plan.seconds)}, {plan.speed:,.0f} tokens/s a device; {plan.binds} binds{how}"
-    )
-    mean, most = f"{load.mean:,.0f}", f"{load.largest(load.sequences):,}"
-    lines.append(f"         for completions of {mean} tokens on average, the longest of {load.sequences:,} with {most}")
-    for stage in plan.stages:
-        parts = sorted(stage.parts.items(), key=lambda part: -part[1])
-        said = ", ".join(f"{name} {_seconds(value)}" for name, value in parts if value > 0.02 * stage.seconds)
-        lines.append(f"         {stage.name:<9}{_seconds(stage.seconds):>9}   {said}".rstrip())
+    if (idle := plan.devices.count - plan.layout.devices) > 0:
+        lines.append(f"idle     {idle} of {plan.devices.count} devices: placement says how many it takes")
+    if memory.fits:
+        how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
+        speed = f"{plan.speed:,.0f} tokens/s a device"
+        lines.append(f"step     about {duration(plan.seconds)}, {speed}; {plan.binds} binds{how}")
+        lines += _stages(plan)
+    else:
+        lines.append("step     none: it does not fit")
     total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
     lines.append(f"memory   {'fits' if memory.fits else 'does not fit'}: {total} on a device, by the {memory.source}")
     lines.append(f"         a rank: {_sizes(memory.trainer)}")
@@ -39,9 +38,20 @@ def text_of_plan(plan: "StepPlan") -> str:
     for stage in plan.stages:
         for group, size in stage.sent.items():
             sent[group] = sent.get(group, 0.0) + size
-    if sent:
+    if sent and memory.fits:
         lines.append(f"network  each rank sends a step: {_sizes(sent)}")
     return "\n".join(lines)
+
+
+def _stages(plan: "StepPlan") -> list[str]:
+    load = plan.load
+    mean, most = f"{load.mean:,.0f}", f"{load.largest(load.sequences):,}"
+    lines = [f"         for completions of {mean} tokens on average, the longest of {load.sequences:,} with {most}"]
+    for stage in plan.stages:
+        parts = sorted(stage.parts.items(), key=lambda part: -part[1])
+        said = ", ".join(f"{name} {_seconds(value)}" for name, value in parts if value > 0.02 * stage.seconds)
+        lines.append(f"         {stage.name:<9}{_seconds(stage.seconds):>9}   {said}".rstrip())
+    return lines
 
 
 def text_of_proposals(found: Sequence["Proposal"]) -> str:

@@ -136,7 +136,7 @@ def training_memory(
     rounded = compute != gathered
     kept_layers = 1 if share.sharding is not None and spec.gradient_checkpointing else model.layers
     logits = _logits(spec, own, forwarded.tokens, gathered, compute)
-    turn = max(0, _between_layers(spec, own, forwarded.tokens, share, gathered) - logits)  # not with the logits
+    turn = max(0, _between_layers(spec, own, forwarded, share, gathered) - logits)  # not with the logits
     kept = 0
     if share.sharding is not None:
         whole = not share.sharding.reshard_after_forward
@@ -179,6 +179,15 @@ def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> tuple[int,
 
 def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:
     """What the layers keep for the backward pass. `residual`: bytes of an element between the layers."""
+    states, layer = forwarded.tokens * residual * model.hidden, _of_layer(spec, model, forwarded, residual)
+    ends = 4 * states  # embeddings, the last norm, and the states that predict
+    if spec.gradient_checkpointing:
+        return model.layers * states + layer + ends
+    return model.layers * layer + ends
+
+
+def _of_layer(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:
+    """What one layer keeps, without checkpointing or in its turn."""
     h, i, e = model.hidden, model.intermediate, BYTES[spec.compute_dtype]
     queries, tokens = model.query_width or h, forwarded.tokens
     norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
@@ -187,24 +196,21 @@ def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, res
     keys = 2 * e * queries  # keys and values, repeated for each head of the queries
     of_heads = (4 + e) * (queries + model.kv_width) if model.normed else 0
     gated = 4 * e * i + 2 * e * model.experts * h
-    layer = tokens * (norms + inputs + attention + of_heads + gated) + forwarded.keys * keys + forwarded.masked * e
-    ends = tokens * 4 * residual * h  # embeddings, the last norm, and the states that predict
-    if spec.gradient_checkpointing:
-        return model.layers * tokens * residual * h + layer + ends
-    return model.layers * layer + ends
+    return tokens * (norms + inputs + attention + of_heads + gated) + forwarded.keys * keys + forwarded.masked * e
 
 
-def _between_layers(spec: ModelConfig, model: ModelFacts, tokens: int, share: Share, residual: int) -> int:
+def _between_layers(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, share: Share, residual: int) -> int:
     """What exists in the backward pass of a layer alone: gradients on their way, that of the head, and whole layers of
-    a sharded model with what their sum is made in."""
+    a sharded model with what their sum is made in, as far as that is more than what the layer kept and then frees."""
     e, layer = BYTES[spec.compute_dtype], model.layer or model.parameters // model.layers
-    passing = tokens * (2 * e * model.intermediate + 2 * residual * model.hidden)
+    passing = forwarded.tokens * (2 * e * model.intermediate + 2 * residual * model.hidden)
     if spec.lora is None:
         passing += model.vocabulary * model.hidden * residual
     if share.sharding is None:
         return passing
     whole = LAYERS_AT_ONCE * layer if share.sharding.reshard_after_forward else layer
-    return passing + whole * residual + (layer * (residual + 4) if spec.lora is None else 0)
+    sums = layer * (residual + 4) if spec.lora is None else 0
+    return passing + whole * residual + max(0, sums - _of_layer(spec, model, forwarded, residual))
 
 
 def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, compute: int) -> int:

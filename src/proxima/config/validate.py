@@ -151,14 +151,17 @@ def load_recipe(
 
 
 @contextmanager
-def all_problems() -> Iterator[None]:
-    """Add to the ConfigError of a `resolve` what `check` finds in the sections that are whole."""
+def all_problems(*, data: bool = True) -> Iterator[None]:
+    """Add to the ConfigError of a `resolve` what `check` finds in the sections that are whole; with `data` also what is
+    only `to_do`."""
     try:
         yield
     except ConfigError as error:
         if error.whole is None:
             raise
-        raise ConfigError([*error.problems, *check(error.whole)]) from None
+        left = [] if data else to_do(error.whole)
+        found = [problem for problem in check(error.whole) if problem not in left]
+        raise ConfigError([*error.problems, *found]) from None
 
 
 def check(resolved: Resolved[Any]) -> list[Problem]:

@@ -1,5 +1,7 @@
 import pytest
 
+from proxima.lab.plan import read_devices
+from proxima.lab.plan.rates import fitted_rates
 from proxima.lab.plan.stage_times import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK
 from tests.lab.plan.plans import LOAD, changed, planned
 
@@ -57,8 +59,24 @@ def test_generation_ends_with_the_longest():
     assert tail.seconds - short.seconds == pytest.approx(1900 * times.decode_step(1, 1060)[0], rel=0.02)
     queue = times.generate([100] * 64, 10, slots=16)
     assert queue.seconds == pytest.approx(4 * (times.generate([100] * 16, 10).seconds), rel=0.01)
-    stream = times.generate_steadily(64, 100, 10, 64)
-    assert stream.seconds == pytest.approx(short.seconds, rel=0.01)
+
+
+def test_a_host_that_launches_each_kernel_is_slower_than_they_are():
+    graphs, eager = (planned("qwen2.5-7b", "8xA100-80G", changed(eager=on), 8, each=1).times for on in (False, True))
+    assert graphs.decode_step(1, 300)[0] == pytest.approx(0.013, rel=0.1), "measured on A800"
+    assert eager.decode_step(1, 300) == (28 * eager.rates.eager, FIXED)
+    assert eager.decode_step(1024, 4000) == graphs.decode_step(1024, 4000), "which takes longer than to launch them"
+
+
+def test_products_are_bound_by_their_inputs_where_the_peak_is_high():
+    """An H20 has .15 of the products of an H100, and more bandwidth: narrow matrices cost it less of its peak."""
+    h100, h20 = (read_devices(name).kind for name in ("H100-80G", "H20-96G"))
+    rates = fitted_rates()
+    wide, narrow = 10**6, 256
+    assert rates.product(wide, h100) * 989e12 == pytest.approx(1 / 0.8, rel=0.01)
+    assert rates.product(narrow, h100) > 3 * rates.product(wide, h100)
+    assert rates.product(wide, h20) * 148e12 == pytest.approx(1 / 0.87, rel=0.01)
+    assert rates.product(narrow, h20) < 1.4 * rates.product(wide, h20)
 
 
 def test_an_update_is_shared_and_no_sequence_is_cut():

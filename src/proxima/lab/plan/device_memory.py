@@ -15,7 +15,7 @@ CONTEXT = GIB  # of CUDA and its kernels
 FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
 # what a trainer holds while engines generate, by the names of the formula and of a rehearsal
 STEADY = ("weights", "adapter", "gradients", MOMENTS, MOMENTUM, "reference model", "optimizer")
-ENGINE_WEIGHTS, CACHE, BESIDE = "engine's weights", "KV cache", "CUDA and fragments"
+ENGINE_WEIGHTS, CACHE = "engine's weights", "KV cache"
 ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
 
 
@@ -47,9 +47,8 @@ def trainer_memory(
     spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, load: StepLoad, budget: int = 0
 ) -> dict[str, int]:
     """Bytes of a rank by kind, with micro-batches of `budget` tokens, or else those of the step."""
-    tokens = max(budget or load.micro_tokens, load.prompt + load.longest)
     update = load.trained * (load.mean + load.prompt_tokens) * load.passes / load.updates / max(1, layout.shares)
-    tokens = max(min(tokens, math.ceil(update)), load.prompt + load.longest)
+    tokens = max(min(budget or load.micro_tokens, math.ceil(update)), load.prompt + load.longest)
     own = math.ceil(tokens / layout.sharding.context_parallel)
     if layout.pipeline > 1:  # of a stage
         layers = math.ceil(model.layers / layout.pipeline)

@@ -23,6 +23,7 @@ class DeviceKind:
         inside, across: GB/s that one device sends to others of its node, and to other nodes.
         node: devices of a node.
         source: of these numbers.
+        products: share of `bf16` that wide products reach; 0: that of `Rates`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class DeviceKind:
     across: float
     node: int
     source: str
+    products: float = 0.0
 
     def nodes(self, group: int, stride: int = 1) -> int:
         """Nodes that every `stride`th of neighbouring devices lies on, for a group of so many."""
@@ -89,9 +91,11 @@ def read_devices(text: str) -> Devices:
     found = re.fullmatch(r"(?:(\d+)[x×])?(.+)", text.strip())
     count, name = (int(found[1] or 1), found[2]) if found else (0, text)
     kinds = device_kinds()
-    known = next((own for own in kinds if own.lower() == name.lower()), None)
-    if known is None:
-        raise UserError(f"--devices {text}: {name!r} is no device here; {suggestion(name, kinds)}")
+    kind = kinds.get(name.upper())
+    if kind is None:
+        whole = " or ".join(repr(known) for known in kinds if known.startswith(f"{name.upper()}-"))
+        near = f"did you mean {whole}?" if whole else suggestion(name.upper(), kinds)
+        raise UserError(f"--devices {text}: {name!r} is no device here; {near}")
     if count < 1:
         raise UserError(f"--devices {text}: needs at least one device")
-    return Devices(kinds[known], count)
+    return Devices(kind, count)

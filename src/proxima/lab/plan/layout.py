@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from proxima.config.model_size import ModelFacts
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.ranks_section import check_layout
-from proxima.data import FieldError, require
+from proxima.data import require, within
 from proxima.lab.plan.devices import Devices
 from proxima.model.parallel.refusals import check_split
 from proxima.model.parallel.sharding import Sharding
@@ -73,7 +73,8 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     ranks = placement.ranks if ray else count
     sharding = Sharding()
     if placement is not None and not PLACEMENTS.holds(placement, "local"):
-        _placed(placement, ranks)
+        with within("placement"):
+            check_layout(placement, ranks)
         sharding = Sharding.of(placement)
     servers = placement.engines if ray else 0
     if not servers:
@@ -92,14 +93,6 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
         remedy=f"use --devices {layout.devices}x{devices.name}",
     )
     return layout
-
-
-def _placed(placement: Any, ranks: int) -> None:
-    try:
-        check_layout(placement, ranks)
-    except FieldError as error:
-        error.field = f"placement.{error.field}"
-        raise
 
 
 def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:

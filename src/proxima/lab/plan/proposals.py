@@ -11,7 +11,6 @@ from proxima.data import FieldError, UserError
 from proxima.lab.plan.device_memory import device_memory
 from proxima.lab.plan.devices import Devices
 from proxima.lab.plan.layout import DeviceLayout
-from proxima.lab.plan.stage_times import Stage, StageTimes
 from proxima.lab.plan.step_load import StepLoad
 from proxima.lab.plan.step_plan import PlannedRecipe, StepPlan, generation
 from proxima.model.parallel.sharding import Sharding
@@ -58,7 +57,7 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
 def _best(planned: PlannedRecipe, devices: Devices, load: StepLoad, *, separate_only: bool = False) -> list[StepPlan]:
     """The layouts that fit, the fastest first; a slower one only if its ranks need less memory than all faster ones, or
     it has other engines."""
-    generate = cache(_generate)
+    generate = cache(generation)
     found = []
     for layout in layouts(devices, overlaps=load.lag > 0):
         if separate_only and layout.colocated:
@@ -79,10 +78,6 @@ def _best(planned: PlannedRecipe, devices: Devices, load: StepLoad, *, separate_
         if held < LESS * least or (plan.layout.engine_devices, plan.layout.ranks) not in engines:
             kept.append(plan)
     return kept
-
-
-def _generate(times: StageTimes, load: StepLoad, slots: int) -> Stage:
-    return generation(times, load, slots)
 
 
 def layouts(devices: Devices, *, overlaps: bool) -> Iterator[DeviceLayout]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from proxima.lab.plan.devices import DeviceKind
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -19,6 +21,7 @@ class Rates:
     network: float
     overlap: float
     layer: float
+    eager: float
     latency: float
     hop: float
     short: float
@@ -29,9 +32,11 @@ class Rates:
     spread: float
     fitted: tuple[str, ...] = ()
 
-    def product(self, width: float) -> float:
-        """The share of the peak that a product reaches whose matrix has so many columns on a device."""
-        return self.products * width / (width + self.width)
+    def product(self, width: float, device: DeviceKind) -> float:
+        """Seconds of one FLOP of products whose matrix has so many columns on a device: at the share of the peak that
+        wide ones reach, and of reading and writing their inputs and outputs."""
+        peak = device.bf16 * 1e12 * (device.products or self.products)
+        return 1 / peak + self.width / (width * device.bandwidth * 1e12)
 
     def wait(self, nodes: int, size: float = 0.0) -> float:
         """Seconds of a collective of `size` bytes over so many nodes, but those at which the network sends them."""

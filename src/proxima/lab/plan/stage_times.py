@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from proxima.lab.plan.layout import DeviceLayout, key_parts
-from proxima.lab.plan.traffic import PlacedModel, Traffic, traffic_of
+from proxima.lab.plan.traffic import HALF, PlacedModel, Traffic, traffic_of
 
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
-HALF = 2  # bytes of a number in an engine, and of one that layers exchange
 
 
 class Stage(NamedTuple):
@@ -63,7 +62,8 @@ class StageTimes(PlacedModel):
             binds = NETWORK if network > fixed else FIXED
         else:
             binds = BANDWIDTH if bandwidth > flop else COMPUTE
-        return max(bandwidth, flop) + network + fixed, binds
+        seconds, launches = max(bandwidth, flop) + network + fixed, model.layers * rates.eager if self.eager else 0.0
+        return (launches, FIXED) if launches > seconds else (seconds, binds)
 
     def prefill(self, tokens: float, mean: float = 0.0) -> float:
         """Seconds of one engine to read so many tokens of prompts of a mean length."""
@@ -88,13 +88,6 @@ class StageTimes(PlacedModel):
             now = end
             while running and running[0][0] == end:
                 started -= heapq.heappop(running)[1]
-        return Stage("generate", parts)
-
-    def generate_steadily(self, completions: float, mean: float, prompt: int, running: float, group: int = 1) -> Stage:
-        """One engine makes so many completions while `running` others always run: no one waits for the longest."""
-        step, binds = self.decode_step(running, prompt + mean / 2)
-        parts = {binds: completions * mean * step / running}
-        parts[COMPUTE] = parts.get(COMPUTE, 0.0) + self.prefill(completions * prompt / group, prompt)
         return Stage("generate", parts)
 
     # ---- the trainer
@@ -173,14 +166,13 @@ class StageTimes(PlacedModel):
 
     def _products(self, tokens: float, split: int) -> float:
         """Seconds to multiply tokens with all weights they use, on `split` devices: 2 FLOP a weight."""
-        model, rates, peak = self.model, self.rates, self.device.bf16 * 1e12
+        model, rates = self.model, self.rates
         tensor = max(1, self.layout.sharding.tensor_parallel)
         width = (model.query_width or model.hidden) if model.all_experts else model.intermediate
-        dense = self.weights.dense / rates.product(min(model.hidden, width / tensor))
-        routed = 0.0
+        seconds = self.weights.dense * rates.product(min(model.hidden, width / tensor), self.device)
         if model.all_experts:
-            routed = self.weights.routed / rates.product(model.intermediate / model.experts)
-        return 2 * tokens * (dense + routed) / (split * peak)
+            seconds += self.weights.routed * rates.product(model.intermediate / model.experts, self.device)
+        return 2 * tokens * seconds / split
 
     def _moved(self, tokens: float) -> float:
         """Seconds of one device to read and write the activations of a pass; experts have copies of their tokens."""

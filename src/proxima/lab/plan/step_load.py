@@ -10,6 +10,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.step_size import StepSize
 
 TYPICAL = 1 / 3  # of sampling.max_tokens: the mean completion where nobody says it
+ENDLESS = 1e-3  # of the completions: they repeat themselves until they are cut off; a round guess
 STANDARD, POINTS = NormalDist(), 512
 
 
@@ -30,6 +31,7 @@ class StepLoad:
         references: frozen copies of the model that the ranks hold.
         slots: most completions that an engine runs at once, where the recipe says it.
         optimizer: its spec; None: AdamW's.
+        eager: engines run without CUDA graphs.
     """
 
     sequences: int
@@ -50,6 +52,7 @@ class StepLoad:
     references: int = 0
     slots: int | None = None
     optimizer: Any = None
+    eager: bool = False
 
     @property
     def trained(self) -> int:
@@ -73,6 +76,8 @@ class StepLoad:
 
     def quantile(self, share: float) -> float:
         """The length that so large a share of the completions is below."""
+        if share > 1 - ENDLESS:
+            return float(self.longest)
         middle = _middle(self.mean / self.longest, self.spread)
         return self.longest * min(1.0, middle * math.exp(self.spread * STANDARD.inv_cdf(share)))
 
@@ -127,4 +132,5 @@ def load_of(config: RunConfig, batch: StepSize, mean: float | None, spread: floa
         references=int(algorithm.needs_reference and algorithm.reference_engine is None and config.model.lora is None),
         slots=getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None),
         optimizer=train.optimizer,
+        eager=bool(getattr(getattr(config.engine, "serve", None), "eager", None)),
     )

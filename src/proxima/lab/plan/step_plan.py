@@ -81,8 +81,8 @@ class StepPlan:
             "devices": str(self.devices),
             "layout": asdict(self.layout),
             "load": asdict(self.load),
-            "seconds": self.seconds,
-            "tokens_per_second_per_device": self.speed,
+            "seconds": self.seconds if self.memory.fits else None,
+            "tokens_per_second_per_device": self.speed if self.memory.fits else None,
             "binds": self.binds,
             "stages": [
                 {"name": s.name, "seconds": s.seconds, "binds": s.binds, "parts": s.parts, "sent_bytes": s.sent}
@@ -129,13 +129,12 @@ def plan_step(
 
 
 def generation(times: StageTimes, load: StepLoad, slots: int) -> Stage:
-    """The stage of all engines, which have equal parts: one batch to its end, or a stream where training goes on."""
+    """The stage of all engines, which have equal parts. A completion that begins when a step ends is trained on `lag`
+    steps later, and that step waits for it: the completions of so many steps are made in their time."""
     layout = times.layout
-    each = load.sequences / layout.engines
-    if load.lag and not layout.colocated:
-        running = max(1.0, min(slots, load.asked / layout.engines))
-        return times.generate_steadily(each, load.mean, load.prompt, running, load.group)
-    return times.generate(load.lengths(max(1, round(each))), load.prompt, load.group, slots)
+    steps = load.lag if load.lag and not layout.colocated else 1
+    lengths = load.lengths(max(1, round(steps * load.sequences / layout.engines)))
+    return _times(times.generate(lengths, load.prompt, load.group, slots), 1 / steps)
 
 
 def stage_times(
@@ -145,11 +144,21 @@ def stage_times(
     master = BYTES[spec.dtype]
     adapter = None if spec.lora is None else model.adapter or 0
     gathered = 2 if layout.sharding.param_dtype == "bfloat16" else master
-    given = (load.checkpointing, load.micro_tokens, adapter)
-    return StageTimes(model, layout, devices.kind, rates, master, gathered, *given)
+    return StageTimes(
+        model,
+        layout,
+        devices.kind,
+        rates,
+        master,
+        gathered,
+        checkpointing=load.checkpointing,
+        micro_tokens=load.micro_tokens,
+        adapter=adapter,
+        eager=load.eager,
+    )
 
 
-def _times(stage: Stage, count: int) -> Stage:
+def _times(stage: Stage, count: float) -> Stage:
     parts = {name: seconds * count for name, seconds in stage.parts.items()}
     return stage._replace(parts=parts, sent={name: size * count for name, size in stage.sent.items()})
 

@@ -42,6 +42,7 @@ class PlacedModel:
         checkpointing: layers are computed again in the backward pass.
         micro_tokens: most tokens of a micro-batch.
         adapter: weights that are trained in place of all; None: without `model.lora`.
+        eager: engines launch each kernel of a decode step, without CUDA graphs.
     """
 
     model: ModelFacts
@@ -53,6 +54,7 @@ class PlacedModel:
     checkpointing: bool = True
     micro_tokens: int = 8192
     adapter: int | None = None
+    eager: bool = False
     weights: Weights = field(init=False)
 
     @property

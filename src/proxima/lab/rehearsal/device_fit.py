@@ -15,14 +15,13 @@ from proxima.config.schema import RunConfig
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.config.training_memory import Share
 from proxima.data import UserError
+from proxima.lab.plan.device_memory import CONTEXT, FRAGMENTED
 from proxima.lab.plan.devices import Devices
 from proxima.lab.rehearsal.fake_training import StepShape
 from proxima.lab.rehearsal.rehearsed_step import GRADIENTS, MOMENTS, WEIGHTS, Rehearsal, rehearse_step
 from proxima.model.parallel.sharding import Sharding
 from proxima.runtime.launch.models import sharding_of
 
-CONTEXT = 2**30  # CUDA's context and its kernels
-FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
 MICRO_BATCHES = 2  # of a rehearsed update: the second finds gradients, and there is no third kind
 STEADY = (WEIGHTS, GRADIENTS, MOMENTS)  # what more ranks share
 

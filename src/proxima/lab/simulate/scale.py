@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import log2
+from math import log2, prod
 from typing import Any
 
 from proxima.config.resolved import Resolved
@@ -115,9 +115,7 @@ def simulate_scale(
 
 def _granule(placement: Any) -> int:
     """Ranks that the groups of a placement divide."""
-    sizes = (getattr(placement, f"{name}_parallel", 1) for name in ("tensor", "context", "expert"))
-    tensor, context, expert = sizes
-    return int(tensor * context * expert)
+    return prod(getattr(placement, f"{name}_parallel", 1) for name in ("tensor", "context", "expert"))
 
 
 def _layouts(base: DeviceLayout, count: int, node: int, size: int, *, overlaps: bool) -> Iterator[DeviceLayout]:
