@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.side import Channel, argument
@@ -16,6 +17,7 @@ class Turn(Observer):
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.start = 0.0
+        self.facts: dict[str, Any] = {}  # sent with each step
 
     def started(self, info: Any) -> None:
         self.channel.send(parameters=info.parameters, algorithm=info.algorithm)
@@ -31,7 +33,7 @@ class Turn(Observer):
             "length": record["length/mean"],
             "skipped": record["skipped_zero_advantage"],
         }
-        self.channel.send(seconds=seconds, **facts, **parts)
+        self.channel.send(seconds=seconds, **facts, **parts, **self.facts)
         self._next()
 
     def _next(self) -> None:
@@ -40,7 +42,7 @@ class Turn(Observer):
         self.start = time.perf_counter()
 
 
-def main() -> None:
+def main(turn: Callable[[Channel], Turn] = Turn) -> None:
     channel, settings = Channel(), argument()
     from proxima.config import load_recipe
     from proxima.runtime.launch.run import train
@@ -65,7 +67,7 @@ def main() -> None:
             "eval.after": "false",
         }
         resolved = load_recipe("recipes/quickstart.yaml", [f"{key}={value}" for key, value in overrides.items()])
-        train(resolved.config, resolved=resolved, observer=Turn(channel))
+        train(resolved.config, resolved=resolved, observer=turn(channel))
 
 
 if __name__ == "__main__":
