@@ -14,28 +14,31 @@ KINDS = ("products", "attention", "copies", "elementwise", "vocabulary", "fused"
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_linear_pointwise", "mkldnn_linear", "_grouped_mm"})
 ATTENTION = ("scaled_dot_product", "flash_attention", "_efficient_attention", "_varlen_attn")
 COPIES = frozenset(
-    "copy_ index_select index index_put_ _index_put_impl_ cat stack gather scatter scatter_ scatter_add_ index_add_ "
-    "index_copy_ embedding embedding_dense_backward fill_ zero_ repeat_interleave clone contiguous slice_backward "
-    "select_backward _reorder_linear_weight".split()
+    """
+    copy_ index_select index index_put_ _index_put_impl_ cat stack gather scatter scatter_ scatter_add_ index_add_
+    index_copy_ embedding embedding_dense_backward fill_ zero_ repeat_interleave clone contiguous slice_backward
+    select_backward _reorder_linear_weight
+    """.split()  # noqa: SIM905
 )
 # no work: views, allocations and calls of other operations
 NO_WORK = frozenset(
-    "view reshape _unsafe_view _reshape_alias as_strided transpose t permute expand expand_as select slice narrow "
-    "unsqueeze squeeze unbind split split_with_sizes chunk detach detach_ alias view_as flatten unflatten "
-    "view_as_real view_as_complex empty empty_like empty_strided new_empty resize_ set_ result_type lift_fresh is_pinned "
-    "item _local_scalar_dense to _to_copy linear matmul resolve_conj resolve_neg lift zeros zeros_like ones "
-    "ones_like full full_like new_zeros pad constant_pad_nd type_as numpy_T unsafe_split record_stream".split()
+    """
+    view reshape _unsafe_view _reshape_alias as_strided transpose t permute expand expand_as select slice narrow
+    unsqueeze squeeze unbind split split_with_sizes chunk detach detach_ alias view_as flatten unflatten
+    view_as_real view_as_complex empty empty_like empty_strided new_empty resize_ set_ result_type lift_fresh
+    is_pinned item _local_scalar_dense to _to_copy linear matmul resolve_conj resolve_neg lift zeros zeros_like ones
+    ones_like full full_like new_zeros pad constant_pad_nd type_as numpy_T unsafe_split record_stream
+    """.split()  # noqa: SIM905
 )
 COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 
 
-def kind_of(name: str, region: str | None, calls_others: bool) -> str:
+def kind_of(name: str, region: str | None) -> str:
     """The kind of an operation's own time.
 
     Args:
         name: as the profiler has it, `aten::mm`.
         region: the kind of the region that it is in, see `phases.REGIONS`.
-        calls_others: it has operations within it.
     """
     library, _, operation = name.rpartition("::")
     if name.startswith(COMPILED):
@@ -52,9 +55,7 @@ def kind_of(name: str, region: str | None, calls_others: bool) -> str:
         return "attention"
     if operation in PRODUCTS:
         return "products"
-    if library == "aten":
-        return "overhead" if calls_others else "elementwise"
-    return "fused"
+    return "elementwise" if library == "aten" else "fused"
 
 
 def trace(work: Callable[[], Any]) -> tuple[dict[str, Counter[str]], dict[str, Counter[str]], Clock]:
@@ -70,7 +71,7 @@ def trace(work: Callable[[], Any]) -> tuple[dict[str, Counter[str]], dict[str, C
     kinds: dict[str, Counter[str]] = {}
     operations: dict[str, Counter[str]] = {}
     for event, (phase, region) in zip(events, places, strict=True):
-        kind = kind_of(event.name, region, bool(event.cpu_children))
+        kind = kind_of(event.name, region)
         if phase is None or kind == "overhead":
             continue
         seconds = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6

@@ -1,4 +1,4 @@
-"""The least time that work can take on this machine: products at their shapes, timed alone, and bytes over bandwidth."""
+"""The least time that work takes on this machine: products at their shapes, timed alone, and bytes over bandwidth."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +69,21 @@ def best(work: Callable[[], Any], repeats: int) -> float:
     return found
 
 
+def bandwidth(count: int, device: torch.device) -> dict[str, float]:
+    """Bytes a second of a copy, an update in place (x += 3 y, a triad) and a sum of arrays of `count` bytes each."""
+    x, y = (torch.ones(count // 4, device=device) for _ in range(2))
+    times = max(1, SIZES[1] // count)
+    works: dict[str, tuple[int, Callable[[], Any]]] = {
+        "copy": (2, lambda: x.copy_(y)),
+        "update": (3, lambda: x.add_(y, alpha=3.0)),
+        "read": (1, lambda: x.sum()),
+    }
+    return {
+        name: arrays * count * times / best(lambda: [call() for _ in range(times)], 4)  # noqa: B023
+        for name, (arrays, call) in works.items()
+    }
+
+
 class Machine:
     """What this machine can do: FLOP/s of a large product, and bytes a second by the size of what is moved.
 
@@ -83,23 +98,10 @@ class Machine:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         self.flops = 2 * size**3 / best(lambda: torch.mm(a, b), 8)
         self.bandwidth: dict[int, float] = {}
-        self.kinds: dict[str, dict[int, float]] = {"copy": {}, "triad": {}, "read": {}}
-        for count in sorted({min(each, largest) for each in (*SIZES, largest)}):
-            x, y, z = (torch.ones(count // 4, device=device) for _ in range(3))
-            inner = max(1, SIZES[1] // count)
-
-            def several(call: Callable[[], Any], times: int = inner) -> None:
-                for _ in range(times):
-                    call()
-
-            works = {
-                "copy": (2, lambda: z.copy_(x)),
-                "triad": (3, lambda: torch.add(x, y, alpha=3.0, out=z)),
-                "read": (1, lambda: x.sum()),
-            }
-            for name, (arrays, call) in works.items():
-                seconds = best(lambda call=call: several(call), 3 if count == largest else 5) / inner
-                self.kinds[name][count] = arrays * count / seconds
+        self.kinds: dict[str, dict[int, float]] = {"copy": {}, "update": {}, "read": {}}
+        for count in sorted({min(each, largest) for each in SIZES} | {largest}):
+            for name, rate in bandwidth(count, device).items():
+                self.kinds[name][count] = rate
             self.bandwidth[count] = max(rates[count] for rates in self.kinds.values())
 
     def text(self) -> str:

@@ -71,10 +71,12 @@ class Times:
     operations: dict[str, Counter[str]]
 
     def phase(self, name: str, seconds: Sequence[float], limits: Mapping[str, float], tokens: int = 0) -> Phase:
-        """Kinds of the phase `name`, of which each repeat took `seconds`."""
-        found = self.kinds.get(name, Counter())
-        kinds = {kind: found[kind] for kind in KINDS if found[kind]}
-        kinds["overhead"] = max(0.0, statistics.median(seconds) - sum(kinds.values()))
+        """Kinds of the phase `name`, of which each repeat took `seconds`. If the profiled run took longer than that in
+        its operations alone, they are scaled down to it."""
+        found, middle = self.kinds.get(name, Counter[str]()), statistics.median(seconds)
+        scale = min(1.0, middle / max(1e-9, sum(found.values())))
+        kinds = {kind: found[kind] * scale for kind in KINDS if found[kind]}
+        kinds["overhead"] = max(0.0, middle - sum(kinds.values()))
         longest = dict(self.operations.get(name, Counter()).most_common(12))
         return Phase(list(seconds), kinds, dict(limits), tokens, longest)
 
@@ -162,7 +164,7 @@ class Parts:
         policy = Policy(self.loaded, compute_dtype=self.dtype)
         stack = TrainStack(policy)
         objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
-        builder = BatchBuilder(advantage=ADVANTAGES["grpo"]())
+        builder = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=())
         groups = self._groups(sequences, prompt, response)
         before = {name: value.clone() for name, value in self.loaded.model.state_dict().items()}
 
