@@ -31,6 +31,7 @@ CLAIMS = (
     "kills",
     "nan_campaign",
     "ranks",
+    "where",
     "decode_vs_hf",
     "step_vs_trl",
     "offline_vs_trl",

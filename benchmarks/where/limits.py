@@ -72,7 +72,7 @@ def best(work: Callable[[], Any], repeats: int) -> float:
 def bandwidth(count: int, device: torch.device) -> dict[str, float]:
     """Bytes a second of a copy, an update in place (x += 3 y, a triad) and a sum of arrays of `count` bytes each."""
     x, y = (torch.ones(count // 4, device=device) for _ in range(2))
-    times = max(1, SIZES[1] // count)
+    times = max(1, (1 << 26) // count) if count >= SIZES[0] else 1
     works: dict[str, tuple[int, Callable[[], Any]]] = {
         "copy": (2, lambda: x.copy_(y)),
         "update": (3, lambda: x.add_(y, alpha=3.0)),
@@ -89,30 +89,29 @@ class Machine:
 
     Args:
         dtype: of the products.
+        device: that does it.
+        tiny: with small products and arrays, which says nothing about the machine.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, *, size: int = 2048, largest: int = SIZES[-1]) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, tiny: bool = False) -> None:
         self.dtype, self.device = dtype, device
-        if device.type == "cuda":
-            size, largest = 4 * size, 4 * largest
+        large = 4 if device.type == "cuda" else 1
+        size = 64 if tiny else 2048 * large
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         self.flops = 2 * size**3 / best(lambda: torch.mm(a, b), 8)
-        self.bandwidth: dict[int, float] = {}
-        self.kinds: dict[str, dict[int, float]] = {"copy": {}, "update": {}, "read": {}}
-        for count in sorted({min(each, largest) for each in SIZES} | {largest}):
-            for name, rate in bandwidth(count, device).items():
-                self.kinds[name][count] = rate
-            self.bandwidth[count] = max(rates[count] for rates in self.kinds.values())
+        sizes = [1 << 12] if tiny else [count * large for count in SIZES]
+        self.rates = {count: bandwidth(count, device) for count in sizes}
+        self.bandwidth = {count: max(rates.values()) for count, rates in self.rates.items()}
 
     def text(self) -> str:
         """In one line."""
-        rates = ", ".join(f"{rate / 1e9:,.0f} GB/s of {count >> 20} MiB" for count, rate in self.bandwidth.items())
+        rates = ", ".join(
+            f"{rate / 1e9:,.0f} GB/s over {count / 2**20:,.3g} MiB" for count, rate in self.bandwidth.items()
+        )
         return f"{str(self.dtype).removeprefix('torch.')} products {self.flops / 1e9:,.0f} GFLOP/s, memory {rates}"
 
     def json(self) -> dict[str, Any]:
-        rates = {
-            name: {str(count): round(rate / 1e9, 2) for count, rate in own.items()} for name, own in self.kinds.items()
-        }
+        rates = {count: {name: round(rate / 1e9, 2) for name, rate in own.items()} for count, own in self.rates.items()}
         return {"gflops": round(self.flops / 1e9, 1), "gb_per_s": rates}
 
     def moved(self, total: float, at_once: float) -> float:

@@ -106,18 +106,19 @@ class Parts:
         model: its folder.
         dtype: of products, by name.
         repeats: measurements of each part.
+        tiny: see `Machine`.
     """
 
-    def __init__(self, model: str, dtype: str, repeats: int) -> None:
+    def __init__(self, model: str, dtype: str, repeats: int, *, tiny: bool = False) -> None:
         self.loaded = load(model)
         without_end(self.loaded.model, self.loaded.tokenizer)
-        self.name, self.dtype, self.repeats = dtype, DTYPES[dtype], repeats
+        self.name, self.dtype, self.repeats, self.tiny = dtype, DTYPES[dtype], repeats, tiny
         self.shapes = Shapes.of(self.loaded.model)
         self.seed = 0
 
     @cached_property
     def machine(self) -> Machine:
-        return Machine(self.dtype, self.device)
+        return Machine(self.dtype, self.device, tiny=self.tiny)
 
     @property
     def device(self) -> torch.device:

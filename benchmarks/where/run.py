@@ -30,14 +30,17 @@ def main() -> None:
     p.add_argument("--prefill", default=[16, 128], help="prompts, tokens (default: 16 128)", **shape)
     p.add_argument("--update", default=[64, 256, 64], help="sequences, prompt, response (default: 64 256 64)", **shape)
     p.add_argument("--step", default=[16, 8, 12], help="prompts, completions, tokens (default: 16 8 12)", **shape)
+    p.add_argument("--tiny", action="store_true", help="smallest sizes: tests the command, says nothing about speed")
     o = p.parse_args()
+    if o.tiny:
+        vars(o).update(decode=[8, 3], long=[8, 32, 4], prefill=[2, 8], update=[2, 8, 4], step=[2, 2, 3])
     model = need_model(o.model)
     import torch
 
     torch.set_num_threads(o.threads)
     from benchmarks.where.parts import Parts, Phase
 
-    parts = Parts(model, o.dtype, o.repeats)
+    parts = Parts(model, o.dtype, o.repeats, tiny=o.tiny)
     rows, length, measured = o.long
     calls: Mapping[str, Callable[[], dict[str, Phase]]] = {
         "decode": lambda: parts.decode(*o.decode),
