@@ -2,11 +2,10 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.side import Channel, argument
+from benchmarks.side import Channel, argument, clock
 from proxima.runtime.watch.observer import Observer
 
 
@@ -24,7 +23,7 @@ class Turn(Observer):
         self._next()
 
     def step(self, record: Any, sample: Any) -> None:
-        seconds = time.perf_counter() - self.start
+        seconds = clock() - self.start
         parts = {
             key: round(record[f"time/{key}"], 3) for key in ("generate", "train", "publish") if f"time/{key}" in record
         }
@@ -39,7 +38,7 @@ class Turn(Observer):
     def _next(self) -> None:
         if not self.channel.wait():
             os._exit(0)  # nothing of this run is wanted any more, least of all its last checkpoint
-        self.start = time.perf_counter()
+        self.start = clock()
 
 
 def main(turn: Callable[[Channel], Turn] = Turn) -> None:

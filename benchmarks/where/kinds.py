@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.where.phases import PHASE, REGION, Clock
+from benchmarks.where.phases import KERNEL, PHASE, REGION, Clock
 
 #: in the order of the table; `overhead` is what no operation accounts for: Python, dispatch, waiting
 KINDS = ("products", "attention", "copies", "elementwise", "vocabulary", "fused", "overhead")
@@ -30,6 +30,23 @@ NO_WORK = frozenset(
     ones_like full full_like new_zeros pad constant_pad_nd type_as numpy_T unsafe_split record_stream
     """.split()  # noqa: SIM905
 )
+#: words in the names of compiled kernels, and what they do
+KERNEL_KINDS = {
+    "attend": "attention",
+    "attention": "attention",
+    "norm": "elementwise",
+    "swiglu": "elementwise",
+    "rotary": "elementwise",
+    "adam": "elementwise",
+    "prob": "vocabulary",
+    "sample": "vocabulary",
+    "draw": "vocabulary",
+    "logits": "vocabulary",
+    "pack": "copies",
+    "cast": "copies",
+    "transpose": "copies",
+    "copy": "copies",
+}
 COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 
 
@@ -41,6 +58,8 @@ def kind_of(name: str, region: str | None) -> str:
         region: the kind of the region that it is in, see `phases.REGIONS`.
     """
     library, _, operation = name.rpartition("::")
+    if name.startswith(KERNEL):
+        return next((kind for word, kind in KERNEL_KINDS.items() if word in name.lower()), region or "fused")
     if name.startswith(COMPILED):
         return region or "fused"
     if not library or library.startswith(("autograd", "torch::autograd", "torch::jit")):

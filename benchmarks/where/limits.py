@@ -1,6 +1,5 @@
 """The least time that work takes on this machine: products at their shapes, timed alone, and bytes over bandwidth."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.where.phases import synchronize
+from benchmarks.side import clock
 
 #: layers of these names and the same input are one product, as the engine has them
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -61,11 +60,9 @@ def best(work: Callable[[], Any], repeats: int) -> float:
     """Seconds of the fastest of some repeats, after one that warms up."""
     found = float("inf")
     for _ in range(repeats + 1):
-        synchronize()
-        start = time.perf_counter()
+        start = clock()
         work()
-        synchronize()
-        found = min(found, time.perf_counter() - start)
+        found = min(found, clock() - start)
     return found
 
 

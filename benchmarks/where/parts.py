@@ -2,7 +2,6 @@
 
 import asyncio
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,10 @@ from typing import Any
 import torch
 
 from benchmarks.decode_vs_hf.prompts import without_end
+from benchmarks.side import clock
 from benchmarks.where.kinds import KINDS, trace
 from benchmarks.where.limits import Machine, Products, Shapes
-from benchmarks.where.phases import Clock, synchronize
+from benchmarks.where.phases import Clock
 from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
@@ -86,14 +86,12 @@ def times(work: Callable[[], Any], repeats: int) -> Times:
     work()
     phases: dict[str, list[float]] = {}
     for _ in range(repeats):
-        clock = Clock()
-        with clock.watch():
-            synchronize()
-            start = time.perf_counter()
+        watch = Clock()
+        with watch.watch():
+            start = clock()
             work()
-            synchronize()
-            total = time.perf_counter() - start
-        for name, seconds in {**clock.seconds, "total": total}.items():
+            total = clock() - start
+        for name, seconds in {**watch.seconds, "total": total}.items():
             phases.setdefault(name, []).append(seconds)
     kinds, operations, _ = trace(work)
     return Times(phases, kinds, operations)

@@ -5,12 +5,17 @@ Nothing is copied: functions are replaced by themselves with a clock around them
 
 import functools
 import importlib
-import time
+import importlib.util
+import inspect
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+
+from benchmarks.side import clock
 
 #: phase → functions whose time it is, with all that they call
 PHASES: Mapping[str, tuple[str, ...]] = {
@@ -30,7 +35,9 @@ REGIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "vocabulary": ("proxima.engine.scheduler:sample_tokens", "proxima.model.policy:token_log_prob"),
 }
-PHASE, REGION = "phase/", "kind/"
+#: packages of compiled kernels, which no profiler sees: the time of their classes' methods is its own
+KERNELS = ("proxima.engine.kernels", "proxima.model.kernels")
+PHASE, REGION, KERNEL = "phase/", "kind/", "kernel/"
 
 
 def find(place: str) -> tuple[Any, str]:
@@ -49,10 +56,20 @@ def find(place: str) -> tuple[Any, str]:
     return owner, name
 
 
-def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def kernels() -> Iterator[str]:
+    """The places of all methods of the classes in KERNELS, and of the functions `…_kernel`, which return one."""
+    for package in KERNELS:
+        if importlib.util.find_spec(package) is None:
+            continue
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            module = importlib.import_module(f"{package}.{found.name}")
+            for name, owner in vars(module).items():
+                if name.endswith("_kernel"):
+                    yield f"{module.__name__}:{name}"
+                if inspect.isclass(owner) and owner.__module__ == module.__name__:
+                    methods = [each for each, call in vars(owner).items() if inspect.isfunction(call)]
+                    public = [each for each in methods if each == "__call__" or not each.startswith("_")]
+                    yield from (f"{module.__name__}:{name}.{method}" for method in public)
 
 
 class Clock:
@@ -67,7 +84,11 @@ class Clock:
         """Measure the phases meanwhile; `profiled` marks them, and the regions, in a trace."""
         around = [(self._timed(phase, profiled), place) for phase, places in PHASES.items() for place in places]
         if profiled:
-            around += [(_marked(kind), place) for kind, places in REGIONS.items() for place in places]
+            around += [(_marked(REGION + kind), place) for kind, places in REGIONS.items() for place in places]
+            for place in kernels():
+                name = place.rpartition(":")[2]
+                mark = _marked(KERNEL + name)
+                around.append((partial(_returning, mark) if name.endswith("_kernel") else mark, place))
         undo = []
         try:
             for wrap, place in around:
@@ -87,14 +108,12 @@ class Clock:
                 if self._inside:
                     return function(*args, **kwargs)
                 self._inside = True
-                synchronize()
-                start = time.perf_counter()
+                start = clock()
                 try:
                     with torch.profiler.record_function(PHASE + phase) if profiled else nullcontext():
                         return function(*args, **kwargs)
                 finally:
-                    synchronize()
-                    self.seconds[phase] += time.perf_counter() - start
+                    self.seconds[phase] += clock() - start
                     self._inside = False
 
             return timed
@@ -102,11 +121,21 @@ class Clock:
         return wrap
 
 
-def _marked(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _returning(mark: Callable[[Any], Any], make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, with what it returns marked."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        kernel = make(*args, **kwargs)
+        return None if kernel is None else mark(kernel)
+
+    return made
+
+
+def _marked(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            with torch.profiler.record_function(REGION + kind):
+            with torch.profiler.record_function(name):
                 return function(*args, **kwargs)
 
         return marked

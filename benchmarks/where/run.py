@@ -70,6 +70,10 @@ def main() -> None:
     result: dict[str, Any] = {"claim": "where", "phases": {name: one.json() for name, one in found.items()}}
     if found:
         result["roofs"] = machine.json()
+    if "forward" in found:  # 6 operations a weight and token, of the product rate: what others report as MFU
+        seconds = found["forward"].median + found["backward"].median
+        result["mfu"] = 6 * parts.shapes.parameters * found["forward"].tokens / seconds / machine.flops
+        print(f"model FLOP/s of forward and backward: {result['mfu']:.1%} of the product rate\n")
     if "step" in o.only:
         result["step"] = step(o, model)
     shapes = {name: getattr(o, name) for name in ("decode", "long", "prefill", "update", "step")}

@@ -1,5 +1,6 @@
 """Where the time goes: which kind each operation is, and the least that it takes."""
 
+import importlib
 import sys
 from collections import Counter
 
@@ -39,6 +40,9 @@ def test_every_function_that_is_watched_exists():
         ("autograd::engine::evaluate_function: MmBackward0", None, "overhead"),
         ("MmBackward0", None, "overhead"),
         ("lab::one_pass", None, "fused"),
+        ("kernel/StepKernels.attend", None, "attention"),
+        ("kernel/Sample.__call__", None, "vocabulary"),
+        ("kernel/StepKernels.other", None, "fused"),
         ("## Call CompiledFxGraph f3 ##", "attention", "attention"),
     ],
 )
@@ -69,6 +73,25 @@ def test_a_backward_pass_has_the_regions_of_its_forward_pass(monkeypatch):
         assert {"attention aten::bmm", "products aten::mm"} <= set(operations[phase])
         assert clock.seconds[phase] > sum(found[phase].values()) > 0
     assert Model.forward is before  # what was replaced is back
+
+
+def test_a_compiled_kernel_is_an_operation(tmp_path, monkeypatch):
+    (tmp_path / "lab_kernels").mkdir()
+    (tmp_path / "lab_kernels" / "__init__.py").touch()
+    code = "class Step:\n    def norm(self):\n        return sum(range(100_000))\n    def _own(self): ...\n"
+    code += "def sample_kernel():\n    return lambda: sum(range(100_000))\n"
+    (tmp_path / "lab_kernels" / "step.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(phases, "KERNELS", ("lab_kernels", "lab_without"))
+    monkeypatch.setattr(phases, "PHASES", {"decode": (f"{__name__}:Model.forward",)})
+    monkeypatch.setattr(phases, "REGIONS", {})
+    assert list(phases.kernels()) == ["lab_kernels.step:Step.norm", "lab_kernels.step:sample_kernel"]
+    module = importlib.import_module("lab_kernels.step")
+    step = module.Step()
+    monkeypatch.setattr(Model, "forward", lambda self: (step.norm(), module.sample_kernel()()))
+    found, operations, clock = kinds.trace(lambda: Model().forward())
+    assert list(operations["decode"]) == ["elementwise kernel/Step.norm", "vocabulary kernel/sample_kernel"]
+    assert clock.seconds["decode"] > found["decode"]["elementwise"] > 0
 
 
 def test_a_clock_counts_the_outer_phase(monkeypatch):
