@@ -160,7 +160,9 @@ def outcome(one: Mapping[str, Any]) -> str:
     told = {key: value for key, value in result.items() if key.startswith(("ratio", "mfu"))}
     if "eval" in result:
         told |= {name: found["accuracy"] for name, found in result["eval"].items()}
-    return ", ".join(f"{key} {value}" for key, value in told.items())
+    return ", ".join(
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in told.items()
+    )
 
 
 def installed(name: str) -> bool:

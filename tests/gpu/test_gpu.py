@@ -55,6 +55,19 @@ def test_log_probs_and_gradients(kind, dtype, tolerance, tiny_model):
     assert apart < tolerance * norm
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="the kernel needs a GPU; tests/model/test_varlen.py stands in for it")
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_flash_attention_of_unlike_lengths(kind, tiny_model):
+    found = []
+    for attention in ("varlen", "packed"):
+        model = policy(tiny_model(kind), DEVICE, torch.bfloat16, attention)
+        log_prob = model(model.pack(trajectories())).log_prob
+        log_prob.mean().backward()
+        found.append((log_prob.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
+    (ours, own), (theirs, other) = found
+    assert (ours - theirs).abs().max() < 0.25 and (own - other).norm() < 0.1 * other.norm()
+
+
 def test_an_update_moves_the_weights_as_on_a_cpu(tiny_model):
     objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
     weights = []
