@@ -30,8 +30,11 @@ NO_WORK = frozenset(
     ones_like full full_like new_zeros pad constant_pad_nd type_as numpy_T unsafe_split record_stream
     """.split()  # noqa: SIM905
 )
-#: words in the names of compiled kernels, and what they do
+#: words in the names of compiled kernels, and what they do; the first that fits counts
 KERNEL_KINDS = {
+    "pack": "copies",
+    "transpose": "copies",
+    "linear": "products",
     "attend": "attention",
     "attention": "attention",
     "norm": "elementwise",
@@ -42,9 +45,7 @@ KERNEL_KINDS = {
     "sample": "vocabulary",
     "draw": "vocabulary",
     "logits": "vocabulary",
-    "pack": "copies",
     "cast": "copies",
-    "transpose": "copies",
     "copy": "copies",
 }
 COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.side import clock
+from proxima.engine.decoder import Matrix
 
 #: layers of these names and the same input are one product, as the engine has them
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -132,16 +133,20 @@ class Products:
         self.dtype, self.device = dtype, device
 
     def forward(self, rows: int, *, packed: bool = False, repeats: int = 4) -> float:
-        """Seconds of one pass over `rows`; `packed`: weights in oneDNN's own format, where a CPU has one, or plain,
-        whichever is faster."""
+        """Seconds of one pass over `rows`; `packed`: with weights plain, in oneDNN's own format, or as the engine has
+        them, whichever is fastest."""
         inputs = self._inputs(rows, 1)
         plain = best(lambda: [F.linear(inputs[w.shape[1]], w) for w in self.weights], repeats)
-        if not packed or self.device.type != "cpu" or self.dtype != torch.bfloat16:
+        if not packed:
             return plain
+        matrices = [Matrix(w, None, self.dtype) for w in self.weights]
+        own = best(lambda: [matrix(inputs[w.shape[1]]) for matrix, w in zip(matrices, self.weights)], repeats)
+        if self.device.type != "cpu" or self.dtype != torch.bfloat16:
+            return min(plain, own)
         reordered = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in self.weights]
         pairs = [(w, inputs[plain.shape[1]]) for w, plain in zip(reordered, self.weights, strict=True)]
         run = torch.ops.mkldnn._linear_pointwise
-        return min(plain, best(lambda: [run(x, w, None, "none", [], "") for w, x in pairs], repeats))
+        return min(plain, own, best(lambda: [run(x, w, None, "none", [], "") for w, x in pairs], repeats))
 
     def backward(self, rows: int, *, repeats: int = 3) -> float:
         """Seconds of the products of one backward pass: the gradient of the input and of the weight of each."""

@@ -42,6 +42,7 @@ def test_every_function_that_is_watched_exists():
         ("lab::one_pass", None, "fused"),
         ("kernel/StepKernels.attend", None, "attention"),
         ("kernel/Sample.__call__", None, "vocabulary"),
+        ("kernel/TileLinear.__call__", None, "products"),
         ("kernel/StepKernels.other", None, "fused"),
         ("## Call CompiledFxGraph f3 ##", "attention", "attention"),
     ],
