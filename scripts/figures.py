@@ -76,6 +76,21 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
     ),
 )
 
+
+def share(*phases: str) -> Number:
+    """Of the time of some phases, what the limit of this work on this machine is."""
+    paths = (" plus ".join(f"phases/{phase}/{key}" for phase in phases) for key in ("limit", "seconds/0"))
+    return "where", " over ".join(paths), ".0%"
+
+
+FIGURES += (
+    (
+        BENCHMARKS,
+        "| the limit is {} of the time of decoding (long: {}), {} of an update's passes, {} of the optimizer |",
+        (share("decode"), share("decode, long"), share("forward", "backward"), share("optimizer")),
+    ),
+)
+
 LAYOUTS = {  # recipe whose header has the figures → its layouts
     name: (f"{family}_{cluster}", f"{family}_8xH100")
     for family, cluster, names in (
@@ -141,18 +156,16 @@ def figure(source: str, path: str, form: str) -> str:
 
 
 def number(found: Any, path: str) -> float:
-    """The number at `a/b/0` of a result, the sum of `a plus b`, or the quotient of `a over b`."""
+    """The number at `a/b/0` of a result, the sum of `a plus b`, or the quotient of such sums, `a over b`."""
 
     def at(path: str) -> float:
         one = found
-        for key in path.strip().split("/"):
+        for key in path.split("/"):
             one = one[int(key)] if isinstance(one, list) else one[key]
         return float(one)
 
-    if " over " in path:
-        above, below = map(at, path.split(" over "))
-        return above / below
-    return sum(map(at, path.split(" plus ")))
+    above, *below = (sum(map(at, part.split(" plus "))) for part in path.split(" over "))
+    return above / below[0] if below else above
 
 
 def updated(text: str, words: str, numbers: tuple[Number, ...]) -> str:

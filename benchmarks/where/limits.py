@@ -140,7 +140,9 @@ class Products:
         if not packed:
             return plain
         matrices = [Matrix(w, None, self.dtype) for w in self.weights]
-        own = best(lambda: [matrix(inputs[w.shape[1]]) for matrix, w in zip(matrices, self.weights)], repeats)
+        own = best(
+            lambda: [matrix(inputs[w.shape[1]]) for matrix, w in zip(matrices, self.weights, strict=True)], repeats
+        )
         if self.device.type != "cpu" or self.dtype != torch.bfloat16:
             return min(plain, own)
         reordered = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in self.weights]
