@@ -3,9 +3,8 @@
 import argparse
 import subprocess
 import sys
-from datetime import date
 
-from benchmarks.harness import HERE, machine
+from benchmarks.harness import HERE, result_name
 
 #: quick ones first; the last three train several models each
 CLAIMS = (
@@ -31,6 +30,7 @@ CLAIMS = (
     "kills",
     "nan_campaign",
     "ranks",
+    "where",
     "decode_vs_hf",
     "step_vs_trl",
     "offline_vs_trl",
@@ -51,8 +51,7 @@ def main() -> int:
     failed = []
     for claim in options.claims:
         print(f"\n== {claim}", flush=True)
-        name = f"{date.today()}_{machine()['cores']}-cores.json"
-        save = ["--json-out", str(HERE / claim / "results" / name)] if options.save else []
+        save = ["--json-out", str(HERE / claim / "results" / result_name())] if options.save else []
         if subprocess.run([sys.executable, "-m", f"benchmarks.{claim}", *save], cwd=HERE.parent).returncode != 0:
             failed.append(claim)
     if failed:

@@ -4,10 +4,12 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -172,10 +174,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, and how busy it was before the sides began."""
+    """Processor, cores, memory, the GPUs if there are any, and how busy it was before the sides began."""
     from proxima.runtime.watch.environment import describe_environment
 
-    return describe_environment(0)["machine"] | {"load_at_start": round(LOAD_AT_START, 2)}
+    found = describe_environment(0)
+    gpus = [name for name in found["torch"]["devices"] if name != "cpu"]
+    return found["machine"] | ({"gpus": gpus} if gpus else {}) | {"load_at_start": round(LOAD_AT_START, 2)}
+
+
+def result_name() -> str:
+    """The file of a result of today on this machine, `2026-11-22_2-cores.json`; a GPU's name follows."""
+    here = machine()
+    gpu = re.sub(r"[^a-z0-9]+", "-", here["gpus"][0].lower()) if "gpus" in here else ""
+    return f"{date.today()}_{here['cores']}-cores{gpu and f'_{gpu}'}.json"
 
 
 def versions() -> dict[str, str]:
@@ -211,19 +222,20 @@ def finish(result: dict[str, Any], out: Path | None) -> None:
 
 
 def gemm_rate(threads: int, dtype: str, size: int = 2048, repeats: int = 5) -> float:
-    """FLOP/s of the best of some square matrix products: what this machine can do at most, now. Runs in this
-    process."""
-    import time
-
+    """FLOP/s of the best of some square matrix products: what this machine, or its GPU, can do at most, now. Runs in
+    this process."""
     import torch
 
+    from benchmarks.side import clock, device
+
     torch.set_num_threads(threads)
-    a, b = (torch.randn(size, size, dtype=getattr(torch, dtype)) for _ in range(2))
+    size *= 4 if device() == "cuda" else 1
+    a, b = (torch.randn(size, size, dtype=getattr(torch, dtype), device=device()) for _ in range(2))
     best = float("inf")
     for _ in range(repeats + 1):
-        start = time.perf_counter()
+        start = clock()
         torch.mm(a, b)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return 2 * size**3 / best
 
 

@@ -7,6 +7,7 @@ Whatever the side prints goes to its log.
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,21 @@ def serve(once: Callable[[], dict[str, Any]], channel: Channel, **ready: Any) ->
     channel.send(**ready)
     while channel.wait():
         channel.send(**once())
+
+
+def device() -> str:
+    """Where both sides compute: the GPU, if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def clock() -> float:
+    """Seconds, once the GPU has done what it was asked for."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def argument() -> dict[str, Any]:

@@ -3,8 +3,10 @@
     python scripts/figures.py            writes them into the pages
     python scripts/figures.py --check    writes nothing; exit 1 if a page says something else
 
-A line of FIGURES is a page, words of it with `{}` in place of each number, and for each of these the latest result of a
-benchmark, or a file below benchmarks/results, the path of the number in it, and its format.
+A line of FIGURES is a page, words of it with `{}` in place of each number, and for each of these a benchmark, or a file
+below benchmarks/results, the path of the number in it, and its format. Of a benchmark the newest result of each kind of
+CPU counts, `results/DATE_2-cores.json`: a page has the range of what these say, `5.2 to 8.6`. Results with other names
+(`…_ray.json`) are of other settings, or of a GPU.
 """
 
 import argparse
@@ -39,10 +41,18 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
     (BENCHMARKS, "| {} × as fast, {} × with nothing skipped |", (STEP, BARE)),
     (
         BENCHMARKS,
-        "| SFT {} × as fast, DPO {} × (8 rows",
-        (("offline_vs_trl", "ratio_sft", ".1f"), ("offline_vs_trl", "ratio_dpo", ".1f")),
+        "| SFT {} × as fast, DPO {} × ({} rows a step) |",
+        (
+            ("offline_vs_trl", "ratio_sft", ".1f"),
+            ("offline_vs_trl", "ratio_dpo", ".1f"),
+            ("offline_vs_trl", "settings/rows", ".0f"),
+        ),
     ),
-    (BENCHMARKS, "times as fast as `generate` | {} ×, ", (DECODE,)),
+    (
+        BENCHMARKS,
+        "times as fast as `generate` | {} ×, {} of the GEMM limit |",
+        (DECODE, ("decode_vs_hf", "tok_per_s/local engine/0 over gemm_limit_tok_per_s", ".0%")),
+    ),
     (BENCHMARKS, "| {} × (40 + 12 tokens), {} × (256 + 64) |", (("shared_prompt", "shapes/40x12/ratio", ".1f"), LONG)),
     (BENCHMARKS, "| {} × and {} × as fast | 1 |", (MASK, ("cppo_mask", "shapes/256x16384/ratio", ".1f"))),
     (
@@ -63,6 +73,21 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
             (MUTANTS, "count/golden plus count/laws plus count/missed", ".0f"),
             (MUTANTS, "share", ".1%"),
         ),
+    ),
+)
+
+
+def share(*phases: str) -> Number:
+    """Of the time of some phases, what the limit of this work on this machine is."""
+    paths = (" plus ".join(f"phases/{phase}/{key}" for phase in phases) for key in ("limit", "seconds/0"))
+    return "where", " over ".join(paths), ".0%"
+
+
+FIGURES += (
+    (
+        BENCHMARKS,
+        "| the limit is {} of the time of decoding (long: {}), {} of an update's passes, {} of the optimizer |",
+        (share("decode"), share("decode, long"), share("forward", "backward"), share("optimizer")),
     ),
 )
 
@@ -92,34 +117,60 @@ def layout_figures() -> Iterator[tuple[str, str, tuple[Number, ...]]]:
 FIGURES += tuple(layout_figures())
 
 
+PLANNED = ("layouts",)  # whose numbers are not this machine's
+PLAIN = re.compile(
+    r"\d{4}-\d\d-\d\d_\d+-(?:core|thread)s?\.json"
+)  # a result with the benchmark's own settings, on a CPU
+
+
 @functools.cache
-def result(source: str) -> Any:
-    """A result by its benchmark, of which the latest counts, or by its file."""
+def results(source: str) -> list[Any]:
+    """A result by its file; or those of a benchmark, the newest of each kind of machine, and the newest first."""
     if source.endswith(".json"):
-        return json.loads((ROOT / "benchmarks" / source).read_text())
-    return json.loads(max((ROOT / "benchmarks" / source / "results").glob("*.json")).read_text())
+        return [json.loads((ROOT / "benchmarks" / source).read_text())]
+    files = sorted((ROOT / "benchmarks" / source / "results").glob("*.json"))
+    return newest([json.loads(file.read_text()) for file in files if PLAIN.fullmatch(file.name)])
+
+
+def newest(found: list[Any]) -> list[Any]:
+    """The last result of each kind of machine, the last first."""
+    by_kind: dict[str, Any] = {}
+    for one in found:
+        kind = re.sub(r" @ [\d.]+GHz", "", one["machine"]["processor"])  # hypervisors differ in whether they say it
+        by_kind.pop(kind, None)
+        by_kind[kind] = one
+    return list(by_kind.values())[::-1]
+
+
+def result(source: str) -> Any:
+    """The newest of `results`."""
+    return results(source)[0]
 
 
 def figure(source: str, path: str, form: str) -> str:
-    """The number as the page has it."""
+    """The number as the page has it: `8.6`, or over several machines `5.2 to 8.6`."""
+    found = [result(source)] if source in PLANNED else results(source)
+    told = [f"{value:{form}}" for value in sorted(number(one, path) for one in found)]
+    span = told[:1] if told[0] == told[-1] else [told[0].removesuffix("%"), told[-1]]
+    return " to ".join(span).replace("%", " %")
+
+
+def number(found: Any, path: str) -> float:
+    """The number at `a/b/0` of a result, the sum of `a plus b`, or the quotient of such sums, `a over b`."""
 
     def at(path: str) -> float:
-        found = result(source)
-        for key in path.strip().split("/"):
-            found = found[int(key)] if isinstance(found, list) else found[key]
-        return float(found)
+        one = found
+        for key in path.split("/"):
+            one = one[int(key)] if isinstance(one, list) else one[key]
+        return float(one)
 
-    if " over " in path:
-        above, below = map(at, path.split(" over "))
-        value = above / below
-    else:
-        value = sum(map(at, path.split(" plus ")))
-    return f"{value:{form}}".replace("%", " %")
+    above, *below = (sum(map(at, part.split(" plus "))) for part in path.split(" over "))
+    return above / below[0] if below else above
 
 
 def updated(text: str, words: str, numbers: tuple[Number, ...]) -> str:
     """The page with these numbers; ValueError unless the words occur once."""
-    pattern = r"[\d.,]+(?: %)?".join(re.escape(part) for part in words.split("{}"))
+    pattern = r"[\d.,]+(?: to [\d.,]+)?(?: %)?".join(re.escape(part) for part in words.split("{}"))
     told, count = re.subn(pattern, lambda _: words.format(*(figure(*one) for one in numbers)), text)
     if count != 1:
         raise ValueError(f"{words!r} occurs {count} times")

@@ -1,10 +1,9 @@
 """Our side: the local engine, as a run uses it."""
 
 import asyncio
-import time
 
 from benchmarks.decode_vs_hf.prompts import prompts, without_end
-from benchmarks.side import Channel, argument, serve
+from benchmarks.side import Channel, argument, clock, device, serve
 
 
 def main() -> None:
@@ -17,7 +16,7 @@ def main() -> None:
     from proxima.model import load
 
     torch.set_num_threads(settings["threads"])
-    loaded = load(settings["model"], device="cpu")
+    loaded = load(settings["model"], device=device())
     tokens = prompts(loaded.tokenizer, settings["prompts"])
     without_end(loaded.model, loaded.tokenizer)
     engine = LocalEngine(loaded, Local(slots=settings["rows"], dtype=settings["dtype"]))
@@ -30,9 +29,9 @@ def main() -> None:
         seed += 1
         samples = range(settings["rows"] // settings["prompts"])
         requests = [Request(prompt=prompt, sample=i, sampling=sampling, seed=seed) for prompt in asked for i in samples]
-        start = time.perf_counter()
+        start = clock()
         completions = asyncio.run(collect(engine, requests))
-        seconds = time.perf_counter() - start
+        seconds = clock() - start
         made = sum(len(completion.tokens) for completion in completions)
         return {"seconds": seconds, "tokens": made, "rate": made / seconds}
 

@@ -1,11 +1,10 @@
 """The peer: TRL's SFTTrainer or DPOTrainer. Runs in an environment of its own, without proxima."""
 
 import json
-import time
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks.side import Channel, argument
+from benchmarks.side import Channel, argument, clock, device
 
 
 def main() -> None:
@@ -30,10 +29,10 @@ def main() -> None:
         def on_step_begin(self, args, state, control, **_):
             if not channel.wait():
                 raise SystemExit(0)
-            self.started = time.perf_counter()
+            self.started = clock()
 
         def on_step_end(self, args, state, control, **_):
-            channel.send(seconds=time.perf_counter() - self.started)
+            channel.send(seconds=clock() - self.started)
 
     common = {
         "output_dir": settings["folder"],
@@ -43,7 +42,7 @@ def main() -> None:
         "learning_rate": settings["lr"],
         "max_steps": settings["steps"],
         "bf16": settings["bf16"],
-        "use_cpu": True,
+        "use_cpu": device() == "cpu",
         "gradient_checkpointing": False,
         "logging_steps": 10_000,
         "save_strategy": "no",

@@ -1,8 +1,6 @@
 """One update over the same groups, after pruning at a rate: selection, packing, forward, backward, optimizer step."""
 
-import time
-
-from benchmarks.side import Channel, argument, serve
+from benchmarks.side import Channel, argument, clock, device, serve
 
 
 def main() -> None:
@@ -17,7 +15,7 @@ def main() -> None:
     from proxima.train.batch_builder import BatchBuilder
 
     torch.set_num_threads(settings["threads"])
-    loaded = load(settings["model"], device="cpu")
+    loaded = load(settings["model"], device=device())
     most = min(40_000, loaded.model.config.vocab_size)
     policy = Policy(loaded, compute_dtype=torch.bfloat16)
     stack = TrainStack(policy)
@@ -56,11 +54,11 @@ def main() -> None:
     algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=selection)
 
     def once() -> dict[str, float]:
-        start = time.perf_counter()
+        start = clock()
         chosen = algorithm.step_batch(groups, step=1)
         items = objective.items(chosen.trajectories, chosen.updates)
         result = stack.update(objective, items, lambda done, total: None)
-        return {"seconds": time.perf_counter() - start, "tokens": result.tokens}
+        return {"seconds": clock() - start, "tokens": result.tokens}
 
     chosen = algorithm.step_batch(groups, step=1)
     prompts = len({item.group for item in chosen.trajectories}) * settings["prompt_tokens"]

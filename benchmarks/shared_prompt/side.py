@@ -1,8 +1,6 @@
 """Forward and backward of one batch of groups, with the prompt of a group run once or once a completion."""
 
-import time
-
-from benchmarks.side import Channel, argument, serve
+from benchmarks.side import Channel, argument, clock, device, serve
 
 
 def main() -> None:
@@ -13,7 +11,7 @@ def main() -> None:
     from proxima.model import Policy, load
 
     torch.set_num_threads(settings["threads"])
-    loaded = load(settings["model"], device="cpu")
+    loaded = load(settings["model"], device=device())
     most = min(40_000, loaded.model.config.vocab_size)
     policy = Policy(loaded, share_prompt=settings["share"], compute_dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(1)
@@ -32,10 +30,10 @@ def main() -> None:
 
     def once() -> dict[str, float]:
         policy.model.zero_grad()
-        start = time.perf_counter()
+        start = clock()
         loss = -policy(batch).log_prob.mean()
         loss.backward()
-        seconds = time.perf_counter() - start
+        seconds = clock() - start
         norm = torch.stack([p.grad.double().square().sum() for p in policy.model.parameters()]).sum().sqrt()
         return {"seconds": seconds, "loss": loss.item(), "grad_norm": norm.item()}
 

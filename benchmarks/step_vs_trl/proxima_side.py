@@ -2,10 +2,10 @@
 
 import os
 import tempfile
-import time
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks.side import Channel, argument
+from benchmarks.side import Channel, argument, clock
 from proxima.runtime.watch.observer import Observer
 
 
@@ -16,13 +16,14 @@ class Turn(Observer):
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.start = 0.0
+        self.facts: dict[str, Any] = {}  # sent with each step
 
     def started(self, info: Any) -> None:
         self.channel.send(parameters=info.parameters, algorithm=info.algorithm)
         self._next()
 
     def step(self, record: Any, sample: Any) -> None:
-        seconds = time.perf_counter() - self.start
+        seconds = clock() - self.start
         parts = {
             key: round(record[f"time/{key}"], 3) for key in ("generate", "train", "publish") if f"time/{key}" in record
         }
@@ -31,16 +32,16 @@ class Turn(Observer):
             "length": record["length/mean"],
             "skipped": record["skipped_zero_advantage"],
         }
-        self.channel.send(seconds=seconds, **facts, **parts)
+        self.channel.send(seconds=seconds, **facts, **parts, **self.facts)
         self._next()
 
     def _next(self) -> None:
         if not self.channel.wait():
             os._exit(0)  # nothing of this run is wanted any more, least of all its last checkpoint
-        self.start = time.perf_counter()
+        self.start = clock()
 
 
-def main() -> None:
+def main(turn: Callable[[Channel], Turn] = Turn) -> None:
     channel, settings = Channel(), argument()
     from proxima.config import load_recipe
     from proxima.runtime.launch.run import train
@@ -65,7 +66,7 @@ def main() -> None:
             "eval.after": "false",
         }
         resolved = load_recipe("recipes/quickstart.yaml", [f"{key}={value}" for key, value in overrides.items()])
-        train(resolved.config, resolved=resolved, observer=Turn(channel))
+        train(resolved.config, resolved=resolved, observer=turn(channel))
 
 
 if __name__ == "__main__":

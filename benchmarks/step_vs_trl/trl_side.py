@@ -2,10 +2,9 @@
 
 import random
 import re
-import time
 from importlib import metadata
 
-from benchmarks.side import Channel, argument
+from benchmarks.side import Channel, argument, clock, device
 
 
 def main() -> None:
@@ -49,12 +48,12 @@ def main() -> None:
                 return
             if not channel.wait():
                 raise SystemExit(0)
-            self.started = time.perf_counter()
+            self.started = clock()
 
         def on_step_end(self, args, state, control, **_):
             if state.global_step % settings["updates"]:
                 return
-            seconds = time.perf_counter() - self.started
+            seconds = clock() - self.started
             metrics = trainer._metrics["train"]
             measured = {
                 key: metrics[name][-1]
@@ -78,7 +77,7 @@ def main() -> None:
         warmup_steps=5,
         max_steps=settings["steps"] * updates,
         bf16=settings["bf16"],
-        use_cpu=True,
+        use_cpu=device() == "cpu",
         gradient_checkpointing=settings["gradient_checkpointing"],
         logging_steps=10_000,
         save_strategy="no",

@@ -8,15 +8,21 @@ import torch
 from proxima.data import pack
 from proxima.model.attention import ATTENTION
 from tests.model.rows import MIXED, ids, loaded, policy, reference, rows
+from tests.model.varlen_reference import stand_in
 from tests.tiny import KINDS, tiny
 
 PATHS = [
     (path, share)
     for path in sorted(ATTENTION)
     for share in (False, True)
-    if share is False or path in ("packed", "mask")
+    if share is False or path in ("packed", "varlen", "mask")
 ]
 TEMPERATURES = (1.0, 0.7, 1.3)
+
+
+@pytest.fixture(autouse=True)
+def _flash_attention_on_a_cpu(monkeypatch):
+    stand_in(monkeypatch)
 
 
 @pytest.mark.parametrize(("path", "share"), PATHS)
@@ -59,7 +65,7 @@ def test_a_sequence_knows_nothing_of_its_neighbours(kind, path, share):
             assert (a - b).abs().max() > 1e-2, "the changed ones must show it, or the test shows nothing"
 
 
-@pytest.mark.parametrize("path", ["packed", "mask"])
+@pytest.mark.parametrize("path", ["packed", "varlen", "mask"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_later_token_changes_no_earlier_log_prob(kind, path):
     """Causality inside a response, and the off-by-one law: log_prob[t] is of token t given all before it."""
@@ -116,7 +122,7 @@ def test_empty_batches_and_responses():
     assert out.log_prob.shape == out.entropy.shape == (0,)
     out = runner(runner.pack(rows((3, (0, 0)))))
     assert out.log_prob.shape == (0,) and out.entropy is None
-    for path in ("native", "mask", "padded", "packed"):
+    for path in ATTENTION:
         alone = policy("llama", attention=path)
         both = alone(alone.pack(rows((3, (0,)), (4, (1,))))).log_prob
         assert both.shape == (1,) and both.isfinite().all()

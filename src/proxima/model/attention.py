@@ -42,9 +42,7 @@ class SegmentBlock:
     def mask(self, window: int | None) -> Tensor:
         """[R, 1, T, C + T] bool: True where a query attends. Padding attends to padding, so that no row is empty."""
         width, reach = self.query.shape[1], self.context.shape[1]
-        device = self.query.device
-        step = torch.arange(width, device=device)
-        past = torch.arange(reach, device=device)
+        step, past = (torch.arange(size, device=self.query.device) for size in (width, reach))
         in_parent = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
         in_self = (step <= step[:, None])[None].expand(len(self.own), -1, -1)
         if window is not None:
@@ -195,6 +193,12 @@ def _hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tens
     return packed_states(backbone, batch, segments=Segments(batch), **more)
 
 
+def _hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    from proxima.model.varlen import varlen_states
+
+    return varlen_states(backbone, batch, **more)
+
+
 def _hidden_native(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
     responses = sum(parent >= 0 for parent in batch.parents)
@@ -253,10 +257,8 @@ def mixes_elsewhere(model: nn.Module) -> str | None:
     """What of a model, beside attention to all or to the last tokens, carries information from token to token; None if
     nothing does. Such a model knows no packed sequences, whatever its attention does."""
     whole: Any = model
-    kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    known = {"full_attention", "sliding_attention"}
+    kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - known
     if kinds:
         return f"has layers of type {', '.join(sorted(kinds))}"
     return "has recurrent layers" if getattr(model, "_is_stateful", False) else None
@@ -278,6 +280,7 @@ def unpackable(model: nn.Module) -> str | None:
 #: path → the states [N, D] that predict the response tokens
 ATTENTION: dict[str, Callable[..., Tensor]] = {
     "packed": _hidden_packed,
+    "varlen": _hidden_varlen,
     "native": _hidden_native,
     "mask": _hidden_mask,
     "padded": _hidden_padded,
@@ -286,7 +289,7 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
 
 def hugging_face_name(path: str) -> str:
     """The attention implementation of Hugging Face for a path; registers ours on first use."""
-    if path != "packed":
+    if path not in ("packed", "varlen"):
         return "sdpa"
     from transformers import AttentionInterface
 

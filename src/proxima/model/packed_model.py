@@ -95,10 +95,10 @@ class PackedModel:
             remedy = "set model.attention=auto, or padded"
             raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
         self.attention = attention
-        self.share_prompt = share_prompt and attention in ("packed", "mask")
+        self.share_prompt = share_prompt and attention in ("packed", "varlen", "mask")
         self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
         # a model without attention takes no name for it
-        if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
+        if attention in ("packed", "varlen") or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
         self.reroutes = False  # layers run again for the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):

@@ -20,6 +20,7 @@ from proxima.model.lora import Lora
 from proxima.train import OPTIMIZERS
 
 BFLOAT16_STEP = 2**-8
+Attention = Literal["auto", "packed", "varlen", "native", "mask", "padded"]
 TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
 
 
@@ -30,7 +31,7 @@ class ModelConfig:
     dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
     compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
-    attention: Annotated[Literal["auto", "packed", "native", "mask", "padded"], "keeps packed sequences apart"] = "auto"
+    attention: Annotated[Attention, "keeps packed sequences apart; varlen: flash attention, on a GPU"] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512

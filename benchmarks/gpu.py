@@ -1,0 +1,186 @@
+"""All that a GPU should show, into one file: tests, the demo, and the benchmarks against TRL, `generate` and vLLM.
+
+    python -m benchmarks.gpu                             on a machine with a GPU; writes benchmarks/results/gpu/
+    python -m benchmarks.gpu --only where decode_vs_hf
+    python -m benchmarks.gpu --rehearse                  the same parts on a CPU, on a tiny model: tests this script
+
+Each part is a process of its own with a time limit. One that fails, or can't run here, is named with its reason, and
+the others still run.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import HERE, finish, need_model, result_name, table
+
+ROOT = HERE.parent
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process.
+
+    Args:
+        command: words after the interpreter; `{model}`, `{out}` (its result, JSON) and `{folder}` (its own) are filled
+            in.
+        minutes: its time limit.
+        tiny: words more in a rehearsal.
+        needs: packages that it can't install by itself, or a rehearsal won't.
+        file: its result, below `{folder}`, where it is not `{out}`.
+    """
+
+    command: str
+    minutes: float
+    tiny: str = ""
+    needs: tuple[str, ...] = ()
+    file: str = ""
+
+
+OUT = "--model {model} --json-out {out}"
+DEMO = "recipes/quickstart.yaml folder={folder}/run model.path={model} --quiet"
+SMALL_RUN = (
+    "train.steps=2 train.prompts_per_step=2 train.completions_per_prompt=4 train.updates_per_step=1 "
+    "sampling.max_tokens=4 eval.limit=2 train.warmup_steps=0"
+)
+PARTS: Mapping[str, Part] = {
+    "tests": Part("-m pytest -q -p no:cacheprovider -m gpu tests/gpu", 10),
+    "demo": Part(f"-m proxima.cli.main train {DEMO}", 15, SMALL_RUN, file="run/summary.json"),
+    "where": Part(f"-m benchmarks.where {OUT}", 15, "--tiny --repeats 1"),
+    "decode_vs_hf": Part(f"-m benchmarks.decode_vs_hf {OUT}", 15, "--rows 4 --prompts 2 --tokens 3 --repeats 1"),
+    "decode_vs_vllm": Part(f"-m benchmarks.vllm_throughput {OUT}", 30, "--requests 2 --tokens 3", ("vllm",)),
+    "shared_prompt": Part(f"-m benchmarks.shared_prompt {OUT}", 10, "--shapes 5x3 --prompts 1 --repeats 1"),
+    "pruned_update": Part(f"-m benchmarks.pruned_update {OUT}", 10, "--shape 5x3 --rates 0 0.5 --repeats 1"),
+    "step_vs_trl": Part(f"-m benchmarks.step_vs_trl {OUT}", 30, "--prompts 2 --max-tokens 3 --repeats 1", ("trl",)),
+    "offline_vs_trl": Part(f"-m benchmarks.offline_vs_trl {OUT}", 30, "--rows 2 --words 10 --repeats 1", ("trl",)),
+}
+INSTALLS = frozenset({"trl"})  # packages of which the benchmark makes an environment, but in a rehearsal
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    p.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts (default: all)")
+    p.add_argument("--rehearse", action="store_true", help="on a CPU with a tiny model; figures mean nothing")
+    p.add_argument("--model", help="Hugging Face folder (default: the demo's, or a tiny one in a rehearsal)")
+    p.add_argument("--json-out", type=Path, help="the file (default: benchmarks/results/gpu/DATE_CORES_GPU.json)")
+    o = p.parse_args()
+    import torch
+
+    if not o.rehearse and not torch.cuda.is_available():
+        print("error: torch finds no GPU here; --rehearse runs the parts on a CPU with a tiny model", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as place:
+        model = o.model or (
+            tiny_model(Path(place)) if o.rehearse else str(HERE.parent / "models/smollm2-135m-instruct")
+        )
+        model = str(Path(need_model(model)).resolve())
+        parts = {}
+        for name in o.only:
+            print(f"== {name}", flush=True)
+            folder = Path(place) / name
+            folder.mkdir()
+            parts[name] = run(PARTS[name], model, folder, rehearse=o.rehearse)
+            print(f"   {parts[name].get('reason', 'done')}, {parts[name]['seconds']:.0f} s\n", flush=True)
+    print(
+        table(["part", "seconds", ""], [[name, f"{one['seconds']:.0f}", outcome(one)] for name, one in parts.items()])
+    )
+    out = o.json_out or (None if o.rehearse else HERE / "results" / "gpu" / result_name())
+    gpu = {"torch_cuda": torch.version.cuda, "rehearsal": o.rehearse}
+    finish({"claim": "gpu", "model": Path(model).name, **gpu, "parts": parts}, out)
+    return 0
+
+
+def run(part: Part, model: str, folder: Path, *, rehearse: bool) -> dict[str, Any]:
+    """What a part gave: its `seconds`, and its `result`, or the `reason` why there is none."""
+    missing = [name for name in part.needs if not installed(name) and (rehearse or name not in INSTALLS)]
+    if missing:
+        return {"seconds": 0.0, "reason": f"{', '.join(missing)} is not installed"}
+    out, log = folder / "result.json", folder / "log.txt"
+    fills = {"model": model, "out": str(out), "folder": str(folder)}
+    words = [word.format(**fills) for word in f"{part.command} {part.tiny if rehearse else ''}".split()]
+    if "trl" in part.needs and importable("trl"):
+        words += ["--peer-python", sys.executable]
+    if "vllm" in part.needs and (program := shutil.which("vllm")):
+        words += ["--executable", program]
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": "", "PROXIMA_REHEARSE": "1"} if rehearse else {})
+    start = time.perf_counter()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            code = process.wait(60 * part.minutes)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end_group(process)
+    seconds = round(time.perf_counter() - start, 1)
+    if code is None:
+        return {"seconds": seconds, "reason": f"not done after {part.minutes:g} minutes"}
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
+    if code:
+        return {"seconds": seconds, "reason": reason(lines, code)}
+    file_of = folder / part.file if part.file else out
+    result = json.loads(file_of.read_text()) if file_of.is_file() else lines[-1]
+    return {"seconds": seconds, "result": result}
+
+
+def end_group(process: Any) -> None:
+    """End a part with all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def reason(lines: Sequence[str], code: int) -> str:
+    """The line that says why a process failed: its last error, or its last words."""
+    told: Callable[[str], bool] = lambda line: line.startswith(("error:", "E  ")) or "Error: " in line  # noqa: E731
+    return f"exit code {code}: {next((line for line in reversed(lines) if told(line)), lines[-1]).strip()[:300]}"
+
+
+def outcome(one: Mapping[str, Any]) -> str:
+    """A part in a few words."""
+    if "reason" in one:
+        return str(one["reason"])
+    result = one["result"]
+    if not isinstance(result, dict):
+        return str(result)
+    told = {key: value for key, value in result.items() if key.startswith(("ratio", "mfu"))}
+    if "eval" in result:
+        told |= {name: found["accuracy"] for name, found in result["eval"].items()}
+    return ", ".join(
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in told.items()
+    )
+
+
+def installed(name: str) -> bool:
+    """Whether a package, a program or an environment of that name is here."""
+    return importable(name) or shutil.which(name) is not None or (ROOT / f".venv-{name}").is_dir()
+
+
+def importable(name: str) -> bool:
+    """Whether this interpreter has a package."""
+    return importlib.util.find_spec(name) is not None
+
+
+def tiny_model(folder: Path) -> str:
+    """A random model of a few thousand weights."""
+    from tests.tiny import make_tiny
+
+    return str(make_tiny("llama", folder / "model"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Attention over a packed batch as one call a layer of torch's flash attention for sequences of unlike lengths.
+
+`packed` pads segments to rectangles and gives the kernel a mask; this gives it the lengths. A segment's queries attend
+to its keys, those of its parent followed by its own, causally at their ends. It needs a GPU and products of 16 bits.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import PackedBatch, UserError
+from proxima.data.transfer import to_device
+from proxima.model.attention import packed_states
+
+
+def varlen_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    """`packed_states` with this attention.
+
+    Raises:
+        UserError: there is no GPU, products are not of 16 bits, or the model drops attention out.
+    """
+    if backbone.training and getattr(backbone.config, "attention_dropout", 0.0):
+        raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
+    from torch.nn.attention.varlen import varlen_attn
+
+    spans = list(pairwise(batch.edges))
+    parents = [spans[parent] if parent >= 0 else (0, 0) for parent in batch.parents]
+    pairs = [(own, parent) for own, parent in zip(spans, parents, strict=True) if own[1] > own[0]]
+    device = batch.tokens.device
+    lengths = [end - start for (start, end), _ in pairs]
+    reaches = [length + end - start for length, (_, (start, end)) in zip(lengths, pairs, strict=True)]
+    seen = to_device(torch.cat([torch.arange(*span) for own, parent in pairs for span in (parent, own)]), device)
+    ends = [to_device(_ends(sizes), device) for sizes in (lengths, reaches)]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+        _require_flash(q)
+        keys, values = (x.index_select(0, seen) for x in (k, v))
+        out: Tensor = varlen_attn(
+            q, keys, values, *ends, max(lengths), max(reaches),
+            scale=scale,
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        return out
+
+    return packed_states(backbone, batch, attend=attend, **more)
+
+
+def _ends(lengths: Sequence[int]) -> Tensor:
+    """[S + 1] int32: 0, and where each sequence ends."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def _require_flash(query: Tensor) -> None:
+    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
+        here = f"{query.device.type} in {str(query.dtype).removeprefix('torch.')}"
+        remedy = "use model.attention=packed, or model.compute_dtype=bfloat16 on a GPU"
+        raise UserError(f"model.attention=varlen does not compute on {here}; {remedy}.")

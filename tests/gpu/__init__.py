@@ -1,0 +1,1 @@
+"""What a GPU computes, against the same on a CPU. `python -m benchmarks.gpu` runs it."""

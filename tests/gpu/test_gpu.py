@@ -1,0 +1,110 @@
+"""The product on a GPU against itself on a CPU. `python -m benchmarks.gpu --rehearse` runs them on a CPU alone."""
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.core import AGGREGATES, SURROGATES
+from proxima.data import Prompt, Trajectory
+from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
+from proxima.engine.local import collect
+from proxima.engine.protocol import ScoreRequest
+from proxima.model import Policy, load
+from proxima.train import PolicyObjective, TrainStack
+
+HERE = torch.cuda.is_available() or "PROXIMA_REHEARSE" in os.environ
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="no GPU")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = ((5, 9), (5, 3), (17, 1), (17, 40))  # of prompt and response; neighbours share a prompt
+
+
+def trajectories():
+    prompts = {length: np.arange(3, 3 + length, dtype=np.int32) for length, _ in LENGTHS}
+    return [
+        Trajectory(
+            group=prompt,
+            prompt_tokens=prompts[prompt],
+            tokens=np.arange(7, 7 + response, dtype=np.int32),
+            advantage=(-1.0) ** i,
+            behavior_log_prob=np.full(response, -3.0, np.float32),
+        )
+        for i, (prompt, response) in enumerate(LENGTHS)
+    ]
+
+
+def policy(folder, device, dtype=torch.float32, attention="auto"):
+    return Policy(load(str(folder), device=device), compute_dtype=dtype, attention=attention)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.25)])
+def test_log_probs_and_gradients(kind, dtype, tolerance, tiny_model):
+    found = []
+    for device in (DEVICE, "cpu"):
+        model = policy(tiny_model(kind), device, dtype if device == DEVICE else torch.float32)
+        log_prob = model(model.pack(trajectories())).log_prob
+        log_prob.mean().backward()
+        found.append((log_prob.detach().cpu(), [p.grad.cpu() for p in model.model.parameters()]))
+    (ours, own), (theirs, other) = found
+    assert (ours - theirs).abs().max() < tolerance
+    norm = torch.stack([grad.norm() for grad in other]).norm()
+    apart = torch.stack([(a - b).norm() for a, b in zip(own, other, strict=True)]).norm()
+    assert apart < tolerance * norm
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the kernel needs a GPU; tests/model/test_varlen.py stands in for it")
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_flash_attention_of_unlike_lengths(kind, tiny_model):
+    found = []
+    for attention in ("varlen", "packed"):
+        model = policy(tiny_model(kind), DEVICE, torch.bfloat16, attention)
+        log_prob = model(model.pack(trajectories())).log_prob
+        log_prob.mean().backward()
+        found.append((log_prob.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
+    (ours, own), (theirs, other) = found
+    assert (ours - theirs).abs().max() < 0.25 and (own - other).norm() < 0.1 * other.norm()
+
+
+def test_an_update_moves_the_weights_as_on_a_cpu(tiny_model):
+    objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
+    weights = []
+    for device in (DEVICE, "cpu"):
+        model = policy(tiny_model("llama"), device)
+        result = TrainStack(model).update(objective, [trajectories()])
+        weights.append([p.detach().cpu() for p in model.model.parameters()])
+        assert result.updates == 1 and result.metrics["grad_norm"] > 0
+    for ours, theirs in zip(*weights, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=3e-6, rtol=0)  # Adam's first step is the sign of the gradient
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_engine_reports_what_the_trainer_computes(dtype, tiny_model):
+    loaded = load(str(tiny_model("qwen3")), device=DEVICE)
+    engine = LocalEngine(loaded, Local(slots=8, dtype=dtype))
+    asyncio.run(engine.publish(WeightUpdate(version=1, module=loaded.model)))
+    prompts = [Prompt(uid=i, messages=(), tokens=np.arange(3, 9 + 4 * i, dtype=np.int32)) for i in range(3)]
+    sampling = Sampling(max_tokens=12)
+    asked = [Request(prompt=one, sample=i, sampling=sampling, seed=1) for one in prompts for i in range(4)]
+    completions = asyncio.run(collect(engine, asked))
+    by_uid = {prompt.uid: prompt.tokens for prompt in prompts}
+    wanted = [
+        ScoreRequest(prompt_tokens=by_uid[one.prompt_uid], tokens=one.tokens, temperature=one.temperature)
+        for one in completions
+    ]
+    scored = asyncio.run(engine.score(wanted))
+    model = Policy(loaded)
+    batch = model.pack(
+        [
+            Trajectory(group=one.prompt_uid, prompt_tokens=by_uid[one.prompt_uid], tokens=one.tokens)
+            for one in completions
+        ]
+    )
+    with torch.no_grad():
+        trained = model(batch).log_prob.cpu().numpy()
+    assert len(completions) == 12 and sum(len(one.tokens) for one in completions) == len(trained) > 12
+    tolerance = 1e-3 if dtype == "float32" else 0.3
+    for reported in ([one.untruncated_log_prob for one in completions], scored):
+        assert np.abs(np.concatenate(reported) - trained).max() < tolerance

@@ -1,0 +1,66 @@
+"""Flash attention over unlike lengths: the same numbers as `packed`, by a stand-in of the kernel's documented meaning.
+
+test_attention.py has the laws that it shares with the other paths, tests/gpu the kernel itself.
+"""
+
+import inspect
+
+import pytest
+import torch
+
+from proxima.model.attention import ATTENTION
+from tests.model.rows import MIXED, policy, rows
+from tests.model.varlen_reference import stand_in, varlen_attn
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_log_probs_and_gradients_are_those_of_packed(kind, window, monkeypatch):
+    stand_in(monkeypatch)
+    found = []
+    for path in ("varlen", "packed"):
+        runner = policy(kind, attention=path)
+        for module in runner.model.modules():
+            if window is not None and hasattr(module, "layer_idx") and kind != "gpt2":
+                module.sliding_window = window
+        log_prob = runner(runner.pack(rows(*MIXED))).log_prob
+        (log_prob * torch.linspace(-1, 1, 45)).sum().backward()
+        found.append((log_prob.detach(), {name: p.grad for name, p in runner.model.named_parameters()}))
+    (log_prob, gradients), (expected, reference) = found
+    torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
+    size = max(float(gradient.abs().max()) for gradient in reference.values())
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, reference[name], rtol=0, atol=1e-5 * size)
+
+
+def test_a_window_changes_the_log_probs(monkeypatch):
+    """Else the test above would show nothing of windows."""
+    stand_in(monkeypatch)
+    found = []
+    for window in (None, 4):
+        runner = policy("qwen3", attention="varlen")
+        for module in runner.model.modules():
+            if hasattr(module, "layer_idx"):
+                module.sliding_window = window
+        with torch.no_grad():
+            found.append(runner(runner.pack(rows((9, (6,))))).log_prob)
+    assert (found[0] - found[1]).abs().max() > 1e-3
+
+
+def test_torch_takes_the_arguments_of_the_stand_in():
+    from torch.nn.attention.varlen import varlen_attn as real
+
+    own, theirs = (inspect.signature(call).parameters for call in (varlen_attn, real))
+    assert own.keys() <= theirs.keys() and list(own)[:7] == list(theirs)[:7]
+    assert all(theirs[name].default == own[name].default for name in ("scale", "window_size", "enable_gqa"))
+
+
+def test_it_is_refused_where_it_can_not_compute():
+    assert "varlen" in ATTENTION
+    runner = policy("llama", attention="varlen")
+    with pytest.raises(ValueError, match="varlen does not compute on cpu in float32; use model.attention=packed"):
+        runner(runner.pack(rows((3, (2,)))))
+    runner.backbone.config.attention_dropout = 0.1
+    runner.model.train()
+    with pytest.raises(ValueError, match="varlen has no dropout"):
+        runner(runner.pack(rows((3, (2,)))))

@@ -1,0 +1,36 @@
+"""What `torch.nn.attention.varlen.varlen_attn` computes, one sequence after the other, on any device and dtype."""
+
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+
+import torch
+
+from proxima.model import varlen
+
+
+def varlen_attn(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False
+):
+    """Its documented meaning: causal and windowed at the ends of unlike lengths, as in flash attention."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and window_size[1] == 0
+    assert (
+        max_q == cu_seq_q.diff().max()
+        and max_k == cu_seq_k.diff().max()
+        and (query.shape[1] != key.shape[1]) == enable_gqa
+    )
+    scale = query.shape[2] ** -0.5 if scale is None else scale
+    parts = []
+    for (a, b), (c, d) in zip(pairwise(cu_seq_q.tolist()), pairwise(cu_seq_k.tolist()), strict=True):
+        k, v = (x[c:d].repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
+        scores = torch.einsum("thd,shd->hts", query[a:b], k) * scale
+        distance = torch.arange(b - a)[:, None] + (d - c) - (b - a) - torch.arange(d - c)
+        hidden = (distance < 0) | (distance > window_size[0] if window_size[0] >= 0 else distance < 0)
+        parts.append(torch.einsum("hts,shd->thd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v))
+    return torch.cat(parts)
+
+
+def stand_in(monkeypatch):
+    """Let `model.attention=varlen` compute by this. The real module, which loads torch's compiler, is not imported."""
+    monkeypatch.setattr(varlen, "_require_flash", lambda query: None)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=varlen_attn))
