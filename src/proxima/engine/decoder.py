@@ -291,8 +291,8 @@ def row_limits(
 
 @cache
 def _limits_file() -> Path:
-    """That of this processor, this build of torch, and the variables that its libraries read."""
-    facts = [torch.__version__, torch.__config__.show(), *platform.uname()[4:]]
+    """That of this processor, this build of torch, the variables that its libraries read, and the trials below."""
+    facts = [torch.__version__, torch.__config__.show(), *platform.uname()[4:], Path(__file__).read_text()]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         facts += dict.fromkeys(line for line in lines if line.startswith(("model name", "flags")))

@@ -269,8 +269,10 @@ class LocalEngine:
 
     def _has(self, module: nn.Module, version: int) -> bool:
         """Whether these are the weights that the engine was built with, as a run publishes them first."""
-        now = list(module.parameters())
-        return version == self.scheduler.version == 0 and [(ref(p), p._version) for p in now] == self._first
+        if version or self.scheduler.version:
+            return False
+        now = zip(self._first, module.parameters(), strict=True)
+        return all(kept() is p and version == p._version for (kept, version), p in now)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         if mode == "abort":
