@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESS = "PROXIMA_WARM_SERVER"  # in the environment of a process that was forked: where its own come from
+ROOM = "-" * 4096  # for the words and the variables of what is forked
 PATH = os.pathsep.join(str(ROOT / name) for name in ("src", "packages/proxima-peers/src", "."))
 
 
@@ -28,8 +29,9 @@ def address() -> str:
     if ADDRESS in os.environ:
         return os.environ[ADDRESS]
     name = f"proxima-warm-{uuid.uuid4().hex}"
-    command = [sys.executable, "-P", str(ROOT / "tests" / "warm_server.py"), name]
-    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {"TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-P", str(ROOT / "tests" / "warm_server.py"), name, ROOM]
+    quiet = {"PROXIMA_ROOM": ROOM, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads the second while it is imported
+    single = quiet | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {"TOKENIZERS_PARALLELISM": "false"}
     _SERVERS.append(subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **single, "PYTHONPATH": PATH}))
     return name
 
@@ -98,6 +100,17 @@ def run_warm(command: list[str], **options: Any) -> tuple[int, Any, Any]:
     with WarmPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         out, err = process.communicate()
     return process.returncode, out, err
+
+
+LAUNCHER = [sys.executable, "-c", "from tests.warm import torchrun; torchrun()"]  # forks its ranks too
+
+
+def torchrun() -> None:
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    subprocess_handler.Popen = WarmPopen
+    run.main()
 
 
 def forked_subprocess(started: list[Any] | None = None) -> Any:

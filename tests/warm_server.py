@@ -5,6 +5,7 @@ command and ends as an interpreter does. Its parent, forked too, reports its id 
 """
 
 import atexit
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -18,7 +19,9 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = (
@@ -61,13 +64,23 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    show([sys.executable, *request["words"]], [f"{name}={value}" for name, value in request["environment"].items()])
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     random.seed()
 
 
+def show(words: Iterable[str], variables: Iterable[str]) -> None:
+    """Write command line and environment where /proc has them, in the room that `tests.warm` left for them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    for texts, begin, end in ((words, *map(int, fields[45:47])), (variables, *map(int, fields[47:49]))):
+        body = b"".join(os.fsencode(text) + b"\0" for text in texts)
+        ctypes.memmove(begin, body[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
+
 def run(words: list[str]) -> None:
     """What `python WORDS` does."""
+    words = words[words[0] == "-u" :]
     safe, (place, *rest) = words[0] == "-P", words[words[0] == "-P" :]
     name = rest.pop(0) if place in ("-c", "-m") else place
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)

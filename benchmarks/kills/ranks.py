@@ -8,7 +8,6 @@ import argparse
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tests.runtime.placement.launched import ROOT, environment, processes, ranked, started
 from tests.tiny import make_tiny
+from tests.warm import run_warm
 
 STEPS = 8
 AT_MOST = 4  # kills of one run, each during the resume after the one before
@@ -53,9 +53,9 @@ def unfinished(checkpoints: Path) -> list[Path]:
 def check(folder: Path) -> None:
     """`proxima check` finds nothing lost and nothing doubled."""
     words = [sys.executable, "-m", "proxima.cli.main", "check", str(folder)]
-    result = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
-    if result.returncode:
-        raise RuntimeError(result.stdout + result.stderr)
+    code, out, err = run_warm(words, cwd=ROOT, env=environment(), text=True)
+    if code:
+        raise RuntimeError(out + err)
 
 
 def finish(words: list[str], ranks: int, output: Path) -> None:

@@ -22,7 +22,7 @@ BATCH = ["--prompts", "2", "--completions", "2"]
 SHORT_RUN = ["train.steps=1", "train.prompts_per_step=2", "train.completions_per_prompt=2", "train.warmup_steps=0"]
 SHORT_RUN += ["train.updates_per_step=1", "eval.limit=2", "sampling.max_tokens=4"]
 TINY = {  # the options of each
-    "startup": [],
+    "startup": ["--runs", "1", "--set", *SHORT_RUN],
     "columns": ["--shape", "16x32", "--base", str(harness.HERE.parent / "src")],
     "weight_handover": ["--steps", "1"],
     "step_overhead": [*BATCH, "--tokens", "8", "--base", "this tree"],

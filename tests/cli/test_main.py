@@ -16,7 +16,7 @@ from proxima import __version__
 from proxima.cli.main import COMMANDS, main
 from proxima.cli.train import description
 from proxima.config.families import FAMILIES, TRAIN
-from tests.warm import WarmPopen
+from tests.warm import WarmPopen, run_warm
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 
@@ -42,6 +42,30 @@ def test_help_lists_every_command_and_imports_no_torch(here):
     done = as_a_user(cwd=here, code=HELP_THEN_LOOK)
     assert done.returncode == 0, done.stderr
     assert all(f"    {name} " in done.stdout for name in COMMANDS)
+
+
+LOOK_FOR_GARBAGE = """
+import gc
+from proxima.cli import main
+from proxima.runtime.launch import run
+
+inputs = run._workload
+
+def workload(*arguments):
+    print(gc.isenabled())
+    read = inputs(*arguments)
+    print(gc.isenabled(), gc.get_freeze_count() > 100_000)
+    return read
+
+run._workload = workload
+main.main()
+"""
+
+
+def test_imports_of_a_training_command_are_not_searched_for_garbage(here, recipe):
+    words = ["train", recipe(), "train.steps=1", "folder=run", "--quiet"]
+    code, out, err = run_warm([sys.executable, "-c", LOOK_FOR_GARBAGE, *words], cwd=here, text=True)
+    assert (code, out.splitlines()[:2]) == (0, ["False", "True True"]), err
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

@@ -438,6 +438,23 @@ def test_publishing_the_same_weights_changes_nothing():
     torch.testing.assert_close(behavior(given), behavior(plain), rtol=0, atol=1e-5)
 
 
+def test_the_first_weights_of_a_run_are_copied_once(monkeypatch):
+    """It publishes those that its engine was built with; changed ones, others and newer versions are copied."""
+    mine, other = loaded("llama"), loaded("llama")
+    found, copied = LocalEngine(mine, Local(dtype="float32")), []
+    monkeypatch.setattr(found.scheduler.decoder, "load", copied.append)
+
+    def publish(model, version):
+        asyncio.run(found.publish(WeightUpdate(version=version, module=model)))
+        return len(copied)
+
+    assert publish(mine.model, 0) == 0 and publish(other.model, 0) == 1
+    with torch.no_grad():
+        next(mine.model.parameters()).mul_(1)
+    assert publish(mine.model, 0) == 2 and publish(mine.model, 1) == 3
+    assert found.scheduler.version == 1
+
+
 def test_publish_leaves_the_master_alone_and_copies_it():
     async def go():
         found, master = engine(), loaded("llama", 4)

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
+from weakref import ref
 
 import numpy as np
 import torch
@@ -148,6 +149,7 @@ class LocalEngine:
         self.spec = spec = spec or Local()
         self.compute = compute or ComputeThread()
         self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length)
+        self._first = [(ref(p), p._version) for p in loaded.model.parameters()]
         self._open = asyncio.Event()
         self._open.set()
         self._callers: dict[int, tuple[Sequence[Request], deque[Completion]]] = {}  # with what they have not taken yet
@@ -260,9 +262,17 @@ class LocalEngine:
             raise ValueError("the local engine takes the weights of a module, not a checkpoint")
         if self.spec.interrupt == "finish":
             await self._finish_running()
-        await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")
+        if not self._has(update.module, update.version):
+            await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")
         self.scheduler.admits = not self._drains
         self._deliver()
+
+    def _has(self, module: nn.Module, version: int) -> bool:
+        """Whether these are the weights that the engine was built with, as a run publishes them first."""
+        if version or self.scheduler.version:
+            return False
+        now = zip(self._first, module.parameters(), strict=True)
+        return all(kept() is p and version == p._version for (kept, version), p in now)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         if mode == "abort":

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.warm import LAUNCHER, WarmPopen
+
 LONG = 240.0  # seconds in which something must happen
 
 
@@ -26,7 +28,7 @@ class ServerProgram:
         """Returns at once."""
         command = [sys.executable, "-m", "tests.engine.http.model_server", "serve", str(self.model)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = WarmPopen(
                 [*command, "--host", "127.0.0.1", "--port", str(self.port)], stdout=log, stderr=log
             )
 
@@ -63,10 +65,9 @@ class RankedRun:
 
     def __init__(self, folder: Path, words: list[str], ranks: int = 2) -> None:
         self.folder, self.log = folder, folder.with_suffix(".log")
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command = [*launcher, "--standalone", "-m", "proxima.cli.main", "train", *words]
+        command = [*LAUNCHER, "--nproc-per-node", str(ranks), "--standalone", "-m", "proxima.cli.main", "train", *words]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = WarmPopen(
                 [*command, "placement=torchrun", f"folder={folder}"],
                 stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
             )  # fmt: skip

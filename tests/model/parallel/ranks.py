@@ -2,54 +2,62 @@
 
 import importlib
 import os
+import subprocess
 import sys
+import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 from tests.ports import kept_socket
+from tests.warm import WarmPopen
 
 LIMIT = 240  # seconds, after which the processes are killed
+PROGRAM = "import sys; from tests.model.parallel.ranks import rank_of_words; rank_of_words(*sys.argv[1:])"
 
 
 def run_ranks(function, size: int, folder: Path, codes: list[int] | None = None) -> None:
     """`function(rank, folder)` on `size` new processes; AssertionError with the tracebacks if one fails, or ends with
     another exit code than its one of `codes`, 0 where there are none."""
     socket = kept_socket()
-    context = multiprocessing.get_context("spawn")
-    place = (function.__module__, function.__name__, size, folder, socket.getsockname()[1])
-    ranks = [context.Process(target=_rank, args=(rank, *place), daemon=True) for rank in range(size)]
-    for process in ranks:
-        process.start()
+    place = (function.__module__, function.__name__, str(size), str(folder), str(socket.getsockname()[1]))
+    ranks = [WarmPopen([sys.executable, "-c", PROGRAM, str(rank), *place]) for rank in range(size)]
+    deadline = time.monotonic() + LIMIT
     try:
         for process in ranks:
-            process.join(LIMIT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        hanging = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+        hanging = [rank for rank, process in enumerate(ranks) if process.poll() is None]
         for process in ranks:
             process.kill()
+            process.wait()
         socket.close()
     errors = [file.read_text() for file in sorted(folder.glob(f"error-{size}-*"))]
     assert not errors, "\n".join(errors)
     assert not hanging, f"ranks {hanging} of {size} hang"
-    assert [process.exitcode for process in ranks] == (codes or [0] * size)
+    assert [process.returncode for process in ranks] == (codes or [0] * size)
 
 
-def _rank(rank: int, module: str, name: str, size: int, folder: Path, port: int) -> None:
+def rank_of_words(rank: str, module: str, name: str, size: str, folder: str, port: str) -> None:
+    """What each of the processes does."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     try:
-        store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timedelta(seconds=LIMIT))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-        getattr(importlib.import_module(module), name)(rank, folder)
+        timeout = timedelta(seconds=LIMIT)
+        store = dist.TCPStore("127.0.0.1", int(port), int(size), rank == "0", timeout=timeout)
+        dist.init_process_group(
+            "gloo", store=store, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=60)
+        )
+        getattr(importlib.import_module(module), name)(int(rank), Path(folder))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        (folder / f"error-{size}-{rank}").write_text(f"rank {rank} of {size}:\n{traceback.format_exc()}")
+        Path(folder, f"error-{size}-{rank}").write_text(f"rank {rank} of {size}:\n{traceback.format_exc()}")
         sys.stdout.flush()
         os._exit(1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.runtime.tiny_run import changed, recipe
+from tests.warm import LAUNCHER, WarmPopen
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 240.0  # of a run, on a machine with other work
@@ -30,11 +31,9 @@ def ranked(model: Path, folder: Path, **changes: Any) -> list[str]:
 @contextmanager
 def started(words: list[str], *, ranks: int = 2, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """`torchrun` of the command; everything that it started is gone afterwards."""
-    run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    run = [*LAUNCHER, "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
     with output.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *run, *COMMAND, *words], cwd=ROOT, env=environment(), stdout=file, stderr=file
-        )
+        process = WarmPopen([*run, *COMMAND, *words], cwd=ROOT, env=environment(), stdout=file, stderr=file)
     try:
         yield process
     finally:

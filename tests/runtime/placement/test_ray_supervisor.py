@@ -23,6 +23,7 @@ from proxima.runtime.placement.ray_supervisor import RankEnd, first_cause, is_ov
 psutil = pytest.importorskip("psutil")
 FUNCTIONS = "tests.runtime.placement.rank_functions"
 SECONDS = 240
+RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # that Ray's agents look for a dead head; 60 without it
 
 
 def end(rank: int, code: int | None, at: float = 0.0) -> RankEnd:
@@ -99,7 +100,7 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment | RECONNECT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
         processes.append(process)
@@ -149,7 +150,7 @@ def test_ctrl_c_and_a_driver_that_is_killed(driver, tmp_path):
     assert len(alive(pids)) == 2
     process.kill()
     require_gone(pids, 30)
-    require_gone(below, 180)  # Ray's agents look for its dead head for a minute
+    require_gone(below, 180)
 
 
 @pytest.mark.timeout(2 * SECONDS)

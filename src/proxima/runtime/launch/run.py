@@ -1,6 +1,7 @@
 """A run, of whatever kind: folder, journal, resume, loop, Ctrl-C, summary. What every training command calls."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, replace
 from functools import cache
@@ -140,13 +141,19 @@ def train(
 
 
 def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> Workload:
+    workload: Workload
     if command_of(config) != "train":
         from proxima.runtime.launch.offline_workload import OfflineWorkload
 
-        return OfflineWorkload(config, observer)
-    from proxima.runtime.launch.rl_workload import RlWorkload
+        workload = OfflineWorkload(config, observer)
+    else:
+        from proxima.runtime.launch.rl_workload import RlWorkload
 
-    return RlWorkload(config, stages)
+        workload = RlWorkload(config, stages)
+    if not gc.isenabled():  # by the command line: what has been imported stays
+        gc.freeze()
+        gc.enable()
+    return workload
 
 
 async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunFolder, observer: Observer) -> Summary:

@@ -1,5 +1,6 @@
 """A training command with `placement: ray`: this process supervises, and its ranks are the same command."""
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,5 +53,6 @@ def train_on_ray(
     arguments = {"recipe": recipe, "overrides": texts, "command": command, **begin}
     again = {"resume": True, "overwrite": False}
     engines = engine_plan(config, folder)
+    gc.enable()
     code = supervise(RANK, config.placement, arguments, again=again, engines=engines, log=folder / LINES)
     return RayEnd(code, folder)

@@ -1,0 +1,56 @@
+"""What decoders share: the limits of products are tried once on a machine, and kept."""
+
+import json
+
+import pytest
+import torch
+
+from proxima.engine import decoder
+
+SHAPE = (16, 24, torch.float32, False, 1)
+
+
+@pytest.fixture
+def tried(tmp_path, monkeypatch):
+    """The shapes that are tried from now on; each call of `row_limits` is that of another process."""
+    shapes = []
+
+    def limits(height, width, *rest, transposed):
+        shapes.append((height, width, transposed))
+        return 8, 512
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(decoder, "tried_limits", limits)
+    monkeypatch.setattr(decoder, "row_limits", decoder.row_limits.__wrapped__)
+    monkeypatch.setattr(decoder, "_limits_file", decoder._limits_file.__wrapped__)
+    return shapes
+
+
+def test_limits_are_kept_between_processes(tried):
+    assert [decoder.row_limits(*SHAPE) for _ in range(2)] == [(8, 512)] * 2
+    assert decoder.row_limits(*SHAPE, transposed=True) == (8, 512)
+    assert tried == [(16, 24, False), (16, 24, True)]
+
+
+def test_other_libraries_and_other_trials_have_a_file_of_their_own(tried, monkeypatch):
+    names = [decoder._limits_file()]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    names.append(decoder._limits_file())
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    names.append(decoder._limits_file())
+    assert len({*names}) == 3
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", json.dumps({"other": [8, 8]})])
+def test_a_damaged_file_is_written_anew(tried, text):
+    file = decoder._limits_file()
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert [decoder.row_limits(*SHAPE) for _ in range(2)] == [(8, 512)] * 2
+    assert len(tried) == 1 and [8, 512] in json.loads(file.read_text()).values()
+
+
+def test_a_folder_that_takes_nothing_costs_the_trials_alone(tried, tmp_path):
+    (tmp_path / "cache").write_text("")
+    assert [decoder.row_limits(*SHAPE) for _ in range(2)] == [(8, 512)] * 2
+    assert len(tried) == 2
