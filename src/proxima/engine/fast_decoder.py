@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits
+from proxima.engine.kernels.step import PAIRS, StepKernels, step_kernels
 from proxima.model.lora import weight_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -67,6 +69,11 @@ class FastDecoder(CachingDecoder):
         self.rotary = torch.zeros(0, self.head_dim // 2, dtype=torch.complex64, device=self.device)
         self.rotary_source: Any = model.get_submodule("model.rotary_emb")
         self.layers: list[Layer] = []
+        self.kernels: StepKernels | None = None  # of a step; None: eager
+        self.width = int(config.intermediate_size)
+        aligned = not (config.hidden_size % PAIRS or self.width % PAIRS)
+        if dtype == torch.bfloat16 and self.device.type == "cpu" and aligned:
+            self.kernels = step_kernels(self.head_dim, self.heads // self.kv_heads)
         self.load(model)
 
     @torch.no_grad()
@@ -132,6 +139,24 @@ class FastDecoder(CachingDecoder):
             gate, up = layer.gate_up(h).chunk(2, dim=1)
             x += layer.down(F.silu(gate).mul_(up))
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+        if self.kernels is None:
+            return super().step(tokens, position, cache)
+        turns = self._rotary(int(position.max()) + 1)
+        x = self.embedding[tokens]
+        hidden = torch.empty_like(x, dtype=self.dtype)
+        seen = hidden.new_empty(len(x), self.heads * self.head_dim)
+        gated = hidden.new_empty(len(x), self.width)
+        delta: Tensor | None = None
+        for layer, held in zip(self.layers, cache.layers, strict=True):
+            qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden))
+            norms = layer.q_norm, layer.k_norm
+            self.kernels.attend(qkv, norms, self.eps, turns, position, held, seen)
+            gate_up = layer.gate_up(self.kernels.norm(x, layer.out(seen), layer.post_norm, self.eps, hidden))
+            delta = layer.down(self.kernels.swiglu(gate_up, gated))
+        return self.kernels.norm(x, delta, self.norm, self.eps, hidden)
 
     def _rotary(self, length: int) -> Tensor:
         """[≥ length, D/2] complex64: cos + i sin of every position, grown on demand."""
