@@ -5,7 +5,7 @@ embedding in float32. The engine's log-probs differ from the trainer's by roundi
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,13 @@ from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits
-from proxima.engine.kernels.step import PAIRS, StepKernels, step_kernels
 from proxima.model.lora import weight_of
 
+if TYPE_CHECKING:
+    from proxima.engine.kernels.step import StepKernels
+
 FAMILIES = ("llama", "qwen2", "qwen3")
+ALIGNED = 32  # sizes that the compiled step takes are multiples of it
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies do not change with the length
 
 
@@ -69,10 +72,12 @@ class FastDecoder(CachingDecoder):
         self.rotary = torch.zeros(0, self.head_dim // 2, dtype=torch.complex64, device=self.device)
         self.rotary_source: Any = model.get_submodule("model.rotary_emb")
         self.layers: list[Layer] = []
-        self.kernels: StepKernels | None = None  # of a step; None: eager
+        self.kernels: "StepKernels | None" = None  # of a step; None: eager
         self.width = int(config.intermediate_size)
-        aligned = not (config.hidden_size % PAIRS or self.width % PAIRS)
-        if dtype == torch.bfloat16 and self.device.type == "cpu" and aligned:
+        sizes = self.head_dim, self.width, config.hidden_size
+        if dtype == torch.bfloat16 and self.device.type == "cpu" and not any(size % ALIGNED for size in sizes):
+            from proxima.engine.kernels.step import step_kernels
+
             self.kernels = step_kernels(self.head_dim, self.heads // self.kv_heads)
         self.load(model)
 

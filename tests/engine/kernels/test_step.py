@@ -9,7 +9,7 @@ from proxima.engine.decoder import cached_attention, reach_mask
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.engine.kernels.compiled import unavailable
 from proxima.engine.kernels.step import step_kernels
-from tests.model.rows import ids
+from tests.model.rows import ids, loaded
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 
@@ -132,6 +132,7 @@ def test_a_rows_bits_depend_on_that_row_alone():
 
 
 def test_no_kernels_for_other_shapes(monkeypatch):
-    assert step_kernels(48, 2) is None
+    narrow = loaded("llama").model
+    assert FastDecoder(narrow, torch.bfloat16).kernels is None  # heads of 8 numbers
     monkeypatch.setattr("proxima.engine.kernels.step.unavailable", lambda: "no compiler")
     assert step_kernels(32, 9) is None

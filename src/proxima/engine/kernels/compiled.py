@@ -41,7 +41,7 @@ def unavailable() -> str | None:
 
 @cache
 def library(source: Path, *defines: str) -> ctypes.CDLL:
-    """`source`, compiled with the macros NAME=VALUE; by its text, macros, compiler and processor. Only where
+    """`source`, compiled with the macros NAME=VALUE; by its text, the headers beside it, macros, compiler and processor. Only where
     `unavailable()` is None.
 
     Raises:
@@ -49,7 +49,8 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
     """
     path = compiler()
     assert path is not None
-    facts = (source.read_text(), FLAGS, defines, _said(path, "--version"), sorted(processor_flags()))
+    texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
+    facts = (texts, FLAGS, defines, _said(path, "--version"), sorted(processor_flags()))
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
     if not held.exists():
         held.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from proxima.engine.kernels.compiled import library, unavailable
 
-PAIRS = 32  # bf16 numbers in a register; sizes are multiples of it
 
 
 class StepKernels:
@@ -71,8 +70,8 @@ class StepKernels:
 
 @cache
 def step_kernels(head_dim: int, group: int) -> StepKernels | None:
-    """For heads of `head_dim` and `group` query heads a key head; None where the machine has no kernels, or for a
-    `head_dim` that is no multiple of PAIRS."""
-    if head_dim % PAIRS or unavailable():
+    """For heads of `head_dim` and `group` query heads a key head; None where the machine has no kernels.
+    Sizes are multiples of 32."""
+    if unavailable():
         return None
     return StepKernels(library(Path(__file__).with_suffix(".cpp"), f"HEAD_DIM={head_dim}", f"GROUP={group}"))
