@@ -4,6 +4,7 @@ The arithmetic is the trainer's under autocast: products in the engine's dtype; 
 embedding in float32. The engine's log-probs differ from the trainer's by rounding alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ class FastDecoder(CachingDecoder):
         self.rotary_source: Any = model.get_submodule("model.rotary_emb")
         self.layers: list[Layer] = []
         self.kernels: "StepKernels | None" = None  # of a step; None: eager
+        self.buffers: list[Tensor] = []
         self.width = int(config.intermediate_size)
         sizes = self.head_dim, self.width, config.hidden_size
         if dtype == torch.bfloat16 and self.device.type == "cpu" and not any(size % ALIGNED for size in sizes):
@@ -151,17 +153,23 @@ class FastDecoder(CachingDecoder):
             return super().step(tokens, position, cache)
         turns = self._rotary(int(position.max()) + 1)
         x = self.embedding[tokens]
-        hidden = torch.empty_like(x, dtype=self.dtype)
-        seen = hidden.new_empty(len(x), self.heads * self.head_dim)
-        gated = hidden.new_empty(len(x), self.width)
         delta: Tensor | None = None
+        hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))
         for layer, held in zip(self.layers, cache.layers, strict=True):
-            qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden))
-            norms = layer.q_norm, layer.k_norm
-            self.kernels.attend(qkv, norms, self.eps, turns, position, held, seen)
-            gate_up = layer.gate_up(self.kernels.norm(x, layer.out(seen), layer.post_norm, self.eps, hidden))
-            delta = layer.down(self.kernels.swiglu(gate_up, gated))
+            qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
+            self.kernels.attend(qkv, (layer.q_norm, layer.k_norm), self.eps, turns, position, held, seen)
+            delta = layer.out(seen, added)
+            gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
+            delta = layer.down(self.kernels.swiglu(gate_up, gated), added)
         return self.kernels.norm(x, delta, self.norm, self.eps, hidden)
+
+    def _buffers(self, rows: int) -> Sequence[Tensor]:
+        """Of a step, kept for the next one: fresh memory costs more than what is computed in it."""
+        if not self.buffers or len(self.buffers[0]) != rows:
+            queries, width = self.heads * self.head_dim, self.embedding.shape[1]
+            widths = width, queries + 2 * self.kv_heads * self.head_dim, queries, 2 * self.width, self.width, width
+            self.buffers = [torch.empty(rows, width, dtype=self.dtype) for width in widths]
+        return self.buffers
 
     def _rotary(self, length: int) -> Tensor:
         """[≥ length, D/2] complex64: cos + i sin of every position, grown on demand."""

@@ -64,6 +64,13 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(held))
 
 
+@cache
+def has_tiles() -> bool:
+    """Whether this process may use the tiles of AMX, for which Linux is asked."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return "amx_bf16" in processor_flags() and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
+
+
 def compiler() -> str | None:
     """$CXX or g++, where it is."""
     return shutil.which(os.environ.get("CXX") or "g++")
