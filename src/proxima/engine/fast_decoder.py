@@ -73,7 +73,7 @@ class FastDecoder(CachingDecoder):
         self.rotary = torch.zeros(0, self.head_dim // 2, dtype=torch.complex64, device=self.device)
         self.rotary_source: Any = model.get_submodule("model.rotary_emb")
         self.layers: list[Layer] = []
-        self.kernels: "StepKernels | None" = None  # of a step; None: eager
+        self.kernels: StepKernels | None = None  # None: eager
         self.buffers: list[Tensor] = []
         self.width = int(config.intermediate_size)
         sizes = self.head_dim, self.width, config.hidden_size
@@ -130,9 +130,9 @@ class FastDecoder(CachingDecoder):
         turning = self.heads + self.kv_heads
         rotary = self._rotary(int(position.max()) + 1)[position][:, None]  # [n, 1, D/2] complex
         x = self.embedding[tokens]
+        delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
-            h = F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps).to(self.dtype)
-            qkv = layer.qkv(h).float().view(count, -1, dim)
+            qkv = layer.qkv(self._normed(x, delta, layer.input_norm)).float().view(count, -1, dim)
             if layer.q_norm is not None:
                 assert layer.k_norm is not None
                 qkv[:, : self.heads] = F.rms_norm(qkv[:, : self.heads], (dim,), layer.q_norm, self.eps)
@@ -141,11 +141,24 @@ class FastDecoder(CachingDecoder):
             qkv = qkv.to(self.dtype)
             kv = qkv[:, self.heads :].view(count, 2, self.kv_heads, dim)
             seen = attend(i, qkv[:, : self.heads], kv, self.scale, None)
-            x += layer.out(seen.reshape(count, queries))
-            h = F.rms_norm(x, x.shape[-1:], layer.post_norm, self.eps).to(self.dtype)
-            gate, up = layer.gate_up(h).chunk(2, dim=1)
-            x += layer.down(F.silu(gate).mul_(up))
-        return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+            delta = layer.out(seen.reshape(count, queries))
+            delta = layer.down(self._gated(layer.gate_up(self._normed(x, delta, layer.post_norm))))
+        return self._normed(x, delta, self.norm)
+
+    def _normed(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """x [n, D] float32 += delta, in place; its norm, in the engine's dtype."""
+        if self.kernels is not None:
+            return self.kernels.norm(x, delta, weight, self.eps, torch.empty_like(x, dtype=self.dtype))
+        if delta is not None:
+            x += delta
+        return F.rms_norm(x, x.shape[-1:], weight, self.eps).to(self.dtype)
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up [n, F] of [n, 2 F]."""
+        if self.kernels is not None:
+            return self.kernels.swiglu(gate_up, gate_up.new_empty(len(gate_up), self.width))
+        gate, up = gate_up.chunk(2, dim=1)
+        return F.silu(gate).mul_(up)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:

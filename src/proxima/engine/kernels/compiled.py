@@ -41,8 +41,8 @@ def unavailable() -> str | None:
 
 @cache
 def library(source: Path, *defines: str) -> ctypes.CDLL:
-    """`source`, compiled with the macros NAME=VALUE; by its text, the headers beside it, macros, compiler and processor. Only where
-    `unavailable()` is None.
+    """`source`, compiled with the macros NAME=VALUE, by its text, the headers beside it, compiler and processor. Only
+    where `unavailable()` is None.
 
     Raises:
         RuntimeError: it does not compile; with what the compiler says.

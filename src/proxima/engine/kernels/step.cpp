@@ -31,19 +31,21 @@ static inline void rotate(const bf16 *in, const float *weight, float eps, const 
         const float scale = 1.0f / std::sqrt(sum(squares) / HEAD_DIM + eps);
         for (int i = 0; i < HEAD_DIM; i += LANES) store(x + i, load(x + i) * scale * load(weight + i));
     }
-    float turned[HEAD_DIM];
-    for (int i = 0; i < HEAD_DIM; i += 2) {
-        turned[i] = x[i] * turns[i] - x[i + 1] * turns[i + 1];
-        turned[i + 1] = x[i] * turns[i + 1] + x[i + 1] * turns[i];
+    for (int i = 0; i < HEAD_DIM; i += LANES) {
+        const Floats own = load(x + i), turn = load(turns + i);
+        const Floats cosine = __builtin_shufflevector(turn, turn, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
+        const Floats sine = __builtin_shufflevector(turn, turn, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
+        const Floats other =  // of a pair (a, b): (-b, a)
+            __builtin_shufflevector(own, -own, 17, 0, 19, 2, 21, 4, 23, 6, 25, 8, 27, 10, 29, 12, 31, 14);
+        store(out + i, own * cosine + other * sine);
     }
-    for (int i = 0; i < HEAD_DIM; i += LANES) store(out + i, load(turned + i));
 }
 
-// scores[g][s] = queries[g] . keys[s], LANES positions at a time. `ahead`: read next, fetched meanwhile.
-static inline void dot(const bf16 (*queries)[HEAD_DIM], const bf16 *keys, const bf16 *ahead, float *scores, long room) {
+// scores[g][s] = queries[g] . keys[s], LANES positions at a time.
+static inline void dot(const bf16 (*queries)[HEAD_DIM], const bf16 *keys, float *scores, long room) {
     for (long s = 0; s < room; s += LANES) {
         const bf16 *own = keys + s * HEAD_DIM;
-        for (int i = 0; i < LANES * HEAD_DIM; i += PAIRS) _mm_prefetch(ahead + s * HEAD_DIM + i, _MM_HINT_T1);
+        for (int i = 0; i < LANES * HEAD_DIM; i += PAIRS) _mm_prefetch(own + LANES * HEAD_DIM + i, _MM_HINT_T0);
         for (int g = 0; g < GROUP; g++) {
             Floats terms[LANES] = {};
             for (int i = 0; i < HEAD_DIM; i += PAIRS)
@@ -79,8 +81,8 @@ constexpr int at_once() {
 }
 
 // out[g] = sum over s of weights[g][s] / totals[g] * values[s], two positions at a time.
-static inline void average(const bf16 *weights, const float *totals, const bf16 *values, const bf16 *ahead,
-                           bf16 *out, long length, long room) {
+static inline void average(const bf16 *weights, const float *totals, const bf16 *values, bf16 *out, long length,
+                           long room) {
     constexpr int registers = at_once();
     for (int column = 0; column < HEAD_DIM; column += registers * PAIRS) {
         Floats sums[GROUP][registers][2] = {};
@@ -89,8 +91,8 @@ static inline void average(const bf16 *weights, const float *totals, const bf16 
                 const bf16 *at = values + s * HEAD_DIM + column + i * PAIRS;
                 const __m512i one = _mm512_loadu_si512(at);
                 const __m512i other = s + 1 < length ? _mm512_loadu_si512(at + HEAD_DIM) : _mm512_setzero_si512();
-                _mm_prefetch(ahead + (at - values), _MM_HINT_T1);
-                _mm_prefetch(ahead + (at - values) + HEAD_DIM, _MM_HINT_T1);
+                _mm_prefetch(at + LANES * HEAD_DIM, _MM_HINT_T0);
+                _mm_prefetch(at + (LANES + 1) * HEAD_DIM, _MM_HINT_T0);
                 const __m512i low = _mm512_unpacklo_epi16(one, other), high = _mm512_unpackhi_epi16(one, other);
                 for (int g = 0; g < GROUP; g++) {
                     int32_t both;
@@ -104,7 +106,8 @@ static inline void average(const bf16 *weights, const float *totals, const bf16 
                 const Floats low = sums[g][i][0] / totals[g], high = sums[g][i][1] / totals[g];
                 bf16 *at = out + g * HEAD_DIM + column + i * PAIRS;
                 store(at, __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
-                store(at + LANES, __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
+                store(at + LANES,
+                      __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
             }
     }
 }
@@ -133,16 +136,15 @@ void attend(const bf16 *qkv, const float *q_norm, const float *k_norm, float eps
             const bf16 *query = qkv + r * own + h * GROUP * HEAD_DIM;
             const bf16 *key = qkv + r * own + (GROUP * kv_heads + h) * HEAD_DIM, *value = key + kv_heads * HEAD_DIM;
             bf16 *held_keys = keys + item * capacity * HEAD_DIM, *held_values = values + item * capacity * HEAD_DIM;
-            const long next = item + 1 < rows * kv_heads ? capacity * HEAD_DIM : 0;
             rotate(key, k_norm, eps, turn, held_keys + at * HEAD_DIM);
             memcpy(held_values + at * HEAD_DIM, value, HEAD_DIM * sizeof(bf16));
             bf16 turned[GROUP][HEAD_DIM];
             for (int g = 0; g < GROUP; g++) rotate(query + g * HEAD_DIM, q_norm, eps, turn, turned[g]);
-            dot(turned, held_keys, held_keys + next, scores.data(), room);
+            dot(turned, held_keys, scores.data(), room);
             float totals[GROUP];
             for (int g = 0; g < GROUP; g++)
                 totals[g] = weigh(scores.data() + g * room, weights.data() + g * room, length, room, scale);
-            average(weights.data(), totals, held_values, held_values + next, out + item * GROUP * HEAD_DIM, length, room);
+            average(weights.data(), totals, held_values, out + item * GROUP * HEAD_DIM, length, room);
         }
     }
 }

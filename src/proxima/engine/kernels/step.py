@@ -10,7 +10,6 @@ from torch import Tensor
 from proxima.engine.kernels.compiled import library, unavailable
 
 
-
 class StepKernels:
     """Functions over contiguous CPU tensors of n rows, bf16 unless said otherwise. They write `out` and return it.
 
