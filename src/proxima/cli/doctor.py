@@ -68,7 +68,16 @@ def describe_machine() -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "servers": installed_servers(),
         "gemm_gflops": {"device": fastest, **gemm},
+        "engine_kernels": engine_kernels(),
     }
+
+
+def engine_kernels() -> str:
+    """What the local engine computes with between torch's products, on a CPU."""
+    from proxima.engine.kernels.compiled import has_tiles, unavailable
+
+    reason = unavailable()
+    return f"eager torch: {reason}" if reason else f"compiled{' with AMX' if has_tiles() else ''}"
 
 
 def installed_servers() -> dict[str, str | None]:
@@ -123,6 +132,7 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"servers   {', '.join(servers)}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
+        f"kernels   {facts['engine_kernels']}, in a bfloat16 engine on a CPU",
     ]
     if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
         remedy = "set model.compute_dtype=float32 and engine.dtype=float32"

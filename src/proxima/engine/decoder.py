@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +20,13 @@ from torch.overrides import TorchFunctionMode
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 
+if TYPE_CHECKING:
+    from proxima.engine.kernels.linear import TileLinear
+
 PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
+LEAST_TILED = 1 << 16  # numbers of a weight whose products are worth kernels of our own
 # positions summed by one float32 product: libraries split a longer sum at places that depend on its length
 BLOCK = 256
 
@@ -204,7 +208,8 @@ class Matrix:
     """A weight [out, in] prepared for `x @ weight.T`, in the dtype of its products.
 
     On a CPU, bf16 weights are converted once to oneDNN's packed format instead of at every product; the result has the
-    same bits, and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf).
+    same bits, and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf). With AMX, large ones are
+    products of our own (`kernels.linear`): a decode step takes a quarter less again.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -212,14 +217,30 @@ class Matrix:
         self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
         on_cpu = weight.device.type == "cpu"
         self.packed = PACK and on_cpu and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
-        self.weight: Tensor = _prepared(weight.detach().to(dtype, copy=True), self.packed)
+        self.tiles = _tiles(weight) if self.packed else None
+        if self.tiles is not None:
+            self.weight = self.tiles.pack(weight.detach().to(dtype))
+            self.bias = None if bias is None else bias.detach().to(dtype).float()
+            return
+        self.weight = _prepared(weight.detach().to(dtype, copy=True), self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
             self.rows = row_limits(*weight.shape, dtype, self.packed, torch.get_num_threads())
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[n, in] → [n, out]; a row's bits do not depend on the others."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[n, in] → [n, out]; a row's bits do not depend on the others. The result may be in `out`."""
+        if self.tiles is not None:
+            return self.tiles(x, self.weight, self.bias, out)
         return in_rows(lambda rows: _product(rows, self.weight, self.bias, self.packed), x, self.rows)
+
+
+def _tiles(weight: Tensor) -> "TileLinear | None":
+    """What multiplies by this weight on AMX; None where that is oneDNN."""
+    if weight.numel() < LEAST_TILED or any(size % 32 for size in weight.shape):
+        return None
+    from proxima.engine.kernels.linear import tile_linear
+
+    return tile_linear()
 
 
 def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, int]) -> Tensor:

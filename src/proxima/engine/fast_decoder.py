@@ -4,17 +4,23 @@ The arithmetic is the trainer's under autocast: products in the engine's dtype; 
 embedding in float32. The engine's log-probs differ from the trainer's by rounding alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits
 from proxima.model.lora import weight_of
 
+if TYPE_CHECKING:
+    from proxima.engine.kernels.step import StepKernels
+
 FAMILIES = ("llama", "qwen2", "qwen3")
+ALIGNED = 32  # sizes that the compiled step takes are multiples of it
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies do not change with the length
 
 
@@ -67,6 +73,14 @@ class FastDecoder(CachingDecoder):
         self.rotary = torch.zeros(0, self.head_dim // 2, dtype=torch.complex64, device=self.device)
         self.rotary_source: Any = model.get_submodule("model.rotary_emb")
         self.layers: list[Layer] = []
+        self.kernels: StepKernels | None = None  # None: eager
+        self.buffers: list[Tensor] = []
+        self.width = int(config.intermediate_size)
+        sizes = self.head_dim, self.width, config.hidden_size
+        if dtype == torch.bfloat16 and self.device.type == "cpu" and not any(size % ALIGNED for size in sizes):
+            from proxima.engine.kernels.step import step_kernels
+
+            self.kernels = step_kernels(self.head_dim, self.heads // self.kv_heads)
         self.load(model)
 
     @torch.no_grad()
@@ -116,9 +130,9 @@ class FastDecoder(CachingDecoder):
         turning = self.heads + self.kv_heads
         rotary = self._rotary(int(position.max()) + 1)[position][:, None]  # [n, 1, D/2] complex
         x = self.embedding[tokens]
+        delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
-            h = F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps).to(self.dtype)
-            qkv = layer.qkv(h).float().view(count, -1, dim)
+            qkv = layer.qkv(self._normed(x, delta, layer.input_norm)).float().view(count, -1, dim)
             if layer.q_norm is not None:
                 assert layer.k_norm is not None
                 qkv[:, : self.heads] = F.rms_norm(qkv[:, : self.heads], (dim,), layer.q_norm, self.eps)
@@ -127,11 +141,48 @@ class FastDecoder(CachingDecoder):
             qkv = qkv.to(self.dtype)
             kv = qkv[:, self.heads :].view(count, 2, self.kv_heads, dim)
             seen = attend(i, qkv[:, : self.heads], kv, self.scale, None)
-            x += layer.out(seen.reshape(count, queries))
-            h = F.rms_norm(x, x.shape[-1:], layer.post_norm, self.eps).to(self.dtype)
-            gate, up = layer.gate_up(h).chunk(2, dim=1)
-            x += layer.down(F.silu(gate).mul_(up))
-        return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+            delta = layer.out(seen.reshape(count, queries))
+            delta = layer.down(self._gated(layer.gate_up(self._normed(x, delta, layer.post_norm))))
+        return self._normed(x, delta, self.norm)
+
+    def _normed(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        """x [n, D] float32 += delta, in place; its norm, in the engine's dtype."""
+        if self.kernels is not None:
+            return self.kernels.norm(x, delta, weight, self.eps, torch.empty_like(x, dtype=self.dtype))
+        if delta is not None:
+            x += delta
+        return F.rms_norm(x, x.shape[-1:], weight, self.eps).to(self.dtype)
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up [n, F] of [n, 2 F]."""
+        if self.kernels is not None:
+            return self.kernels.swiglu(gate_up, gate_up.new_empty(len(gate_up), self.width))
+        gate, up = gate_up.chunk(2, dim=1)
+        return F.silu(gate).mul_(up)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+        if self.kernels is None:
+            return super().step(tokens, position, cache)
+        turns = self._rotary(int(position.max()) + 1)
+        x = self.embedding[tokens]
+        delta: Tensor | None = None
+        hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))
+        for layer, held in zip(self.layers, cache.layers, strict=True):
+            qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
+            self.kernels.attend(qkv, (layer.q_norm, layer.k_norm), self.eps, turns, position, held, seen)
+            delta = layer.out(seen, added)
+            gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
+            delta = layer.down(self.kernels.swiglu(gate_up, gated), added)
+        return self.kernels.norm(x, delta, self.norm, self.eps, hidden)
+
+    def _buffers(self, rows: int) -> Sequence[Tensor]:
+        """Of a step, kept for the next one: fresh memory costs more than what is computed in it."""
+        if not self.buffers or len(self.buffers[0]) != rows:
+            queries, width = self.heads * self.head_dim, self.embedding.shape[1]
+            widths = width, queries + 2 * self.kv_heads * self.head_dim, queries, 2 * self.width, self.width, width
+            self.buffers = [torch.empty(rows, width, dtype=self.dtype) for width in widths]
+        return self.buffers
 
     def _rotary(self, length: int) -> Tensor:
         """[≥ length, D/2] complex64: cos + i sin of every position, grown on demand."""

@@ -5,11 +5,15 @@ Every row has its own temperature, truncation and uniform number: the token of a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from proxima.engine.protocol import Sampling
+
+if TYPE_CHECKING:
+    from proxima.engine.kernels.sample import Draw
 
 BLOCK = 8  # rows processed at once on a CPU: their logits stay in the cache
 CANDIDATES = 1024  # most tokens considered for top-p before a full sort
@@ -66,6 +70,9 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     """
     step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
+    if not (truncates or top or masks) and (draw := _kernel(logits)) is not None:
+        token, log_prob = draw(logits, rows.temperature, uniform.contiguous())
+        return Sampled(token=token, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
     greedy = bool((rows.temperature == 0).any())
     parts = []
     for at in range(0, len(logits), step):
@@ -83,6 +90,16 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     if masks:
         sampled = replace(sampled, mask_ids=kept[0], mask_counts=kept[1])
     return replace(sampled, top_k=ids, top_k_log_prob=log_probs) if top else sampled
+
+
+def _kernel(logits: Tensor) -> "Draw | None":
+    """What draws from these logits without truncation, in fewer passes; None where that is eager torch."""
+    fits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
+    if not fits or logits.shape[1] % 32:
+        return None
+    from proxima.engine.kernels.sample import sample_kernel
+
+    return sample_kernel()
 
 
 def _sample_block(

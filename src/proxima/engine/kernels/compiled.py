@@ -1,0 +1,93 @@
+"""Compiles a C++ file of this folder, once, and keeps the library in the user's cache folder.
+
+It takes half a second a file, on the first use. Whether a machine has kernels depends on its processor and compiler,
+never on whether they have been compiled before: a run that resumes takes the path that it took. `CXX=none` switches
+them off.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
+FEATURE = "avx512_bf16"  # products of bf16, and registers of 32 of them
+OLDEST = 12  # GCC, that knows the vectors used here
+
+
+@cache
+def unavailable() -> str | None:
+    """Why this machine has no kernels; None if it has."""
+    path = compiler()
+    if path is None:
+        return f"no C++ compiler {os.environ.get('CXX') or 'g++'}"
+    if FEATURE not in processor_flags():
+        return f"a processor without {FEATURE}"
+    version = _said(path, "-dumpversion").split(".")[0].strip()
+    if not version.isdigit() or int(version) < OLDEST:
+        return f"{path} is not GCC {OLDEST} or later"
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder()):
+            return None
+    except OSError as error:
+        return f"{folder()} can't be written: {error.strerror}"
+
+
+@cache
+def library(source: Path, *defines: str) -> ctypes.CDLL:
+    """`source`, compiled with the macros NAME=VALUE, by its text, the headers beside it, compiler and processor. Only
+    where `unavailable()` is None.
+
+    Raises:
+        RuntimeError: it does not compile; with what the compiler says.
+    """
+    path = compiler()
+    assert path is not None
+    texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
+    facts = (texts, FLAGS, defines, _said(path, "--version"), sorted(processor_flags()))
+    held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
+    if not held.exists():
+        held.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder()) as scratch:
+            made = Path(scratch) / held.name
+            command = [path, *FLAGS, *(f"-D{define}" for define in defines), str(source), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)} failed; CXX=none does without:\n{done.stderr[-2000:]}")
+            made.replace(held)  # at once: another process may do the same
+    return ctypes.CDLL(str(held))
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this process may use the tiles of AMX, for which Linux is asked."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return "amx_bf16" in processor_flags() and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
+
+
+def compiler() -> str | None:
+    """$CXX or g++, where it is."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+def folder() -> Path:
+    """Of the libraries."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxima" / "kernels"
+
+
+def processor_flags() -> frozenset[str]:
+    """What the processor can do, as Linux names it; nothing elsewhere."""
+    if platform.system() != "Linux":
+        return frozenset()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout

@@ -1,0 +1,58 @@
+"""Kernels are compiled once, found again, and left out where a machine can't have them."""
+
+import pytest
+
+from proxima.engine.kernels import compiled
+
+SOURCE = 'extern "C" int answer() { return ANSWER; }'
+needs_kernels = pytest.mark.skipif(compiled.unavailable() is not None, reason=f"{compiled.unavailable()}")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiled.unavailable.cache_clear()
+    compiled.library.cache_clear()
+    yield
+    compiled.unavailable.cache_clear()
+    compiled.library.cache_clear()
+
+
+@needs_kernels
+def test_a_library_is_compiled_once_for_its_text_and_macros(tmp_path):
+    source = tmp_path / "one.cpp"
+    source.write_text(SOURCE)
+    assert compiled.library(source, "ANSWER=42").answer() == 42
+    assert compiled.library(source, "ANSWER=43").answer() == 43
+    held = sorted(compiled.folder().glob("*.so"))
+    times = [file.stat().st_mtime_ns for file in held]
+    compiled.library.cache_clear()
+    assert compiled.library(source, "ANSWER=42").answer() == 42
+    assert [file.stat().st_mtime_ns for file in sorted(compiled.folder().iterdir())] == times
+    source.write_text(SOURCE + "\n")
+    compiled.library.cache_clear()
+    compiled.library(source, "ANSWER=42")
+    assert len(list(compiled.folder().iterdir())) == 3
+
+
+@needs_kernels
+def test_what_does_not_compile_says_why(tmp_path):
+    source = tmp_path / "bad.cpp"
+    source.write_text("not C++")
+    with pytest.raises(RuntimeError, match=r"(?s)bad.cpp.*CXX=none does without.*error"):
+        compiled.library(source)
+
+
+def test_why_a_machine_has_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "none")
+    assert compiled.unavailable() == "no C++ compiler none"
+    old = tmp_path / "old-g++"
+    old.write_text("#!/bin/sh\necho 11.4.0\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    monkeypatch.setattr(compiled, "processor_flags", lambda: frozenset({compiled.FEATURE}))
+    compiled.unavailable.cache_clear()
+    assert compiled.unavailable() == f"{old} is not GCC 12 or later"
+    monkeypatch.setattr(compiled, "processor_flags", frozenset)
+    compiled.unavailable.cache_clear()
+    assert compiled.unavailable() == "a processor without avx512_bf16"

@@ -1,0 +1,46 @@
+"""Products on the tiles of AMX against float64."""
+
+import pytest
+import torch
+
+from proxima.engine.decoder import Matrix
+from proxima.engine.kernels.compiled import has_tiles, unavailable
+from proxima.engine.kernels.linear import TileLinear, tile_linear
+
+pytestmark = pytest.mark.skipif(bool(unavailable()) or not has_tiles(), reason="no AMX, or no compiler")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 160), (320, 64)])
+def test_a_product_is_rounded_once(height, width, bias):
+    """Row counts around every block, against float64: the nearest bf16, or its neighbour where float32 sums differ."""
+    linear = tile_linear()
+    assert linear is not None
+    torch.manual_seed(height)
+    weight, added = torch.randn(height, width).bfloat16(), torch.randn(height) if bias else None
+    for rows in (1, 8, 15, 16, 17, 31, 32, 33, 64, 70, 513):
+        x = torch.randn(rows, width).bfloat16()
+        exact = x.double() @ weight.double().T + (0 if added is None else added)
+        out = linear(x, TileLinear.pack(weight), added)
+        assert out.shape == (rows, height)
+        assert (out != exact.bfloat16()).float().mean() < 0.01
+        torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=1e-4)
+
+
+def test_a_rows_bits_depend_on_that_row_alone():
+    """On sums whose terms cancel, so that the result is their rounding errors."""
+    torch.manual_seed(0)
+    half, weight = torch.randn(600, 256), torch.randn(256, 256).bfloat16()
+    x = torch.cat([half, -half], 1).bfloat16()
+    matrix = Matrix(torch.cat([weight, weight], 1), None, torch.bfloat16)
+    assert matrix.tiles is not None
+    whole = matrix(x)
+    assert (whole != 0).float().mean() > 0.1
+    for rows in (1, 8, 24, 40, 513):
+        assert torch.equal(matrix(x[-rows:]), whole[-rows:])
+
+
+def test_small_and_unaligned_weights_are_left_to_onednn():
+    for shape in ((32, 64), (300, 512)):
+        assert Matrix(torch.randn(shape), None, torch.bfloat16).tiles is None
+    assert Matrix(torch.randn(512, 512), None, torch.float32).tiles is None

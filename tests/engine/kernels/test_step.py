@@ -1,0 +1,138 @@
+"""The compiled decode step against eager torch: each kernel on random shapes, and whole steps of a model."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from proxima.engine.decoder import cached_attention, reach_mask
+from proxima.engine.fast_decoder import FastDecoder
+from proxima.engine.kernels.compiled import unavailable
+from proxima.engine.kernels.step import step_kernels
+from tests.model.rows import ids, loaded
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
+
+SHAPES = [(64, 3, 2), (32, 1, 2), (96, 4, 1)]  # dimension, group, key heads
+
+
+def kernels(head_dim=64, group=3):
+    found = step_kernels(head_dim, group)
+    assert found is not None
+    return found
+
+
+def random_bf16(*shape):
+    return torch.randn(shape).bfloat16()
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(("dim", "group", "kv_heads"), SHAPES)
+def test_attention_is_that_of_eager_torch(dim, group, kv_heads, norms):
+    """Every length from 1 to the capacity, among them odd ones, and rows beyond the batch stay as they are."""
+    torch.manual_seed(dim + group)
+    rows, capacity, heads = 16, 128, group * kv_heads
+    layer = random_bf16(2, rows + 3, kv_heads, capacity, dim)
+    expected = layer.clone()
+    qkv, angle = random_bf16(rows, (heads + 2 * kv_heads) * dim), 6 * torch.rand(capacity, dim // 2)
+    turns = torch.polar(torch.ones_like(angle), angle)
+    position = torch.cat([torch.tensor([0, 1, 15, 16, capacity - 1]), torch.randint(0, capacity, (rows - 5,))])
+    weights = (torch.rand(dim) + 0.5, torch.rand(dim) + 0.5) if norms else (None, None)
+    out = torch.empty(rows, heads * dim, dtype=torch.bfloat16)
+    kernels(dim, group).attend(qkv, weights, 1e-5, turns, position, layer, out)
+
+    whole = qkv.float().view(rows, -1, dim)
+    for part, weight in zip((slice(heads), slice(heads, heads + kv_heads)), weights, strict=True):
+        own = whole[:, part] if weight is None else F.rms_norm(whole[:, part], (dim,), weight, 1e-5)
+        pairs = torch.view_as_complex(own.reshape(rows, -1, dim // 2, 2)) * turns[position][:, None]
+        whole[:, part] = torch.view_as_real(pairs).flatten(2)
+    rounded = whole.bfloat16()
+    for i, kv in enumerate(rounded[:, heads:].view(rows, 2, kv_heads, dim).unbind(1)):
+        expected[i][torch.arange(rows), :, position] = kv
+    assert (layer != expected).float().mean() < 1e-4  # a float32 product fused with a sum rounds once less
+    torch.testing.assert_close(layer, expected, rtol=2**-7, atol=0)
+    keys, values = layer[:, :rows].float()
+    seen = cached_attention(rounded[:, :heads].float(), keys, values, reach_mask(position, capacity), None)
+    torch.testing.assert_close(out.float().view_as(seen), seen, rtol=2**-7, atol=2**-7)
+
+
+def test_norm_and_swiglu_are_those_of_eager_torch():
+    torch.manual_seed(0)
+    x, delta, weight = torch.randn(8, 96), random_bf16(8, 96), torch.rand(96)
+    sum_ = x + delta.float()
+    for added in (None, delta):
+        before = x.clone()
+        out = kernels().norm(x, added, weight, 1e-5, torch.empty_like(delta))
+        assert torch.equal(x, before if added is None else sum_)
+        torch.testing.assert_close(out, F.rms_norm(x, (96,), weight, 1e-5).bfloat16(), rtol=2**-7, atol=0)
+    gate_up = 30 * random_bf16(8, 256)
+    gate_up[0, :8] = torch.tensor([0, -0.0, 1e-30, -1e-30, 100, -100, 3e38, -3e38])
+    gate, up = gate_up.chunk(2, dim=1)
+    out = kernels().swiglu(gate_up, torch.empty(8, 128, dtype=torch.bfloat16))
+    torch.testing.assert_close(out, F.silu(gate).mul(up), rtol=2**-6, atol=1e-30)
+
+
+def test_what_is_not_finite_stays_so():
+    """A model that has diverged must be found where a token is drawn."""
+    bad = torch.full((8, 64), torch.nan)
+    assert kernels().norm(bad, None, torch.ones(64), 1e-5, torch.empty(8, 64).bfloat16()).isnan().all()
+    assert kernels().swiglu(torch.full((8, 64), torch.nan).bfloat16(), torch.empty(8, 32).bfloat16()).isnan().all()
+    qkv, layer = random_bf16(8, 5 * 64), random_bf16(2, 8, 1, 64, 64)
+    qkv[3] = torch.nan
+    turns, out = torch.ones(64, 32, dtype=torch.complex64), torch.empty(8, 3 * 64).bfloat16()
+    kernels().attend(qkv, (None, None), 1e-5, turns, torch.full((8,), 20), layer, out)
+    assert out.isnan().all(1).tolist() == [row == 3 for row in range(8)]
+
+
+def model():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=256, initializer_range=0.25,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).eval()
+
+
+def decoded(decoder, rows=range(8), steps=5):
+    """Hidden states [steps, rows, D] after prompts of unlike lengths."""
+    prompts = [ids(3 + 9 * row, row) for row in rows]
+    _, kv = decoder.prefill(prompts)
+    cache = decoder.new_cache(8)
+    cache.reserve(128)
+    for slot, held in enumerate(kv):
+        cache.put(torch.tensor([slot]), held)
+    padding = torch.zeros(8 - len(prompts), dtype=torch.long)
+    found = []
+    for step in range(steps):
+        tokens = torch.cat([torch.tensor([3 + 7 * step + 11 * row for row in rows]), padding])
+        position = torch.cat([torch.tensor([len(prompt) + step for prompt in prompts]), padding])
+        found.append(decoder.step(tokens, position, cache)[: len(prompts)].float())
+    return torch.stack(found)
+
+
+def test_a_step_is_that_of_the_eager_decoder():
+    """And nearer to float32 than two roundings of it are to each other."""
+    compiled, eager, exact = (FastDecoder(model(), dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))
+    assert compiled.kernels is not None and exact.kernels is None
+    eager.kernels = None
+    found, expected, truth = decoded(compiled), decoded(eager), decoded(exact)
+    assert (found - truth).abs().mean() < 1.1 * (expected - truth).abs().mean() < 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.2)
+
+
+def test_a_rows_bits_depend_on_that_row_alone():
+    decoder, threads = FastDecoder(model(), torch.bfloat16), torch.get_num_threads()
+    whole = decoded(decoder)
+    assert torch.equal(decoded(decoder, rows=[2, 7, 5]), whole[:, [2, 7, 5]])
+    try:
+        torch.set_num_threads(3 - threads if threads < 3 else 1)
+        assert torch.equal(decoded(decoder), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_no_kernels_for_other_shapes(monkeypatch):
+    narrow = loaded("llama").model
+    assert FastDecoder(narrow, torch.bfloat16).kernels is None  # heads of 8 numbers
+    monkeypatch.setattr("proxima.engine.kernels.step.unavailable", lambda: "no compiler")
+    assert step_kernels(32, 9) is None
