@@ -1,5 +1,7 @@
 """The kernels against torch in float64, for the instructions that a processor may lack."""
 
+import resource
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -106,3 +108,15 @@ def test_transposed(rows):
     kernels, x = train_kernels(), torch.randn(rows, 32).bfloat16()
     assert torch.equal(kernels.transposed(x), x.T)
     assert torch.equal(kernels.transposed_into(x, torch.empty(32, rows)), x.T.float())
+
+
+def test_freed_memory_is_kept():
+    train_kernels()
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(1 << 24)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() < 1_000  # of 16,384 pages

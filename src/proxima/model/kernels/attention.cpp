@@ -9,9 +9,6 @@
 
 #include "vectors.h"
 
-#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
 #ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 LANES, HEAD = 16, 32
 PARTS = 16  # in which the gradient of a norm's weight is summed
 BF16 = torch.bfloat16
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+MAPPED, TRIMMED = 1 << 29, (1 << 31) - 1
 # by name, the arguments before the number of threads: p a tensor or None, n a number, f a float
 ARGUMENTS = {
     "norm": "pppfpppnn",
@@ -149,6 +151,7 @@ def train_kernels(head_dim: int | None = None, flags: Sequence[str] = ()) -> Tra
     """The kernels, those of attention for heads of `head_dim`; None where the machine can't compile them."""
     if find_compiler() is None:
         return None
+    keep_freed_memory()
     layer = compiled(HERE / "layer.cpp", flags)
     if head_dim is None:
         return TrainKernels(layer)
@@ -158,3 +161,12 @@ def train_kernels(head_dim: int | None = None, flags: Sequence[str] = ()) -> Tra
             HERE / "attention.cpp", (f"-DHEAD_DIM={head_dim}", "-mno-amx-tile", "-mno-amx-bf16", *flags)
         )
     return TrainKernels(layer, attention)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what tensors free up to MAPPED bytes each, for the next ones: otherwise it goes back to
+    the system, and a pass waits for new pages a fifth of its time. A library other than glibc is left alone."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED)
+        mallopt(M_TRIM_THRESHOLD, TRIMMED)

@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512F__) || defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+
 typedef uint16_t bf16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Words __attribute__((vector_size(64)));
@@ -31,16 +35,31 @@ static inline Words rounded(Floats x) {
 
 static inline void store(float *at, Floats x) { memcpy(at, &x, sizeof x); }
 
+#ifdef __AVX512BF16__
 static inline void store(bf16 *at, Floats x) {
-    const Halves upper = __builtin_convertvector(rounded(x) >> 16, Halves);
+    const __m256bh upper = _mm512_cvtneps_pbh((__m512)x);
     memcpy(at, &upper, sizeof upper);
 }
 
 // Two bf16 a lane, as products of bf16 take them: the first in the lower half.
 static inline void store_pairs(uint32_t *at, Floats first, Floats second) {
+    const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    const Words lanes = {0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                         0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f};
+    const __m512i mixed = _mm512_permutexvar_epi16((__m512i)lanes, (__m512i)both);
+    memcpy(at, &mixed, sizeof mixed);
+}
+#else
+static inline void store(bf16 *at, Floats x) {
+    const Halves upper = __builtin_convertvector(rounded(x) >> 16, Halves);
+    memcpy(at, &upper, sizeof upper);
+}
+
+static inline void store_pairs(uint32_t *at, Floats first, Floats second) {
     const Words both = (Words)((rounded(first) >> 16) & 0xffff) | (rounded(second) & ~0xffff);
     memcpy(at, &both, sizeof both);
 }
+#endif
 
 static inline float sum(Floats x) {
     float total = 0;
@@ -56,18 +75,25 @@ static inline float largest(Floats x) {
 
 static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// e^x for x below 88, to a few units in the last place: 2^n by the exponent's bits, the rest by Cephes' polynomial.
+// e^x for x below 88, to a few units in the last place near 0: 2^n 2^r by Cephes' polynomial; below -87 about 0.
 static inline Floats exponential(Floats x) {
-    const Floats shifted = (x < -87.0f ? Floats{} - 87.0f : x) * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+    const Floats t = x * 1.44269504f, n = (Floats)_mm512_roundscale_ps((__m512)t, 8), r = t - n;
+#else
+    const Floats t = (x < -87.0f ? Floats{} - 87.0f : x) * 1.44269504f, n = (t + 12582912.0f) - 12582912.0f, r = t - n;
+#endif
+    Floats p = r * 1.535336188e-4f + 1.339887440e-3f;
+    p = p * r + 9.618437357e-3f;
+    p = p * r + 5.550332471e-2f;
+    p = p * r + 2.402264791e-1f;
+    p = p * r + 6.931472029e-1f;
+    p = p * r + 1.0f;
+#ifdef __AVX512F__
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);  // of a NaN and -infinity it is 0
+#else
     p *= (Floats)((__builtin_convertvector(n, Words) + 127) << 23);
     return x < -87.0f ? Floats{} : p;  // NaN stays NaN
+#endif
 }
 
 // 1 / (1 + e^-x)
