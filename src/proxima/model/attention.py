@@ -190,6 +190,11 @@ def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
 
 
 def _hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    if not more and batch.tokens.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        from proxima.model.fused_backbone import fused_states
+
+        if (states := fused_states(backbone, batch)) is not None:
+            return states
     return packed_states(backbone, batch, segments=Segments(batch), **more)
 
 

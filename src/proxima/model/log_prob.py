@@ -82,6 +82,12 @@ def token_log_prob(
     settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
     if part is not None and kept is not None:
         kept = part.kept(kept)
+    plain = all(each is None for each in (bias, others, kept, part))
+    if plain and kind == "cpu" and compute == torch.bfloat16:
+        from proxima.model.fused_log_prob import fused_log_prob
+
+        if (fused := fused_log_prob(hidden, weight, target, temperature, *settings[:2], chunk)) is not None:
+            return TokenLogProbs(fused[0], fused[1] if settings[0] else None, None)
     log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, kept, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
 

@@ -1,0 +1,199 @@
+"""The decoder stack of plain Llama, Qwen2 and Qwen3 on a CPU, in bf16 on float32 weights: what Hugging Face's modules
+compute under autocast, with few passes over memory between the products.
+
+    x += delta;  h = norm(x);  qkv = h W_qkv;  a = attention(turn(qkv));  delta = a W_o
+    x += delta;  h = norm(x);  [g, u] = h W_gu;  delta = (silu(g) u) W_down
+
+The residual stream x is float32, as under autocast. Weights are cast once a pass, and the projections that read the
+same states are one product. Fewer values are rounded to bf16 than by the modules: scores, silu(g) and the sums of the
+gradients of q, k, v and of g, u stay float32.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from proxima.data import PackedBatch
+from proxima.model.kernels.train_kernels import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
+
+FAMILIES = ("Llama", "Qwen2", "Qwen3")
+PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+
+
+def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
+    """The states that predict the response tokens, [N, D] float32; None where a model or machine is another."""
+    kernels = _kernels(backbone)
+    if kernels is None:
+        return None
+    model: Any = backbone
+    attention = model.layers[0].self_attn
+    x = model.embed_tokens(batch.tokens)
+    cos, sin = (
+        turn[0, :, : attention.head_dim // 2].contiguous() for turn in model.rotary_emb(x, batch.position[None])
+    )
+    edges, parents = (torch.tensor(each, dtype=torch.long) for each in (batch.edges, batch.parents))
+    heads, kv_heads = (each.out_features // attention.head_dim for each in (attention.q_proj, attention.k_proj))
+    segments = PackedSegments(edges, parents, heads, kv_heads, attention.scaling)
+    delta: Tensor | None = None
+    for layer in model.layers:
+        modules = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
+        qkv, out, gate_up, down = (_Projection([modules[name] for name in names]) for names in PROJECTIONS)
+        norms = [getattr(modules.get(name), "weight", None) for name in ("q_norm", "k_norm")]
+        eps = getattr(modules.get("q_norm"), "variance_epsilon", 0.0)
+        x, h = _normed(kernels, x, delta, layer.input_layernorm)
+        seen = _attention(kernels, qkv.product(kernels, h), *norms, Turns(cos, sin, None, None, eps), segments)
+        x, h = _normed(kernels, x, out.product(kernels, seen), layer.post_attention_layernorm)
+        delta = down.product(kernels, gate_up.product(kernels, h), gated=True)
+    states: Tensor = model.norm((x if delta is None else x + delta).index_select(0, batch.predict))
+    return states
+
+
+def _kernels(backbone: nn.Module) -> TrainKernels | None:
+    """The kernels for this model; None where another path has to run it."""
+    model: Any = backbone
+    family = next((name for name in FAMILIES if type(model).__name__ == f"{name}Model"), None)
+    if family is None or not type(model).__module__.startswith("transformers.") or not len(model.layers):
+        return None
+    widths = {model.config.hidden_size, model.config.intermediate_size}
+    head_dim = model.layers[0].self_attn.head_dim
+    if any(width % LANES for width in widths) or head_dim % HEAD or model.config.hidden_act != "silu":
+        return None
+    if not all(_plain(layer, family) for layer in model.layers) or model.rotary_emb.inv_freq.numel() * 2 != head_dim:
+        return None
+    return train_kernels(head_dim)
+
+
+def _plain(layer: Any, family: str) -> bool:
+    """Whether a layer is what this file computes: neither sharded nor adapted, windowed, hooked or recomputed."""
+    names = {"DecoderLayer", "Attention", "MLP", "RMSNorm"}
+    for module in layer.modules():
+        kind = type(module)
+        known = kind is nn.Linear or kind.__name__.removeprefix(family) in names or kind.__name__.startswith("SiLU")
+        if not known or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return False
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
+        return False
+    attention = layer.self_attn
+    checkpointed = layer.training and getattr(layer, "gradient_checkpointing", False)
+    dropout = layer.training and attention.attention_dropout > 0
+    biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
+    return not (checkpointed or dropout or biased or getattr(attention, "sliding_window", None))
+
+
+class _Projection:
+    """Linear layers that read the same states, as one product, in bf16."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.weights: list[Tensor] = [layer.weight for layer in layers]
+        self.biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+        with torch.no_grad():
+            rows = [layer.out_features for layer in layers]
+            self.matrix = torch.empty(sum(rows), layers[0].in_features, dtype=torch.bfloat16)
+            for part, weight in zip(self.matrix.split(rows), self.weights, strict=True):
+                part.copy_(weight)
+            self.bias = torch.cat(self.biases).bfloat16() if self.biases else None
+
+    def product(self, kernels: TrainKernels, x: Tensor, *, gated: bool = False) -> Tensor:
+        """x W' + b; `gated`, of silu(g) u for x = [g, u]."""
+        out: Tensor = _apply_linear(
+            x, kernels, self.matrix, self.bias, gated, len(self.weights), *self.weights, *self.biases
+        )
+        return out
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, kernels: TrainKernels, matrix: Tensor, bias: Tensor | None, gated: bool, count: int,
+        *parameters: Tensor,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, matrix)
+        ctx.kernels, ctx.gated, ctx.rows = kernels, gated, [len(each) for each in parameters[:count]]
+        ctx.biased = len(parameters) > count
+        return F.linear(kernels.swiglu(x) if gated else x, matrix, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, matrix = ctx.saved_tensors
+        kernels: TrainKernels = ctx.kernels
+        grad = grad.contiguous()
+        grad_x = grad @ matrix
+        if ctx.gated:
+            grad_x, x = kernels.swiglu_backward(x, grad_x)
+        grads: list[Tensor | None] = [None] * (len(ctx.needs_input_grad) - 6)
+        if any(ctx.needs_input_grad[6:]):
+            of_matrix = _weight_grad(kernels, grad, x)
+            grads = [*of_matrix.split(ctx.rows)]
+            if ctx.biased:
+                grads += grad.float().sum(0).split(ctx.rows)
+        return grad_x, None, None, None, None, None, *grads
+
+
+def _weight_grad(kernels: TrainKernels, grad: Tensor, x: Tensor) -> Tensor:
+    """[o, i] float32 = grad' x of [n, o] and [n, i]. A product that reads a transposed matrix takes twice as long as
+    one that reads its copy: the smaller one is copied."""
+    if grad.shape[1] <= x.shape[1]:
+        return (kernels.transposed(grad) @ x).float()
+    return kernels.transposed_into(kernels.transposed(x) @ grad, torch.empty(grad.shape[1], x.shape[1]))
+
+
+_apply_linear: Any = _Linear.apply
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kernels: TrainKernels
+    ) -> tuple[Tensor | None, Tensor]:
+        ctx.set_materialize_grads(False)
+        total, out, scale = kernels.norm(x, delta, weight, eps)
+        ctx.save_for_backward(total, weight, scale)
+        ctx.kernels, ctx.added = kernels, delta is not None
+        return total if ctx.added else None, out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_sum: Tensor | None, grad: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, scale = ctx.saved_tensors
+        grads = (grad.contiguous(), None if grad_sum is None else grad_sum.contiguous())
+        return *ctx.kernels.norm_backward(*grads, total, weight, scale, both=ctx.added), None, None
+
+
+def _normed(kernels: TrainKernels, x: Tensor, delta: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    """x + delta, float32, and its norm."""
+    apply: Any = _Norm.apply
+    total, out = apply(x, delta, norm.weight, norm.variance_epsilon, kernels)
+    return (x if total is None else total), out
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, turns: Turns,
+        segments: PackedSegments, kernels: TrainKernels,
+    ) -> Tensor:  # fmt: skip
+        turns = turns._replace(query_norm=query_norm, key_norm=key_norm)
+        out, log_sum = kernels.attention(qkv, turns, segments)
+        ctx.save_for_backward(qkv, out, log_sum, query_norm, key_norm)
+        ctx.kernels, ctx.turns, ctx.segments = kernels, turns, segments
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, out, log_sum, query_norm, key_norm = ctx.saved_tensors
+        turns = ctx.turns._replace(query_norm=query_norm, key_norm=key_norm)
+        grad_qkv, norms = ctx.kernels.attention_backward(qkv, turns, ctx.segments, out, log_sum, grad.contiguous())
+        of_norms = (None, None) if norms is None else norms.unbind(0)
+        return grad_qkv, *of_norms, None, None, None
+
+
+def _attention(kernels: TrainKernels, qkv: Tensor, *more: Any) -> Tensor:
+    apply: Any = _PackedAttention.apply
+    out: Tensor = apply(qkv, *more, kernels)
+    return out

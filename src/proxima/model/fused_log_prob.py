@@ -1,0 +1,65 @@
+"""`token_log_prob` of the whole vocabulary on a CPU, in bf16 on float32 weights: one pass over the logits each way."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from proxima.model.kernels.train_kernels import LANES, TrainKernels, train_kernels
+
+COLUMNS = 128  # blocks of the vocabulary in a backward pass are multiples of so many tokens
+
+
+def fused_log_prob(
+    hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, entropy: bool, gradient: bool, chunk: int
+) -> tuple[Tensor, Tensor] | None:
+    """Log-probs and entropies, [N] float32 each, the latter empty unless wanted; None where another path has to compute
+    them."""
+    exact = len(target) > 0 and {weight.dtype, hidden.dtype, temperature.dtype} == {torch.float32}
+    kernels = None if not exact or any(size % LANES for size in weight.shape) else train_kernels()
+    if kernels is None:
+        return None
+    apply: Any = _FusedLogProb.apply
+    found: tuple[Tensor, Tensor] = apply(hidden, weight, target, temperature, entropy, gradient, chunk, kernels)
+    return found
+
+
+class _FusedLogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, want_entropy: bool,
+        entropy_gradient: bool, chunk: int, kernels: TrainKernels,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        h, w = hidden.bfloat16(), weight.bfloat16()
+        log_z, log_prob = torch.empty_like(temperature), torch.empty_like(temperature)
+        entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
+        for at in range(0, len(h), chunk):
+            own = slice(at, at + chunk)
+            results = (log_z[own], log_prob[own], entropy[own] if want_entropy else None)
+            kernels.log_prob(F.linear(h[own], w), temperature[own], target[own], *results)
+        ctx.save_for_backward(h, w, target, temperature, log_z, entropy if entropy_gradient else None)
+        ctx.chunk, ctx.kernels = chunk, kernels
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return log_prob, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        """Over blocks of the vocabulary rather than of rows, so that no gradient of the head is added to another."""
+        h, w, target, temperature, log_z, entropy = ctx.saved_tensors
+        kernels: TrainKernels = ctx.kernels
+        grad_h, grad_w = torch.zeros(h.shape), torch.empty(w.shape) if ctx.needs_input_grad[1] else None
+        of_entropy = (entropy, None if entropy is None else grad_entropy.contiguous())
+        turned, grad = kernels.transposed(h), grad.contiguous()
+        block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
+        for first in range(0, len(w), block):
+            own = w[first : first + block]
+            d = F.linear(h, own)
+            kernels.log_prob_backward(d, temperature, target, log_z, grad, *of_entropy, first)
+            grad_h.add_(d @ own)
+            if grad_w is not None:  # as [D, V]: a product that reads a transposed d takes twice as long
+                kernels.transposed_into(turned @ d, grad_w[first : first + block])
+        return grad_h, grad_w, *(None,) * 6

@@ -1,0 +1,172 @@
+"""What a bf16 training pass does between its matrix products, on contiguous CPU tensors, in as few passes over memory
+as it takes. Widths are multiples of LANES, head dimensions of HEAD."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from proxima.model.kernels.compiler import compiled, find_compiler
+
+HERE = Path(__file__).parent
+LANES, HEAD = 16, 32
+PARTS = 16  # in which the gradient of a norm's weight is summed
+BF16 = torch.bfloat16
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+MAPPED, TRIMMED = 1 << 29, (1 << 31) - 1
+# by name, the arguments before the number of threads: p a tensor or None, n a number, f a float
+ARGUMENTS = {
+    "norm": "pppfpppnn",
+    "norm_backward": "ppppppppnn",
+    "swiglu": "ppnn",
+    "swiglu_backward": "ppppnn",
+    "log_prob": "ppppppnn",
+    "log_prob_backward": "pppppppnnn",
+    "transposed": "pppnn",
+    "attention": "pppppfppppfnnn",
+    "attention_backward": "pppppfpppppppfnnn",
+}
+TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float}
+
+
+class Turns(NamedTuple):
+    """How queries and keys are normed and turned: cos, sin [L, D / 2] float32; the weights of their norms, [D] float32
+    or None."""
+
+    cos: Tensor
+    sin: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+
+
+class PackedSegments(NamedTuple):
+    """Where the segments are, `PackedBatch.edges` and `parents`, int64; heads, and how scores are scaled."""
+
+    edges: Tensor
+    parents: Tensor
+    heads: int
+    kv_heads: int
+    scale: float
+
+
+class TrainKernels:
+    """The functions. They allocate what they return, bf16 unless said otherwise."""
+
+    def __init__(self, layer: ctypes.CDLL, attention: ctypes.CDLL | None = None) -> None:
+        self._functions: dict[str, Any] = {}
+        for name, kinds in ARGUMENTS.items():
+            library = attention if name.startswith("attention") else layer
+            if library is not None:
+                function = self._functions[name] = getattr(library, name)
+                function.argtypes, function.restype = [*(TYPES[kind] for kind in kinds), ctypes.c_int], None
+
+    def _call(self, name: str, *arguments: Tensor | float | None) -> None:
+        values = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments]
+        self._functions[name](*values, torch.get_num_threads())
+
+    def norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """x + delta [n, D], float32; its RMS norm; 1 / RMS [n], float32. x [n, D], weight [D] float32."""
+        total = x if delta is None else torch.empty_like(x)
+        out, scale = torch.empty_like(x, dtype=BF16), x.new_empty(len(x))
+        self._call("norm", x, delta, weight, eps, total, out, scale, *x.shape)
+        return total, out, scale
+
+    def norm_backward(
+        self, grad: Tensor, grad_sum: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor, *, both: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The gradient of x [n, D] float32, the same of delta if `both`, and of the weight [D] float32."""
+        grad_x, parts = torch.empty_like(total), total.new_empty(PARTS, total.shape[1])
+        grad_delta = torch.empty_like(total, dtype=BF16) if both else None
+        self._call("norm_backward", grad, grad_sum, total, weight, scale, grad_x, grad_delta, parts, *total.shape)
+        return grad_x, grad_delta, parts.sum(0)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up [n, F] of [n, 2 F]."""
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._call("swiglu", gate_up, out, *out.shape)
+        return out
+
+    def swiglu_backward(self, gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient [n, 2 F], and `swiglu` itself once more."""
+        grad_gate_up, out = torch.empty_like(gate_up), torch.empty_like(grad)
+        self._call("swiglu_backward", gate_up, grad, grad_gate_up, out, *grad.shape)
+        return grad_gate_up, out
+
+    def log_prob(
+        self, logits: Tensor, temperature: Tensor, target: Tensor, log_z: Tensor, out: Tensor, entropy: Tensor | None
+    ) -> None:
+        """Fill log Z, the targets' log-probs and the entropies, [n] float32, of logits [n, V] / temperature [n]."""
+        self._call("log_prob", logits, temperature, target, log_z, out, entropy, *logits.shape)
+
+    def log_prob_backward(
+        self, logits: Tensor, temperature: Tensor, target: Tensor, log_z: Tensor, grad: Tensor,
+        entropy: Tensor | None, grad_entropy: Tensor | None, first: int,
+    ) -> None:  # fmt: skip
+        """Turn the logits [n, w] of the tokens from `first` on into their gradient."""
+        args = (logits, temperature, target, log_z, grad, entropy, grad_entropy)
+        self._call("log_prob_backward", *args, first, *logits.shape)
+
+    def transposed(self, x: Tensor) -> Tensor:
+        """[w, n] of [n, w]."""
+        out = torch.empty(*x.shape[::-1], dtype=BF16)
+        self._call("transposed", x, out, None, *x.shape)
+        return out
+
+    def transposed_into(self, x: Tensor, out: Tensor) -> Tensor:
+        """`out` [w, n] float32, filled from x [n, w]."""
+        self._call("transposed", x, None, out, *x.shape)
+        return out
+
+    def attention(self, qkv: Tensor, turns: Turns, segments: PackedSegments) -> tuple[Tensor, Tensor]:
+        """[L, H * D], and the log of the sum of the weights [L, H], float32, of qkv [L, (H + 2 H_kv) * D]."""
+        length, heads, kv_heads = len(qkv), segments.heads, segments.kv_heads
+        out = qkv.new_empty(length, qkv.shape[1] * heads // (heads + 2 * kv_heads))
+        log_sum = torch.empty(length, heads)
+        sizes = (segments.scale, len(segments.parents), heads, kv_heads)
+        self._call("attention", qkv, *turns, segments.edges, segments.parents, out, log_sum, *sizes)
+        return out, log_sum
+
+    def attention_backward(
+        self, qkv: Tensor, turns: Turns, segments: PackedSegments, out: Tensor, log_sum: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of qkv, and of the norms of queries and keys, [2, D] float32."""
+        heads, kv_heads = segments.heads, segments.kv_heads
+        grad_qkv, norms = torch.empty_like(qkv), None
+        if turns.query_norm is not None:
+            tasks = kv_heads * int((segments.parents < 0).sum())
+            norms = torch.zeros(tasks, 2, len(turns.query_norm))
+        sizes = (segments.scale, len(segments.parents), heads, kv_heads)
+        results = (out, log_sum, grad, grad_qkv, norms)
+        self._call("attention_backward", qkv, *turns, segments.edges, segments.parents, *results, *sizes)
+        return grad_qkv, None if norms is None else norms.sum(0)
+
+
+@cache
+def train_kernels(head_dim: int | None = None, flags: Sequence[str] = ()) -> TrainKernels | None:
+    """The kernels, those of attention for heads of `head_dim`; None where the machine can't compile them."""
+    if find_compiler() is None:
+        return None
+    keep_freed_memory()
+    layer = compiled(HERE / "layer.cpp", flags)
+    if head_dim is None:
+        return TrainKernels(layer)
+    attention = compiled(HERE / "attention.cpp", (f"-DHEAD_DIM={head_dim}", *flags))
+    if not attention.permitted():
+        attention = compiled(
+            HERE / "attention.cpp", (f"-DHEAD_DIM={head_dim}", "-mno-amx-tile", "-mno-amx-bf16", *flags)
+        )
+    return TrainKernels(layer, attention)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what tensors free up to MAPPED bytes each, for the next ones: otherwise it goes back to
+    the system, and a pass waits for new pages a fifth of its time. A library other than glibc is left alone."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED)
+        mallopt(M_TRIM_THRESHOLD, TRIMMED)

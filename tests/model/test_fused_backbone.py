@@ -1,0 +1,108 @@
+"""The decoder stack of our own against Hugging Face's modules, and both against float64."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from proxima.data import Trajectory
+from proxima.model import LoadedModel, Policy, fused_backbone
+from proxima.model.kernels.compiler import find_compiler
+from tests.tiny import tiny_tokenizer
+
+SIZES = {"vocab_size": 272, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 32}
+SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.2}
+MODELS = {
+    "llama": (hf.LlamaForCausalLM, hf.LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**SIZES)),
+    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SIZES)),
+}
+LENGTHS = ((3, (1, 9, 5)), (40, (33, 2)), (1, (70,)))  # of a prompt, and of its responses
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+
+def trajectories() -> list[Trajectory]:
+    draw = np.random.default_rng(3)
+    out = []
+    for group, (size, responses) in enumerate(LENGTHS):
+        prompt = draw.integers(0, 272, size).astype(np.int32)
+        out += [
+            Trajectory(prompt_tokens=prompt, tokens=draw.integers(0, 272, n).astype(np.int32), group=group)
+            for n in responses
+        ]
+    return out
+
+
+def model_of(kind: str) -> hf.PreTrainedModel:
+    made, config = MODELS[kind]
+    torch.manual_seed(1)
+    model = made(deepcopy(config)).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+def run(model: hf.PreTrainedModel, compute: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs, and the gradient of their weighted sum by all weights."""
+    policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=compute)
+    log_prob = policy(policy.pack(trajectories())).log_prob
+    (log_prob * torch.linspace(-1, 1, len(log_prob))).sum().backward()
+    grads = [parameter.grad.double().flatten() for parameter in model.parameters()]
+    model.zero_grad()
+    return log_prob.detach().double(), torch.cat(grads)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_nearer_to_the_truth_than_the_modules(kind, monkeypatch):
+    model = model_of(kind)
+    truth = run(deepcopy(model).double(), torch.float64)
+    calls = []
+    fused = fused_backbone.fused_states
+    monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
+    ours = run(model)
+    assert calls[0] is not None
+    assert all(torch.equal(a, b) for a, b in zip(ours, run(model), strict=True))
+    monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: None)
+    modules = run(model)
+    for mine, theirs, exact in zip(ours, modules, truth, strict=True):
+        assert 0 < distance(mine, exact) < 1.1 * distance(theirs, exact) < 0.1
+
+
+def test_sequences_are_alone():
+    model = model_of("llama")
+    items = trajectories()
+    policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=torch.bfloat16)
+    with torch.no_grad():
+        together = policy(policy.pack(items)).log_prob
+        apart = torch.cat([policy(policy.pack([item])).log_prob for item in items])
+    torch.testing.assert_close(together, apart, atol=0.05, rtol=0)
+
+
+def test_other_models_go_through_their_modules():
+    batch = Policy(LoadedModel(model=model_of("llama"), tokenizer=tiny_tokenizer(), path="tiny")).pack(trajectories())
+    hooked, frozen, checkpointed = model_of("llama"), model_of("llama"), model_of("llama")
+    hooked.model.layers[1].mlp.register_forward_hook(lambda *a: None)
+    checkpointed.gradient_checkpointing_enable({"use_reentrant": False})
+    frozen.requires_grad_(False)
+    windowed = model_of("qwen3")
+    windowed.model.layers[0].self_attn.sliding_window = 4
+    others = (hooked, checkpointed.train(), windowed, model_of("qwen2").bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(fused_backbone.fused_states(other.model, batch) is None for other in others)
+        assert fused_backbone.fused_states(frozen.model, batch) is not None
+
+
+def test_frozen_weights_get_no_gradient():
+    model = model_of("qwen2")
+    model.model.layers[0].requires_grad_(False)
+    policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=torch.bfloat16)
+    policy(policy.pack(trajectories())).log_prob.sum().backward()
+    assert all((p.grad is None) == ("layers.0." in name) for name, p in model.named_parameters())

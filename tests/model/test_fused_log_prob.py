@@ -1,0 +1,46 @@
+"""The fused head against the one that recomputes logits by rows."""
+
+import pytest
+import torch
+
+from proxima.model import fused_log_prob as fused_module
+from proxima.model.kernels.compiler import find_compiler
+from proxima.model.log_prob import token_log_prob
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+
+
+def run(hidden, weight, target, temperature, entropy_gradient, chunk=7):
+    leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = token_log_prob(
+            leaves[0], leaves[1], target, temperature, entropy=True, entropy_gradient=entropy_gradient, chunk=chunk
+        )
+    slopes = torch.linspace(-1, 1, len(target))
+    loss = (out.log_prob * slopes).sum() + (0.5 * (out.entropy * slopes).sum() if entropy_gradient else 0)
+    loss.backward()
+    return out.log_prob.detach(), out.entropy.detach(), *(leaf.grad for leaf in leaves)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 37])
+def test_equals_the_general_path(count, entropy_gradient, monkeypatch):
+    torch.manual_seed(2)
+    hidden, weight = torch.randn(count, 48), torch.randn(400, 48) * 0.3
+    target, temperature = torch.randint(0, 400, (count,)), torch.linspace(0.5, 2, count)
+    fused = run(hidden, weight, target, temperature, entropy_gradient)
+    monkeypatch.setattr(fused_module, "fused_log_prob", lambda *a: None)
+    general = run(hidden, weight, target, temperature, entropy_gradient)
+    for ours, theirs in zip(fused, general, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).norm() <= (2e-6 if ours.dim() == 1 else 0.005) * theirs.norm()
+
+
+def test_an_improbable_token_and_an_infinite_gap():
+    hidden, weight = torch.full((2, 16), 4.0), torch.zeros(32, 16)
+    weight[0], weight[1] = 8.0, -torch.inf
+    log_prob, entropy, grad, _ = run(hidden, weight, torch.tensor([0, 1]), torch.ones(2), True)
+    assert log_prob[0] == 0
+    assert log_prob[1] == -torch.inf
+    assert entropy.isfinite().all()
+    assert grad.shape == (2, 16)
