@@ -124,8 +124,11 @@ def test_the_ranks_of_a_placement(recipe, monkeypatch):
     assert [rank_share(placement).parts for placement in placements] == [1, 4, 2]
     told = [note for note in Estimates(resolve(recipe(), [torchrun]), 1e12).notes if "WORLD_SIZE" in note]
     assert len(told) == 1
+    uneven = resolve(recipe(), [torchrun, "placement.tensor_parallel=3"])
+    assert (rank_share(uneven.config.placement).ranks, rank_share(uneven.config.placement).shares) == (6, 2)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert rank_share(placements[2]).ranks == 8
+    assert Estimates(resolve(recipe(), [torchrun, "placement.tensor_parallel=16"]), 1e12).share.shares == 1
     known = "model.path=Qwen/Qwen3-4B"
     notes = Estimates(resolve(recipe(), [torchrun, known]), 1e12).notes
     assert not [note for note in notes if "WORLD_SIZE" in note]

@@ -25,7 +25,7 @@ from proxima.config.sections.model_section import device_exists
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.sections.ranks_section import told_ranks
 from proxima.config.step_size import ExampleStep, StepSize, at_once, pruned
-from proxima.config.training_memory import UNTOLD_RANKS, Share, rank_share
+from proxima.config.training_memory import Share, rank_share
 from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
 from proxima.model.demo_path import is_downloadable
@@ -66,7 +66,7 @@ class Estimates:
         self.host: dict[str, int] = {}
         self.time: Time | None = None
         if share is None and self.share.ranks > 1 and not hasattr(config.placement, "ranks") and not told_ranks():
-            told = f"torchrun says how many ranks there are; memory is reckoned for {UNTOLD_RANKS}"
+            told = f"torchrun says how many ranks there are; memory is reckoned for {self.share.ranks}"
             self.notes.append(f"{told}: set WORLD_SIZE=8 before this command for another number")
         task = config.task
         if TASKS.holds(task, "mix") and (shares := self._read(lambda: task.shares(config.seed), "shares")):

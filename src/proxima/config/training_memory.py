@@ -57,7 +57,7 @@ class Share:
     @property
     def shares(self) -> int:
         """The parts that an update is split into."""
-        return self.ranks // (self.tensor * self.context)
+        return max(1, self.ranks // (self.tensor * self.context))
 
     def local(self, model: ModelFacts) -> ModelFacts:
         """The model that a rank computes with, whose layers it gathers: what a tensor group splits is so much narrower,
@@ -87,13 +87,16 @@ class Share:
 
 
 def rank_share(placement: Any) -> Share:
-    """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else `UNTOLD_RANKS`."""
+    """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else as few
+    as its groups allow, `UNTOLD_RANKS` at least."""
     if placement is None or PLACEMENTS.holds(placement, "local"):
         return Share()
     from proxima.config.sections.ranks_section import told_ranks
     from proxima.model.parallel.sharding import Sharding
 
-    return Share(getattr(placement, "ranks", None) or told_ranks() or UNTOLD_RANKS, Sharding.of(placement))
+    sharding = Sharding.of(placement)
+    untold = math.lcm(UNTOLD_RANKS, sharding.together, sharding.expert_parallel)
+    return Share(getattr(placement, "ranks", None) or told_ranks() or untold, sharding)
 
 
 @dataclass(frozen=True)

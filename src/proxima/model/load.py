@@ -151,7 +151,7 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
             folder, revision=revision, trust_remote_code=False, **extra
         )
     except Exception as error:  # damaged files raise all kinds of errors
-        raise _unreadable(path, "can't be read", error) from error
+        raise unreadable(path, "can't be read", error) from error
     kernel = getattr(config, "_attn_implementation", None)
     if "/" in str(kernel):  # of the hub, which transformers would download and run
         remedy = "leave attn_implementation out of its config.json"
@@ -203,7 +203,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     try:
         return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)
     except Exception as error:
-        raise _unreadable(path, "has no usable tokenizer", error) from error
+        raise unreadable(path, "has no usable tokenizer", error) from error
 
 
 def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
@@ -367,7 +367,7 @@ def load_weights(
             folder, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False, **extra
         )
     except Exception as error:
-        raise _unreadable(path, "can't be loaded", error) from error
+        raise unreadable(path, "can't be loaded", error) from error
     missing = sorted(report["missing_keys"])
     if lost := [name for name in missing if name not in may_lack]:  # Hugging Face draws them at random and only warns
         reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"
@@ -416,7 +416,7 @@ def _gguf_quantization(name: str) -> dict[str, Any]:
     return {"quantization_config": GgufConfig(gguf_file=name, dequantize=True)}
 
 
-def _unreadable(path: str, what: str, error: Exception) -> FieldError:
+def unreadable(path: str, what: str, error: Exception) -> FieldError:
     """The error of a model that Hugging Face does not read; a model's own code is never run."""
     if "trust_remote_code" in str(error):
         remedy = "use a model whose architecture is in transformers"

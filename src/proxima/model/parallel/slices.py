@@ -10,11 +10,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from proxima.model.load import LoadedModel, load_config, load_generation_config, load_tokenizer, refuse_not_finite
+from proxima.model.load import (
+    LoadedModel,
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    refuse_not_finite,
+    unreadable,
+)
 from proxima.model.parallel.mesh import meshes_of, rank_device
 from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
@@ -42,11 +49,15 @@ def load_sliced(
 ) -> tuple[LoadedModel, list[str]] | None:
     """`load_weights` where each rank reads its own slices; None: the files must be read whole."""
     config, place = config or load_config(path, revision), rank_device(device)
-    files = sliceable_files(path, revision)
-    if files is None or getattr(config, "quantization_config", None) is not None:
-        return None
     build = partial(reader.from_config, config, dtype=dtype, trust_remote_code=False)
-    if (sliced := read_sliced(build, files, sharding, place, may_lack, prepare)) is None:
+    try:
+        files = sliceable_files(path, revision)
+        if files is None or getattr(config, "quantization_config", None) is not None:
+            return None
+        sliced = read_sliced(build, files, sharding, place, may_lack, prepare)
+    except SafetensorError as error:
+        raise unreadable(path, "can't be loaded", error) from error
+    if sliced is None:
         return None
     model, missing, bad = sliced
     refuse_not_finite(path, bad)
