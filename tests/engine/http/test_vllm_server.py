@@ -118,7 +118,6 @@ def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: Path) -
                 await sync.prepare(WeightUpdate(version=0, module=loaded.model), f"{way}-0")
                 await DIALECT.pause(one.client, one.facts, "keep")
                 report = await sync.push(one)
-                print(dtype, way, report.metrics)
                 assert report.metrics["probe_mean"] < (1e-3 if dtype == "float32" else 0.1)
                 await sync.close()
 
