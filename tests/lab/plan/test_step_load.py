@@ -1,3 +1,4 @@
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -22,6 +23,7 @@ def test_lengths_have_the_mean_and_the_longest(mean):
 def test_an_engine_with_few_has_the_longest_of_the_step():
     load = StepLoad(sequences=8192, group=16, prompt=100, mean=1900, longest=28672)
     assert max(load.lengths(64)) == load.largest(8192) == 28672, "one of a thousand never ends"
+    assert replace(load, endless=0.0).largest(8192) < 28672
     assert load.largest(100) == round(load.quantile(0.995)) < 28672
 
 

@@ -32,6 +32,7 @@ class StepLoad:
         slots: most completions that an engine runs at once, where the recipe says it.
         optimizer: its spec; None: AdamW's.
         eager: engines run without CUDA graphs.
+        endless: share of the completions that run to the limit.
     """
 
     sequences: int
@@ -53,6 +54,7 @@ class StepLoad:
     slots: int | None = None
     optimizer: Any = None
     eager: bool = False
+    endless: float = ENDLESS
 
     @property
     def trained(self) -> int:
@@ -76,7 +78,7 @@ class StepLoad:
 
     def quantile(self, share: float) -> float:
         """The length that so large a share of the completions is below."""
-        if share > 1 - ENDLESS:
+        if share > 1 - self.endless:
             return float(self.longest)
         middle = _middle(self.mean / self.longest, self.spread)
         return self.longest * min(1.0, middle * math.exp(self.spread * STANDARD.inv_cdf(share)))

@@ -55,7 +55,7 @@ def with_lengths(load: StepLoad, times: Times, given: Sequence[str]) -> tuple[St
             length = LogNormal(mean=median * math.exp(load.spread**2 / 2), sigma=load.spread)
         return load, replace(times, length=length)
     mean = fmean(_drawn(times, load.longest))
-    return replace(load, mean=mean, spread=getattr(times.length, "sigma", load.spread)), times
+    return replace(load, mean=mean, spread=getattr(times.length, "sigma", load.spread), endless=0.0), times
 
 
 def planned_times(plan: StepPlan, times: Times, given: Sequence[str]) -> PlannedTimes:
