@@ -47,6 +47,7 @@ UNUSED = (
         "core.value",
     ),
     *("core.preference", "train.objectives.preference_objective", "train.next_policy", "train.teacher_stage"),
+    *("train.critic", "train.run_stage"),
     *("model.adapter_files", "model.lora_layers", "model.scalar_model", "model.demo_model", "engine.general_decoder"),
     *("runtime.launch.teacher", "runtime.launch.critic_weights", "runtime.state.export", "runtime.state.replay"),
     *("runtime.state.pending_files", "runtime.state.rewind", "reward.workers.graders", "cli.completion"),

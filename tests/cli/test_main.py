@@ -49,15 +49,15 @@ import gc
 from proxima.cli import main
 from proxima.runtime.launch import run
 
-inputs = run._workload
+load = run._load_weights
 
-def workload(*arguments):
+def load_weights(*arguments):
     print(gc.isenabled())
-    read = inputs(*arguments)
+    loaded = load(*arguments)
     print(gc.isenabled(), gc.get_freeze_count() > 100_000)
-    return read
+    return loaded
 
-run._workload = workload
+run._load_weights = load_weights
 main.main()
 """
 

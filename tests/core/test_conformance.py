@@ -76,8 +76,9 @@ ON_BATCHES = [
 )
 @pytest.mark.parametrize("count", [4, pytest.param(len(CASES), marks=pytest.mark.slow)])
 def test_law_on_random_batches(law: Law, spec: Any, count: int) -> None:
-    """On batches other than those of `proxima check`."""
-    assert check_law(replace(law, cases=lambda: CASES[:count]), spec).detail == ""
+    """On batches other than those of `proxima check`; the first four, or all others."""
+    cases = CASES[:4] if count == 4 else CASES[4:]
+    assert check_law(replace(law, cases=lambda: cases), spec).detail == ""
 
 
 @pytest.mark.parametrize(("slot", "name"), [(slot, name) for slot, table in TABLES.items() for name in variants(table)])

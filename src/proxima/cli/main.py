@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
-    if argv is None and words[:1] and words[0] in FAMILIES:
-        gc.disable()  # until a run has what it imports: looking through a million objects takes half a second
+    if argv is None and "RANK" not in os.environ and {*words[:1]} & FAMILIES.keys():
+        gc.disable()  # until a run has loaded its model: looking through a million imported objects takes half a second
     return _guarded(lambda: _run(words, argparse.Namespace()))
 
 

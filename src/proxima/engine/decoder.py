@@ -1,9 +1,7 @@
 """The model part of the local engine, and what decoders share. A decoder knows no requests, the scheduler no layers."""
 
 import hashlib
-import json
 import os
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -294,33 +292,28 @@ def row_limits(
     height: int, width: int, dtype: torch.dtype, packed: bool, threads: int, *, transposed: bool = False
 ) -> tuple[int, int]:
     """`tried_limits`, which takes half a second for a small model; kept in the user's cache folder."""
-    key = f"{height} {width} {dtype} {packed} {threads} {transposed}"
-    file = _limits_file()
-    kept: dict[str, list[int]] = {}
+    file = _limits_folder() / f"{height}-{width}-{dtype}-{packed}-{threads}-{transposed}"
     with suppress(OSError, ValueError):
-        kept = json.loads(file.read_text())
-    if key not in kept:
-        kept[key] = list(tried_limits(height, width, dtype, packed, threads, transposed=transposed))
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            scratch = file.with_suffix(f".{os.getpid()}")
-            scratch.write_text(json.dumps(kept))
-            scratch.replace(file)
-    least, most = kept[key]
+        least, most = map(int, file.read_text().split())
+        return least, most
+    least, most = tried_limits(height, width, dtype, packed, threads, transposed=transposed)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{least} {most}")
     return least, most
 
 
 @cache
-def _limits_file() -> Path:
+def _limits_folder() -> Path:
     """That of this processor, this build of torch, the variables that its libraries read, and the trials below."""
-    facts = [torch.__version__, torch.__config__.show(), *platform.uname()[4:], Path(__file__).read_text()]
+    facts = [torch.__version__, torch.__config__.show(), *os.uname()[4:], Path(__file__).read_text()]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         facts += dict.fromkeys(line for line in lines if line.startswith(("model name", "flags")))
-    libraries = ("DNNL", "ONEDNN", "MKL", "ATEN", "KMP", "OMP")
-    facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(libraries))
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "proxima" / f"row-limits-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+    names = ("DNNL", "ONEDNN", "MKL", "ATEN", "KMP", "OMP")
+    facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(names))
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return root / "proxima" / "row-limits" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def tried_limits(

@@ -269,10 +269,8 @@ class LocalEngine:
 
     def _has(self, module: nn.Module, version: int) -> bool:
         """Whether these are the weights that the engine was built with, as a run publishes them first."""
-        if version or self.scheduler.version:
-            return False
         now = zip(self._first, module.parameters(), strict=True)
-        return all(kept() is p and version == p._version for (kept, version), p in now)
+        return version == self.scheduler.version == 0 and all(kept() is p and n == p._version for (kept, n), p in now)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         if mode == "abort":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ from proxima.model.compute_thread import Compute, ComputeThread, Progress
 from proxima.rollout.collector import Pending
 from proxima.train import EarlyStop, ForwardStage, Objective, TokenStatistics, TrainStack, UpdateResult
 from proxima.train.batch_builder import TrainingBatch
-from proxima.train.critic import Critic
 from proxima.train.objectives.policy_objective import first_forward
 from proxima.train.objectives.protocol import FirstForward
-from proxima.train.run_stage import RunStage
+
+if TYPE_CHECKING:  # most runs have neither
+    from proxima.train.critic import Critic
+    from proxima.train.run_stage import RunStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,11 @@ class Learner:
     stack: TrainStack
     objective: Objective[Any]
     stages: Sequence[ForwardStage] = ()  # the forward passes before the update, in order
-    critic: Critic | None = None  # a model of its own that estimates values; None: there is none, or it is a head
+    critic: "Critic | None" = None  # a model of its own that estimates values; None: there is none, or it is a head
     updates: int = 1  # optimizer steps of a full batch; the learning rate schedule counts these
     epochs: int = 1  # passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`
     max_epoch_kl: float | None = None  # nats a token; None: no limit
-    run_stages: Sequence[RunStage] = ()  # those with a memory, which run on the event loop
+    run_stages: "Sequence[RunStage]" = ()  # those with a memory, which run on the event loop
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # for when rollout engine and trainer differ too much
     compute: Compute = field(default_factory=ComputeThread)  # the thread of the tensor work
 

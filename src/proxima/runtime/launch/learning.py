@@ -18,7 +18,6 @@ from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
 from proxima.runtime.launch.models import load_model, make_policy, make_stack
 from proxima.train import ForwardStage, LogProbStage, PolicyObjective, ScoreVarianceStage, ValueStage
 from proxima.train.batch_builder import BatchBuilder
-from proxima.train.critic import Critic, ValueHead
 from proxima.train.learner import Learner
 from proxima.train.objectives import DistillationTerm, ProximalSource
 from proxima.train.ranks import ALONE, Ranks
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.config.sections.algorithm_section import DistillationConfig
     from proxima.train import PreferenceObjective
+    from proxima.train.critic import Critic, ValueHead
 
 RECOMPUTED = ("recompute", "next")  # the centre is the policy that the update starts from
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
@@ -37,14 +37,19 @@ def make_learner(
     loaded: LoadedModel,
     compute: ComputeThread,
     *,
-    critic: Critic | ValueHead | None = None,
+    critic: "Critic | ValueHead | None" = None,
     stages: StageFactory | None = None,
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
     """The weights, their optimizer and loss, and the forward stages; `stages` adds some. `log` is for engines that run
     some of them."""
-    head = critic if isinstance(critic, ValueHead) else None
+    head = None
+    if critic is not None:
+        from proxima.train.critic import ValueHead
+
+        if isinstance(critic, ValueHead):
+            head, critic = critic, None
     replays = config.algorithm.routing_replay != "off"
     policy = make_policy(config.model, loaded, head.layer if head else None, replays_routes=replays)
     train, objective, waits = config.train, make_objective(config), value_warmup(config)
@@ -62,7 +67,7 @@ def make_learner(
             *([] if head is None else [ValueStage(policy, head.bootstrap)]),
             *(compute.call(stages, policy) if stages else ()),
         ],
-        critic=critic if isinstance(critic, Critic) else None,
+        critic=critic,
         updates=planned,
         epochs=train.epochs_per_step,
         max_epoch_kl=None if train.target_kl is None else train.target_kl * train.target_kl_factor,

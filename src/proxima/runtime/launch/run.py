@@ -141,19 +141,13 @@ def train(
 
 
 def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> Workload:
-    workload: Workload
     if command_of(config) != "train":
         from proxima.runtime.launch.offline_workload import OfflineWorkload
 
-        workload = OfflineWorkload(config, observer)
-    else:
-        from proxima.runtime.launch.rl_workload import RlWorkload
+        return OfflineWorkload(config, observer)
+    from proxima.runtime.launch.rl_workload import RlWorkload
 
-        workload = RlWorkload(config, stages)
-    if not gc.isenabled():  # by the command line: what has been imported stays
-        gc.freeze()
-        gc.enable()
-    return workload
+    return RlWorkload(config, stages)
 
 
 async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunFolder, observer: Observer) -> Summary:
@@ -295,12 +289,16 @@ def _compare_files(hashes: Hashes, folder: RunFolder, ranks: Ranks) -> None:
 
 def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:
     with ranks.call(RUN, "load", [None if checkpoint is None else checkpoint.path] * ranks.size):
-        if checkpoint is None:
-            return work.load(None)
         try:
-            return work.load(str(checkpoint.model))
+            loaded = work.load(None if checkpoint is None else str(checkpoint.model))
         except ValueError as error:
+            if checkpoint is None:
+                raise
             raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
+    if not gc.isenabled():  # the command line disabled it: what has been imported stays
+        gc.freeze()
+        gc.enable()
+    return loaded
 
 
 def _restore(checkpoint: Checkpoint, trained: TrainState, ranks: Ranks) -> None:
