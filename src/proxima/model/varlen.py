@@ -4,7 +4,7 @@
 to its keys, those of its parent followed by its own, causally at their ends. It needs a GPU and products of 16 bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
 from proxima.data.transfer import to_device
-from proxima.model.attention import packed_states
 
 
-def varlen_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """`packed_states` with this attention.
+def varlen_attention(backbone: nn.Module, batch: PackedBatch) -> Callable[..., Tensor]:
+    """`attend` of `packed_attention` for a batch; its tensors go to the device once.
 
     Raises:
         UserError: there is no GPU, products are not of 16 bits, or the model drops attention out.
     """
-    if backbone.training and getattr(backbone.config, "attention_dropout", 0.0):
+    config: Any = backbone.config
+    if backbone.training and getattr(config, "attention_dropout", 0.0):
         raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
     from torch.nn.attention.varlen import varlen_attn
 
@@ -46,7 +46,7 @@ def varlen_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
         )  # fmt: skip
         return out
 
-    return packed_states(backbone, batch, attend=attend, **more)
+    return attend
 
 
 def _ends(lengths: Sequence[int]) -> Tensor:
