@@ -22,7 +22,7 @@ def varlen_attention(backbone: nn.Module, batch: PackedBatch) -> Callable[..., T
         UserError: there is no GPU, products are not of 16 bits, or the model drops attention out.
     """
     config: Any = backbone.config
-    if backbone.training and getattr(config, "attention_dropout", 0.0):
+    if backbone.training and getattr(config, "attention_dropout", None):
         raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
     from torch.nn.attention.varlen import varlen_attn
 
@@ -33,18 +33,16 @@ def varlen_attention(backbone: nn.Module, batch: PackedBatch) -> Callable[..., T
     lengths = [end - start for (start, end), _ in pairs]
     reaches = [length + end - start for length, (_, (start, end)) in zip(lengths, pairs, strict=True)]
     seen = to_device(torch.cat([torch.arange(*span) for own, parent in pairs for span in (parent, own)]), device)
-    ends = [to_device(_ends(sizes), device) for sizes in (lengths, reaches)]
+    ends = to_device(_ends(lengths), device), to_device(_ends(reaches), device)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
         _require_flash(q)
         keys, values = (x.index_select(0, seen) for x in (k, v))
-        out: Tensor = varlen_attn(
-            q, keys, values, *ends, max(lengths), max(reaches),
-            scale=scale,
-            window_size=(-1 if window is None else window - 1, 0),
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
-        return out
+        how: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+        shared = q.shape[1] != k.shape[1]
+        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), enable_gqa=shared, **how)
+        attended: Tensor = out
+        return attended
 
     return attend
 
