@@ -199,9 +199,9 @@ def _hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tens
 
 
 def _hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    from proxima.model.varlen import varlen_states
+    from proxima.model.varlen import varlen_attention
 
-    return varlen_states(backbone, batch, **more)
+    return packed_states(backbone, batch, attend=varlen_attention(backbone, batch), **more)
 
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:

@@ -4,7 +4,7 @@
 to its keys, those of its parent followed by its own, causally at their ends. It needs a GPU and products of 16 bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
 from proxima.data.transfer import to_device
-from proxima.model.attention import packed_states
 
 
-def varlen_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """`packed_states` with this attention.
+def varlen_attention(backbone: nn.Module, batch: PackedBatch) -> Callable[..., Tensor]:
+    """`attend` of `packed_attention` for a batch; its tensors go to the device once.
 
     Raises:
         UserError: there is no GPU, products are not of 16 bits, or the model drops attention out.
     """
-    if backbone.training and getattr(backbone.config, "attention_dropout", 0.0):
+    config: Any = backbone.config
+    if backbone.training and getattr(config, "attention_dropout", None):
         raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
     from torch.nn.attention.varlen import varlen_attn
 
@@ -33,20 +33,18 @@ def varlen_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
     lengths = [end - start for (start, end), _ in pairs]
     reaches = [length + end - start for length, (_, (start, end)) in zip(lengths, pairs, strict=True)]
     seen = to_device(torch.cat([torch.arange(*span) for own, parent in pairs for span in (parent, own)]), device)
-    ends = [to_device(_ends(sizes), device) for sizes in (lengths, reaches)]
+    ends = to_device(_ends(lengths), device), to_device(_ends(reaches), device)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
         _require_flash(q)
         keys, values = (x.index_select(0, seen) for x in (k, v))
-        out: Tensor = varlen_attn(
-            q, keys, values, *ends, max(lengths), max(reaches),
-            scale=scale,
-            window_size=(-1 if window is None else window - 1, 0),
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
-        return out
+        how: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+        shared = q.shape[1] != k.shape[1]
+        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), enable_gqa=shared, **how)
+        attended: Tensor = out
+        return attended
 
-    return packed_states(backbone, batch, attend=attend, **more)
+    return attend
 
 
 def _ends(lengths: Sequence[int]) -> Tensor:
