@@ -42,9 +42,7 @@ class SegmentBlock:
     def mask(self, window: int | None) -> Tensor:
         """[R, 1, T, C + T] bool: True where a query attends. Padding attends to padding, so that no row is empty."""
         width, reach = self.query.shape[1], self.context.shape[1]
-        device = self.query.device
-        step = torch.arange(width, device=device)
-        past = torch.arange(reach, device=device)
+        step, past = (torch.arange(count, device=self.query.device) for count in (width, reach))
         in_parent = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
         in_self = (step <= step[:, None])[None].expand(len(self.own), -1, -1)
         if window is not None:
