@@ -73,17 +73,15 @@ def token_log_prob(
     float64 input).
     Edge cases: N = 0 gives empty outputs with gradients of zero. Rows are independent, so the chunk changes no value.
     """
-    count = hidden.shape[0]
     if not isinstance(temperature, Tensor):
         exact = LOGIT_DTYPE.get(hidden.dtype, torch.float32)
-        temperature = torch.full((count,), float(temperature), dtype=exact, device=hidden.device)
+        temperature = torch.full(hidden.shape[:1], float(temperature), dtype=exact, device=hidden.device)
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
     if part is not None and kept is not None:
         kept = part.kept(kept)
-    plain = all(each is None for each in (bias, others, kept, part))
-    if plain and kind == "cpu" and compute == torch.bfloat16:
+    if kind == "cpu" and compute == torch.bfloat16 and all(each is None for each in (bias, others, kept, part)):
         from proxima.model.fused_log_prob import fused_log_prob
 
         if (fused := fused_log_prob(hidden, weight, target, temperature, *settings[:2], chunk)) is not None:
@@ -146,8 +144,7 @@ class _TokenLogProb(torch.autograd.Function):
                 entropy = part.entropy(entropy, own_z, log_z) if want_entropy else entropy
                 more = more if others is None else part.values_of(others, more)
         more.sub_(log_z[:, None])
-        switched_off = ((entropy, entropy_gradient), (more, others_gradient))
-        ctx.mark_non_differentiable(*(output for output, on in switched_off if not on))
+        ctx.mark_non_differentiable(*[entropy] * (not entropy_gradient), *[more] * (not others_gradient))
         read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None
         ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, kept_z)
