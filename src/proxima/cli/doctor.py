@@ -131,8 +131,8 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"memory    {shown}",
         f"servers   {', '.join(servers)}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
-        f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
         f"kernels   {facts['engine_kernels']}, in a bfloat16 engine on a CPU",
+        f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
     ]
     if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
         remedy = "set model.compute_dtype=float32 and engine.dtype=float32"
