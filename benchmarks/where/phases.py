@@ -35,8 +35,8 @@ REGIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "vocabulary": ("proxima.engine.scheduler:sample_tokens", "proxima.model.policy:token_log_prob"),
 }
-#: packages of compiled kernels, which no profiler sees: the time of their classes' methods is its own
-KERNELS = ("proxima.engine.kernels", "proxima.model.kernels")
+#: the package of compiled kernels, which no profiler sees: the time of their classes' methods is its own
+KERNELS = "proxima.kernels"
 PHASE, REGION, KERNEL = "phase/", "kind/", "kernel/"
 
 
@@ -58,18 +58,15 @@ def find(place: str) -> tuple[Any, str]:
 
 def kernels() -> Iterator[str]:
     """The places of all methods of the classes in KERNELS, and of the functions `…_kernel`, which return one."""
-    for package in KERNELS:
-        if importlib.util.find_spec(package) is None:
-            continue
-        for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            module = importlib.import_module(f"{package}.{found.name}")
-            for name, owner in vars(module).items():
-                if name.endswith("_kernel"):
-                    yield f"{module.__name__}:{name}"
-                if inspect.isclass(owner) and owner.__module__ == module.__name__:
-                    methods = [each for each, call in vars(owner).items() if inspect.isfunction(call)]
-                    public = [each for each in methods if each == "__call__" or not each.startswith("_")]
-                    yield from (f"{module.__name__}:{name}.{method}" for method in public)
+    for found in pkgutil.iter_modules(importlib.import_module(KERNELS).__path__):
+        module = importlib.import_module(f"{KERNELS}.{found.name}")
+        for name, owner in vars(module).items():
+            if name.endswith("_kernel"):
+                yield f"{module.__name__}:{name}"
+            if inspect.isclass(owner) and owner.__module__ == module.__name__:
+                methods = [each for each, call in vars(owner).items() if inspect.isfunction(call)]
+                public = [each for each in methods if each == "__call__" or not each.startswith("_")]
+                yield from (f"{module.__name__}:{name}.{method}" for method in public)
 
 
 class Clock:

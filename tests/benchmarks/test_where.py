@@ -83,7 +83,7 @@ def test_a_compiled_kernel_is_an_operation(tmp_path, monkeypatch):
     code += "def sample_kernel():\n    return lambda: sum(range(100_000))\n"
     (tmp_path / "lab_kernels" / "step.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(phases, "KERNELS", ("lab_kernels", "lab_without"))
+    monkeypatch.setattr(phases, "KERNELS", "lab_kernels")
     monkeypatch.setattr(phases, "PHASES", {"decode": (f"{__name__}:Model.forward",)})
     monkeypatch.setattr(phases, "REGIONS", {})
     assert list(phases.kernels()) == ["lab_kernels.step:Step.norm", "lab_kernels.step:sample_kernel"]

@@ -8,8 +8,8 @@ import torch
 import transformers as hf
 
 from proxima.data import Trajectory
+from proxima.kernels.compiled import unavailable
 from proxima.model import LoadedModel, Policy, fused_backbone
-from proxima.model.kernels.compiler import find_compiler
 from tests.tiny import tiny_tokenizer
 
 SIZES = {"vocab_size": 272, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 32}
@@ -21,7 +21,7 @@ MODELS = {
 }
 LENGTHS = ((3, (1, 9, 5)), (40, (33, 2)), (1, (70,)))  # of a prompt, and of its responses
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 
 
 def trajectories() -> list[Trajectory]:

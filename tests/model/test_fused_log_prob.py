@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from proxima.kernels.compiled import unavailable
 from proxima.model import fused_log_prob as fused_module
-from proxima.model.kernels.compiler import find_compiler
 from proxima.model.log_prob import token_log_prob
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 
 
 def run(hidden, weight, target, temperature, entropy_gradient, chunk=7):

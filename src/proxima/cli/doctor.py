@@ -73,10 +73,10 @@ def describe_machine() -> dict[str, Any]:
 
 
 def engine_kernels() -> str:
-    """What the local engine computes with between torch's products, on a CPU."""
-    from proxima.engine.kernels.compiled import has_tiles, unavailable
+    """What the local engine and an update compute with between torch's products, on a CPU."""
+    from proxima.kernels.compiled import PRODUCTS, has_tiles, unavailable
 
-    reason = unavailable()
+    reason = unavailable(PRODUCTS)
     return f"eager torch: {reason}" if reason else f"compiled{' with AMX' if has_tiles() else ''}"
 
 

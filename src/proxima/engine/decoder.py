@@ -19,7 +19,7 @@ from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 
 if TYPE_CHECKING:
-    from proxima.engine.kernels.linear import TileLinear
+    from proxima.kernels.linear import TileLinear
 
 PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
@@ -236,7 +236,7 @@ def _tiles(weight: Tensor) -> "TileLinear | None":
     """What multiplies by this weight on AMX; None where that is oneDNN."""
     if weight.numel() < LEAST_TILED or any(size % 32 for size in weight.shape):
         return None
-    from proxima.engine.kernels.linear import tile_linear
+    from proxima.kernels.linear import tile_linear
 
     return tile_linear()
 

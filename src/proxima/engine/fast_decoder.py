@@ -17,7 +17,7 @@ from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits
 from proxima.model.lora import weight_of
 
 if TYPE_CHECKING:
-    from proxima.engine.kernels.step import StepKernels
+    from proxima.kernels.step import StepKernels
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ALIGNED = 32  # sizes that the compiled step takes are multiples of it
@@ -78,7 +78,7 @@ class FastDecoder(CachingDecoder):
         self.width = int(config.intermediate_size)
         sizes = self.head_dim, self.width, config.hidden_size
         if dtype == torch.bfloat16 and self.device.type == "cpu" and not any(size % ALIGNED for size in sizes):
-            from proxima.engine.kernels.step import step_kernels
+            from proxima.kernels.step import step_kernels
 
             self.kernels = step_kernels(self.head_dim, self.heads // self.kv_heads)
         self.load(model)

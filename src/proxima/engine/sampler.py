@@ -13,7 +13,7 @@ from torch import Tensor
 from proxima.engine.protocol import Sampling
 
 if TYPE_CHECKING:
-    from proxima.engine.kernels.sample import Draw
+    from proxima.kernels.sample import Draw
 
 BLOCK = 8  # rows processed at once on a CPU: their logits stay in the cache
 CANDIDATES = 1024  # most tokens considered for top-p before a full sort
@@ -97,7 +97,7 @@ def _kernel(logits: Tensor) -> "Draw | None":
     fits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
     if not fits or logits.shape[1] % 32:
         return None
-    from proxima.engine.kernels.sample import sample_kernel
+    from proxima.kernels.sample import sample_kernel
 
     return sample_kernel()
 

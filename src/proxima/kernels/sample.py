@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proxima.engine.kernels.compiled import library, unavailable
+from proxima.kernels.compiled import PRODUCTS, library, unavailable
 
 Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -18,7 +18,7 @@ def sample_kernel() -> Draw | None:
     """draw(logits [n, V] bf16, temperature [n], uniform [n]) gives tokens [n] int64 and their log-probs [n] float32, as
     `sampler.sample_tokens` without truncation; V is a multiple of 32. The cumulative sums are float64. None where the
     machine has no kernels."""
-    if unavailable():
+    if unavailable(PRODUCTS):
         return None
     function = library(Path(__file__).with_suffix(".cpp")).sample
     function.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_long, ctypes.c_long, ctypes.c_int]

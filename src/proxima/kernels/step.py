@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proxima.engine.kernels.compiled import library, unavailable
+from proxima.kernels.compiled import PRODUCTS, library, unavailable
 
 
 class StepKernels:
@@ -71,6 +71,6 @@ class StepKernels:
 def step_kernels(head_dim: int, group: int) -> StepKernels | None:
     """For heads of `head_dim` and `group` query heads a key head; None where the machine has no kernels.
     Sizes are multiples of 32."""
-    if unavailable():
+    if unavailable(PRODUCTS):
         return None
-    return StepKernels(library(Path(__file__).with_suffix(".cpp"), f"HEAD_DIM={head_dim}", f"GROUP={group}"))
+    return StepKernels(library(Path(__file__).with_suffix(".cpp"), f"-DHEAD_DIM={head_dim}", f"-DGROUP={group}"))

@@ -7,11 +7,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from proxima.engine.decoder import cached_attention, reach_mask
 from proxima.engine.fast_decoder import FastDecoder
-from proxima.engine.kernels.compiled import unavailable
-from proxima.engine.kernels.step import step_kernels
+from proxima.kernels.compiled import PRODUCTS, unavailable
+from proxima.kernels.step import step_kernels
 from tests.model.rows import ids, loaded
 
-pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
+pytestmark = pytest.mark.skipif(unavailable(PRODUCTS) is not None, reason=f"{unavailable(PRODUCTS)}")
 
 SHAPES = [(64, 3, 2), (32, 1, 2), (96, 4, 1)]  # dimension, group, key heads
 
@@ -134,5 +134,5 @@ def test_a_rows_bits_depend_on_that_row_alone():
 def test_no_kernels_for_other_shapes(monkeypatch):
     narrow = loaded("llama").model
     assert FastDecoder(narrow, torch.bfloat16).kernels is None  # heads of 8 numbers
-    monkeypatch.setattr("proxima.engine.kernels.step.unavailable", lambda: "no compiler")
+    monkeypatch.setattr("proxima.kernels.step.unavailable", lambda instructions: "no compiler")
     assert step_kernels(32, 9) is None

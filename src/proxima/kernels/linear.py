@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proxima.engine.kernels.compiled import has_tiles, library, unavailable
+from proxima.kernels.compiled import PRODUCTS, has_tiles, library, unavailable
 
 SIDE, DEPTH = 16, 32  # outputs of a tile, inputs of one product
 
@@ -42,6 +42,6 @@ class TileLinear:
 @cache
 def tile_linear() -> TileLinear | None:
     """None where the machine has no kernels, or no AMX."""
-    if unavailable() or not has_tiles():
+    if unavailable(PRODUCTS) or not has_tiles():
         return None
     return TileLinear(library(Path(__file__).with_suffix(".cpp")))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from proxima.model.kernels.compiler import find_compiler
-from proxima.model.kernels.train_kernels import PackedSegments, Turns, train_kernels
+from proxima.kernels.compiled import unavailable
+from proxima.kernels.train import PackedSegments, Turns, train_kernels
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 NO_AMX = ("-mno-amx-tile", "-mno-amx-bf16")
 FLAGS = {"native": (), "no AMX": NO_AMX, "no bf16": (*NO_AMX, "-mno-avx512bf16")}
 EDGES, PARENTS = (0, 37, 40, 40, 112, 113, 150), (-1, 0, 0, 0, -1, 4)

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from proxima.engine.kernels.compiled import unavailable
-from proxima.engine.kernels.sample import sample_kernel
 from proxima.engine.sampler import sample_tokens
+from proxima.kernels.compiled import PRODUCTS, unavailable
+from proxima.kernels.sample import sample_kernel
 from tests.engine.test_sampler import settings
 
-pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
+pytestmark = pytest.mark.skipif(unavailable(PRODUCTS) is not None, reason=f"{unavailable(PRODUCTS)}")
 
 
 def drawn(logits, uniform, temperature=1.0):
@@ -62,7 +62,7 @@ def test_rows_do_not_know_each_other_and_nan_shows():
 
 def test_no_kernel_for_truncated_or_unaligned_rows(monkeypatch):
     calls = []
-    monkeypatch.setattr("proxima.engine.kernels.sample.sample_kernel", lambda: calls.append(1) or sample_kernel())
+    monkeypatch.setattr("proxima.kernels.sample.sample_kernel", lambda: calls.append(1) or sample_kernel())
     logits = torch.randn(2, 64).bfloat16()
     sample_tokens(logits, settings(2, top_p=0.5), torch.rand(2))
     sample_tokens(logits[:, :60].contiguous(), settings(2), torch.rand(2))

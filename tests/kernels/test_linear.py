@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from proxima.engine.decoder import Matrix
-from proxima.engine.kernels.compiled import has_tiles, unavailable
-from proxima.engine.kernels.linear import TileLinear, tile_linear
+from proxima.kernels.compiled import PRODUCTS, has_tiles, unavailable
+from proxima.kernels.linear import TileLinear, tile_linear
 
-pytestmark = pytest.mark.skipif(bool(unavailable()) or not has_tiles(), reason="no AMX, or no compiler")
+pytestmark = pytest.mark.skipif(bool(unavailable(PRODUCTS)) or not has_tiles(), reason="no AMX, or no compiler")
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -2,7 +2,6 @@
 as it takes. Widths are multiples of LANES, head dimensions of HEAD."""
 
 import ctypes
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxima.model.kernels.compiler import compiled, find_compiler
+from proxima.kernels.compiled import has_tiles, library, unavailable
 
 HERE = Path(__file__).parent
 LANES, HEAD = 16, 32
@@ -147,20 +146,17 @@ class TrainKernels:
 
 
 @cache
-def train_kernels(head_dim: int | None = None, flags: Sequence[str] = ()) -> TrainKernels | None:
+def train_kernels(head_dim: int | None = None, flags: tuple[str, ...] = ()) -> TrainKernels | None:
     """The kernels, those of attention for heads of `head_dim`; None where the machine can't compile them."""
-    if find_compiler() is None:
+    if unavailable():
         return None
     keep_freed_memory()
-    layer = compiled(HERE / "layer.cpp", flags)
+    layer = library(HERE / "layer.cpp", *flags)
     if head_dim is None:
         return TrainKernels(layer)
-    attention = compiled(HERE / "attention.cpp", (f"-DHEAD_DIM={head_dim}", *flags))
-    if not attention.permitted():
-        attention = compiled(
-            HERE / "attention.cpp", (f"-DHEAD_DIM={head_dim}", "-mno-amx-tile", "-mno-amx-bf16", *flags)
-        )
-    return TrainKernels(layer, attention)
+    if not has_tiles():
+        flags += ("-mno-amx-tile", "-mno-amx-bf16")
+    return TrainKernels(layer, library(HERE / "attention.cpp", f"-DHEAD_DIM={head_dim}", *flags))
 
 
 def keep_freed_memory() -> None:

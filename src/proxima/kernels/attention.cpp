@@ -1,5 +1,5 @@
 // Attention of packed segments for one head dimension (HEAD_DIM), with the norm and the turn of queries and keys.
-// `train_kernels.py` compiles it, and says what the arguments are. A task is a prompt, its responses, and a key head; scores are
+// `train.py` compiles it, and says what the arguments are. A task is a prompt, its responses, and a key head; scores are
 // kept transposed, keys in rows and queries in lanes, so that softmax needs no sum within a vector. Products are bf16
 // with float32 sums, by AMX where the processor has it. No result depends on the number of threads.
 
@@ -8,11 +8,6 @@
 #include <vector>
 
 #include "vectors.h"
-
-#ifdef __AMX_BF16__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace {
 constexpr long D = HEAD_DIM, HALF = D / 2, BLOCK = 64, STEP = 32;  // queries at once; rows and columns of a product
@@ -401,15 +396,6 @@ void write_keys(const Batch &batch, long kv, long at, long begin, long end, cons
 }  // namespace
 
 extern "C" {
-
-// Whether this process may use the registers of AMX, which it has to ask for.
-int permitted() {
-#ifdef __AMX_BF16__
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-#else
-    return 1;
-#endif
-}
 
 void attention(const bf16 *qkv, const float *cosine, const float *sine, const float *query_norm, const float *key_norm,
                float eps, const int64_t *edges, const int64_t *parents, bf16 *out, float *log_sum, float scale,

@@ -1,4 +1,4 @@
-// What a training pass does between its matrix products: norms, SwiGLU, log-probs, transposes. `train_kernels.py` compiles it,
+// What a training pass does between its matrix products: norms, SwiGLU, log-probs, transposes. `train.py` compiles it,
 // and says what the arguments are. Values are bf16 in memory and float32 in registers, weights and their gradients
 // float32. No result depends on the number of threads.
 
@@ -91,7 +91,7 @@ void log_prob(const bf16 *logits, const float *temperature, const int64_t *targe
         const float inverse = 1 / temperature[row];
         Floats most = load(at);
         for (long i = LANES; i < width; i += LANES) most = larger(load(at + i), most);
-        const float top = largest(most) * inverse;
+        const float top = maximum(most) * inverse;
         Floats total = {}, weighted = {};
         for (long i = 0; i < width; i += LANES) {
             const Floats gap = load(at + i) * inverse - top, e = exponential(gap);

@@ -1,8 +1,8 @@
-"""Compiles a C++ file of this folder, once, and keeps the library in the user's cache folder.
+"""Compiles a C++ file once a machine, and keeps the library in the user's cache folder.
 
-It takes half a second a file, on the first use. Whether a machine has kernels depends on its processor and compiler,
-never on whether they have been compiled before: a run that resumes takes the path that it took. `CXX=none` switches
-them off.
+It takes half a second to a second and a half a file, on the first use. Whether a machine has kernels depends on its
+processor and compiler, never on whether they have been compiled before: a run that resumes takes the path that it took.
+`CXX=none` switches them off.
 """
 
 import ctypes
@@ -15,19 +15,24 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
-FEATURE = "avx512_bf16"  # products of bf16, and registers of 32 of them
+from proxima.data import UserError
+
+VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
+FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
 OLDEST = 12  # GCC, that knows the vectors used here
+PRODUCTS = "avx512_bf16"  # instructions that multiply bf16
 
 
 @cache
-def unavailable() -> str | None:
-    """Why this machine has no kernels; None if it has."""
+def unavailable(instructions: str | None = None) -> str | None:
+    """Why this machine has no kernels, or none with these instructions, as Linux names them; None if it has."""
     path = compiler()
     if path is None:
         return f"no C++ compiler {os.environ.get('CXX') or 'g++'}"
-    if FEATURE not in processor_flags():
-        return f"a processor without {FEATURE}"
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"{platform.system()} on {platform.machine()}"
+    if instructions is not None and instructions not in processor_flags():
+        return f"a processor without {instructions}"
     version = _said(path, "-dumpversion").split(".")[0].strip()
     if not version.isdigit() or int(version) < OLDEST:
         return f"{path} is not GCC {OLDEST} or later"
@@ -40,26 +45,27 @@ def unavailable() -> str | None:
 
 
 @cache
-def library(source: Path, *defines: str) -> ctypes.CDLL:
-    """`source`, compiled with the macros NAME=VALUE, by its text, the headers beside it, compiler and processor. Only
-    where `unavailable()` is None.
+def library(source: Path, *more: str) -> ctypes.CDLL:
+    """`source`, compiled with FLAGS and `more` of them; by its text, the headers beside it, compiler and processor.
+    Only where `unavailable()` is None.
 
     Raises:
-        RuntimeError: it does not compile; with what the compiler says.
+        UserError: it does not compile; with what the compiler says.
     """
     path = compiler()
     assert path is not None
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    facts = (texts, FLAGS, defines, _said(path, "--version"), sorted(processor_flags()))
+    facts = (texts, FLAGS, more, _said(path, "--version"), sorted(processor_flags()))
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
     if not held.exists():
         held.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder()) as scratch:
             made = Path(scratch) / held.name
-            command = [path, *FLAGS, *(f"-D{define}" for define in defines), str(source), "-o", str(made)]
+            command = [path, *FLAGS, *more, str(source), "-o", str(made)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
-                raise RuntimeError(f"{' '.join(command)} failed; CXX=none does without:\n{done.stderr[-2000:]}")
+                failed = f"{path} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
+                raise UserError(failed)
             made.replace(held)  # at once: another process may do the same
     return ctypes.CDLL(str(held))
 

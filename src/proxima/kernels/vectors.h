@@ -13,7 +13,7 @@ typedef uint16_t bf16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
-constexpr int LANES = 16;
+constexpr int LANES = 16, PAIRS = 32;  // numbers a register: float32, bf16
 
 static inline Floats load(const float *at) {
     Floats x;
@@ -28,7 +28,7 @@ static inline Floats load(const bf16 *at) {
 }
 
 // To the nearest bf16, ties to even, in the upper half of each lane; NaN stays NaN.
-static inline Words rounded(Floats x) {
+static inline Words upper_half(Floats x) {
     const Words bits = (Words)x, even = bits + 0x7fff + ((bits >> 16) & 1);
     return x == x ? even : bits | 0x400000;
 }
@@ -51,13 +51,39 @@ static inline void store_pairs(uint32_t *at, Floats first, Floats second) {
 }
 #else
 static inline void store(bf16 *at, Floats x) {
-    const Halves upper = __builtin_convertvector(rounded(x) >> 16, Halves);
+    const Halves upper = __builtin_convertvector(upper_half(x) >> 16, Halves);
     memcpy(at, &upper, sizeof upper);
 }
 
 static inline void store_pairs(uint32_t *at, Floats first, Floats second) {
-    const Words both = (Words)((rounded(first) >> 16) & 0xffff) | (rounded(second) & ~0xffff);
+    const Words both = (Words)((upper_half(first) >> 16) & 0xffff) | (upper_half(second) & ~0xffff);
     memcpy(at, &both, sizeof both);
+}
+#endif
+
+static inline Floats rounded(Floats x) {
+    bf16 held[LANES];
+    store(held, x);
+    return load(held);
+}
+
+static inline float number(bf16 x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float found;
+    memcpy(&found, &bits, sizeof found);
+    return found;
+}
+
+// Sums of neighbours: first those of a, then those of b.
+static inline Floats pairs(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+#ifdef __AVX512BF16__
+// sums + products of 32 numbers, two neighbours a lane.
+static inline Floats products(Floats sums, __m512i a, __m512i b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
 }
 #endif
 
@@ -67,7 +93,7 @@ static inline float sum(Floats x) {
     return total;
 }
 
-static inline float largest(Floats x) {
+static inline float maximum(Floats x) {
     float most = x[0];
     for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
     return most;
