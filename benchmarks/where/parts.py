@@ -20,8 +20,8 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.engine.local import collect
 from proxima.model import Policy, load
-from proxima.model.load import DTYPES
 from proxima.model.micro_batch import micro_batches, tokens_fed
+from proxima.model.pretrained import DTYPES
 from proxima.train import PolicyObjective, TrainStack
 from proxima.train.batch_builder import BatchBuilder
 

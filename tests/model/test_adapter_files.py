@@ -14,8 +14,8 @@ from proxima.model import load
 from proxima.model.adapter_files import save_adapter
 from proxima.model.adapter_folder import is_adapter
 from proxima.model.files import model_files
-from proxima.model.load import check_path, load_config, load_tokenizer
 from proxima.model.lora import Lora, adapter_names
+from proxima.model.pretrained import check_path, load_config, load_tokenizer
 from proxima.model.save import save_trained
 from tests.model.adapters import with_adapter
 from tests.tiny import tiny

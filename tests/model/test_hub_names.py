@@ -9,7 +9,7 @@ from proxima.cli.main import main
 from proxima.config.sections.model_section import model_problem
 from proxima.data import FieldError
 from proxima.model import hub_names as hub
-from proxima.model.load import load_config, load_tokenizer
+from proxima.model.pretrained import load_config, load_tokenizer
 
 
 @pytest.fixture(autouse=True)

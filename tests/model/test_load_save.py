@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.model import LoadedModel, Policy, load, save
-from proxima.model.load import ALIGNMENT, check_path, load_config, load_shape, load_tokenizer
+from proxima.model.load import ALIGNMENT
+from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
 from tests.model.rows import loaded, policy, rows
 from tests.tiny import CONTEXT, KINDS, tiny
 

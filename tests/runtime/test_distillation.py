@@ -11,7 +11,7 @@ import pytest
 from proxima.config import load_recipe, resolve
 from proxima.config.problems import ConfigError
 from proxima.data import FieldError
-from proxima.model.load import load_config, load_tokenizer
+from proxima.model.pretrained import load_config, load_tokenizer
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows

@@ -13,7 +13,7 @@ from proxima.config.memory_size import memory_of
 from proxima.config.model_size import model_facts
 from proxima.data import UserError
 from proxima.model import load_scalar_model, save
-from proxima.model.load import load_tokenizer
+from proxima.model.pretrained import load_tokenizer
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.tiny_run import assert_same, go, recipe, traces

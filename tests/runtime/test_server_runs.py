@@ -6,7 +6,7 @@ import pytest
 
 from proxima.config import ConfigError, resolve
 from proxima.data import UserError
-from proxima.model.load import LoadedModel
+from proxima.model.pretrained import LoadedModel
 from proxima.runtime.launch.run import train
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder

@@ -18,7 +18,7 @@ from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, TokenRequest
 from proxima.engine.protocol import Capabilities, EngineSetup, EngineSpec, Request, ScoreRequest
-from proxima.model.load import stop_tokens_of
+from proxima.model.pretrained import stop_tokens_of
 
 AT_ONCE = 32  # requests
 

@@ -11,7 +11,7 @@ from proxima.check.laws import Law, Violation, require_that
 from proxima.data import Completion, Prompt
 from proxima.data.columns import Floats, Ints
 from proxima.engine.protocol import Capabilities, Engine, EngineSetup, Request, Sampling, close_engine
-from proxima.model.load import LoadedModel
+from proxima.model.pretrained import LoadedModel
 
 SECONDS = 300.0  # until a law counts as hung
 BOUNDS = {"float32": 2e-3, "float16": 0.02}  # nats, mean over tokens, between two forward passes of the same weights

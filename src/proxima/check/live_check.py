@@ -14,7 +14,8 @@ from proxima.check.reward_laws import REWARD_LAWS
 from proxima.check.sampling_laws import SAMPLING_LAWS
 from proxima.check.server_laws import CONTROL_LAWS, SERVER_LAWS, ServerUnderTest
 from proxima.engine.protocol import EngineSetup
-from proxima.model.load import load, load_tokenizer
+from proxima.model.load import load
+from proxima.model.pretrained import load_tokenizer
 from proxima.reward.base import as_reward
 
 CHECKED = Law("check", "a run ends before it begins", lambda spec, case: None, root=True)

@@ -24,7 +24,7 @@ from proxima.check.engine_case import (
 from proxima.check.laws import require_that
 from proxima.data import Completion
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.model.load import LoadedModel
+from proxima.model.pretrained import LoadedModel
 
 FALSE_ALARM = 1e-6  # chance below which frequencies are wrong; counts are no normal numbers, so leave them room
 EXPECTED = 20.0  # least expected count of a bin

@@ -213,7 +213,7 @@ def tokens_of(model: str | None) -> Callable[[str], list[int]]:
     """What counts the tokens of a text; without a model there are none."""
     if model is None:
         return lambda text: []
-    from proxima.model.load import load_tokenizer
+    from proxima.model.pretrained import load_tokenizer
 
     tokenizer = load_tokenizer(model)
     return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -85,7 +85,7 @@ def train_recipe(
     """
     from proxima.api.run_config import config_notes, resolve_run
     from proxima.runtime.placement.on_ray import places_ranks, train_on_ray
-    from proxima.runtime.placement.process_group import check_start, is_first
+    from proxima.runtime.placement.process_group import check_before_imports, is_first
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
@@ -100,7 +100,7 @@ def train_recipe(
     from proxima.view.run_views import RunViews
 
     with resolved.locating():
-        check_start(resolved, resume=resume, overwrite=overwrite)
+        check_before_imports(resolved, resume=resume, overwrite=overwrite)
     views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
     views.progress("load", 0, 1, "models")  # before the libraries are imported, which takes seconds
     from proxima.runtime.launch.run import train

@@ -29,8 +29,8 @@ from proxima.config.training_memory import Share, rank_share
 from proxima.core.advantage import needs_baseline
 from proxima.data import FieldError, Trajectory
 from proxima.model.demo_path import is_downloadable
-from proxima.model.load import context_limit, load_config, load_tokenizer, resolve_device
 from proxima.model.micro_batch import micro_batches
+from proxima.model.pretrained import context_limit, load_config, load_tokenizer, resolve_device
 from proxima.task import TASKS
 from proxima.task.prompts import to_prompt
 

@@ -5,7 +5,7 @@ from typing import Any
 from proxima.config.resolved import Findings
 from proxima.data import FieldError
 from proxima.model.hub_names import is_at_hand
-from proxima.model.load import load_config
+from proxima.model.pretrained import load_config
 from proxima.model.routing import check_mixture
 
 

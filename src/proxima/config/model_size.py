@@ -11,9 +11,9 @@ from torch import nn
 
 from proxima.config.schema import RunConfig
 from proxima.config.sections.critic_section import ModelCritic
-from proxima.model.load import load_shape
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import adapter_parameters
+from proxima.model.pretrained import load_shape
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from proxima.engine.protocol import (
 from proxima.engine.scheduler import Scheduler
 from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.load import DTYPES, LoadedModel
+from proxima.model.pretrained import DTYPES, LoadedModel
 
 SCORE_ROWS = 512  # rows of logits held at once by `score`
 STEPS_PER_TURN = 8  # tokens decoded at once, before another call may interrupt

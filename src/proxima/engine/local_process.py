@@ -27,7 +27,7 @@ from proxima.engine.protocol import (
 from proxima.engine.shared_weights import SharedWeights, model_as_files
 from proxima.engine.supervisor import Supervisor
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.load import LoadedModel
+from proxima.model.pretrained import LoadedModel
 
 HEALTH_SECONDS = 5.0  # that `health` waits for the process
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from proxima.model.compute_thread import ComputeThread
-    from proxima.model.load import LoadedModel
+    from proxima.model.pretrained import LoadedModel
 
 PauseMode = Literal["keep", "wait", "abort"]
 UpdateKind = Literal["module", "checkpoint"]

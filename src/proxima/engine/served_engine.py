@@ -17,7 +17,7 @@ from proxima.engine.local import LocalEngine
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.shared_weights import ModelOverWeights, SharedWeights
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.load import LoadedModel
+from proxima.model.pretrained import LoadedModel
 
 
 class ServedEngine:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.model.load import load_config, load_tokenizer
 from proxima.model.lora import is_adapted
 from proxima.model.lora_layers import plain_weights
+from proxima.model.pretrained import load_config, load_tokenizer
 
 ALIGNMENT = 64  # bytes
 HEADER = 8  # words of 8 bytes: version, checksum

@@ -4,7 +4,9 @@ compiled   compiles a file once a machine and keeps the library; `vectors.h` is 
 step       norms, rotary, attention over the cache and SwiGLU of a decode step
 linear     products with a packed weight on the tiles of AMX
 sample     one token a row from logits
-train      a training pass, forward and backward: `layer.cpp` and `attention.cpp`
+train_pass a training pass, forward and backward: `layer.cpp` and `attention.cpp`
 
-Imported by `model` and `engine`, where a model and a machine can use them.
+Imports: torch, `proxima.data`. Imported by `model` and `engine`, where a model and a machine can use them.
+To add one: (1) a `.cpp` that includes `vectors.h`; (2) a function or class here that says what its arguments are, and
+is None where `unavailable` says so; (3) tests against torch in float64, and that a row's bits depend on that row alone.
 """

@@ -17,7 +17,8 @@ To add an attention path: a function in `attention.py` and a line in `ATTENTION`
 from typing import TYPE_CHECKING
 
 from proxima.data.kinds import lazy_imports
-from proxima.model.load import LoadedModel, load
+from proxima.model.load import load
+from proxima.model.pretrained import LoadedModel
 from proxima.model.save import save
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from proxima.data import PackedBatch
-from proxima.kernels.train import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
+from proxima.kernels.train_pass import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
 
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))

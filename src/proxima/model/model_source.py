@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from proxima.model.files import model_files
-from proxima.model.load import DTYPES, LoadedModel, load, resolve_device
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
+from proxima.model.pretrained import DTYPES, LoadedModel, resolve_device
 
 if TYPE_CHECKING:
     from proxima.model.scalar_model import ScalarModel

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.model.load import LoadedModel
 from proxima.model.parallel.sharding import plain_type
+from proxima.model.pretrained import LoadedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -15,20 +15,13 @@ from proxima.data import FieldError, PackedBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model.adapter_folder import is_adapter
-from proxima.model.load import (
-    LoadedModel,
-    load_config,
-    load_merged,
-    load_tokenizer,
-    load_weights,
-    on_ranks,
-    with_adapter,
-)
+from proxima.model.load import load_merged, load_weights, on_ranks, with_adapter
 from proxima.model.lora import SCALAR_HEAD as HEAD
 from proxima.model.lora import Lora
 from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.sharding import Sharding, fill_weight, plain_type
+from proxima.model.pretrained import LoadedModel, load_config, load_tokenizer
 from proxima.model.scalar_head import scalar_head
 
 if TYPE_CHECKING:

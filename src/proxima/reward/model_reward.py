@@ -74,7 +74,7 @@ class ModelReward(ComputeReward):
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
 
     def check(self) -> None:
-        from proxima.model.load import check_device
+        from proxima.model.pretrained import check_device
         from proxima.model.scalar_model import scalar_config, score_normalization
 
         check_device(self.device)
@@ -93,7 +93,7 @@ class ModelReward(ComputeReward):
         Raises:
             FieldError: the ids of some token differ.
         """
-        from proxima.model.load import load_tokenizer
+        from proxima.model.pretrained import load_tokenizer
 
         if self.encode == "tokens":
             with renamed("model.path", "path"):
@@ -108,7 +108,7 @@ class ModelReward(ComputeReward):
     @cached_property
     def _scorer(self) -> "ScalarModel":
         from proxima.model import ScalarModel, load_scalar_model
-        from proxima.model.load import DTYPES
+        from proxima.model.pretrained import DTYPES
 
         dtype = DTYPES[self.dtype]
         with renamed("model.path", "path"):

@@ -30,9 +30,9 @@ from proxima.engine.http.weight_probe import (
 )
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model import LoadedModel, load
-from proxima.model.load import load_tokenizer
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
+from proxima.model.pretrained import load_tokenizer
 
 FACTS = ServerFacts(server="fake 1", model="fake", dtype="float32", scores=True, weight_updates=("best", "other"))
 

@@ -27,7 +27,7 @@ def serve_recipe(
     from proxima.engine.serve import check_serve, start_servers
     from proxima.model.demo_model import download_demo_model
     from proxima.model.demo_path import is_downloadable
-    from proxima.model.load import load_config
+    from proxima.model.pretrained import load_config
 
     resolved = resolve(recipe, override, root=None)
     config: Any = resolved.config

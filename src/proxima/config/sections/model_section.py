@@ -15,8 +15,8 @@ from proxima.model.adapter_folder import base_of
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.hub_names import looks_like_hub_name, near_folder, two_readings
-from proxima.model.load import check_device, check_path, export_remedy, is_run, load_shape
 from proxima.model.lora import Lora
+from proxima.model.pretrained import check_device, check_path, export_remedy, is_run, load_shape
 from proxima.train import OPTIMIZERS
 
 BFLOAT16_STEP = 2**-8

@@ -9,6 +9,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.model_section import ModelConfig
 
+KIND = "placement.kind"
 STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # in the environment of a rank, where it was not torchrun
 STARTED_AGAIN = "placement.restarts"  # in an error after which the supervisor of the ranks says what follows
 PLACED = "the processes that compute"

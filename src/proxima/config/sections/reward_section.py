@@ -7,7 +7,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError
 from proxima.engine.protocol import Sampling
-from proxima.model.load import load_tokenizer
+from proxima.model.pretrained import load_tokenizer
 from proxima.reward import REWARDS
 
 

@@ -23,7 +23,7 @@ from proxima.engine.http.answer_checks import (
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest
 from proxima.engine.http.route_rows import RouteShape, joined_routes
 from proxima.engine.protocol import EngineSetup, InFlight, Request
-from proxima.model.load import context_limit, load_config, load_generation_config, stop_tokens_of
+from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
 from proxima.model.routing import FAMILIES
 
 

@@ -18,7 +18,7 @@ from proxima.lab.plan.layout import DeviceLayout, check_model, known_config, pla
 from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.stage_times import FIXED, Stage, StageTimes
 from proxima.lab.plan.step_load import StepLoad, load_of
-from proxima.model.load import load_config
+from proxima.model.pretrained import load_config
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 Generate = Callable[[StageTimes, StepLoad, int], Stage]

@@ -17,11 +17,11 @@ from proxima.data import LabeledCompletion, PreferencePair, Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.lab.rehearsal.fake_ranks import shard_unloaded
 from proxima.model import PackedModel, Policy
-from proxima.model.load import DTYPES, LoadedModel, load_config
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.parallel.refusals import require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.pretrained import DTYPES, LoadedModel, load_config
 from proxima.model.scalar_model import pad_token
 from proxima.runtime.launch.learning import make_objective, recomputes_proximal
 from proxima.runtime.launch.models import make_stack, model_source

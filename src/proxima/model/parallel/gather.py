@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from proxima.model.load import LoadedModel
 from proxima.model.lora import NAME
 from proxima.model.parallel.sharding import plain_type
 from proxima.model.parallel.slices import unloaded_model
+from proxima.model.pretrained import LoadedModel
 
 BUCKET = 1 << 28  # bytes that are whole on every rank at once, or the largest weight
 

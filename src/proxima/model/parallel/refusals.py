@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from proxima.model.load import load_config, load_shape
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.pretrained import load_config, load_shape
 
 POLICY = "model.path"
 

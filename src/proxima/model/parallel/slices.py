@@ -14,18 +14,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from proxima.model.load import (
+from proxima.model.parallel.mesh import meshes_of, rank_device
+from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
+from proxima.model.parallel.shard import shard_model
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.pretrained import (
     LoadedModel,
     load_config,
     load_generation_config,
     load_tokenizer,
     refuse_not_finite,
-    unreadable,
+    unreadable_model,
 )
-from proxima.model.parallel.mesh import meshes_of, rank_device
-from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
-from proxima.model.parallel.shard import shard_model
-from proxima.model.parallel.sharding import Sharding
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -56,7 +56,7 @@ def load_sliced(
             return None
         sliced = read_sliced(build, files, sharding, place, may_lack, prepare)
     except SafetensorError as error:
-        raise unreadable(path, "can't be loaded", error) from error
+        raise unreadable_model(path, "can't be loaded", error) from error
     if sliced is None:
         return None
     model, missing, bad = sliced

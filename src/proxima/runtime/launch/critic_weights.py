@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, load_scalar_model
-from proxima.model.load import DTYPES, load_tokenizer, vocabulary_problem
 from proxima.model.parallel.refusals import sharding_beside
+from proxima.model.pretrained import DTYPES, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.launch.models import make_stack, model_source, sharding_of
 from proxima.train import ValueObjective, ValueStage

@@ -8,7 +8,7 @@ from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.data import within
 from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, LogProbName, Sampling, close_engine
-from proxima.model.load import load_config, load_tokenizer
+from proxima.model.pretrained import load_config, load_tokenizer
 from proxima.rollout.generator import greedy
 from proxima.runtime.placement.placed_engine import placed_engine, starts_later
 

@@ -8,7 +8,7 @@ import torch
 from proxima.config.sections.algorithm_section import asks_routers
 from proxima.data import Prompt
 from proxima.engine.protocol import EngineRequirements
-from proxima.model.load import context_limit, load_config, load_tokenizer
+from proxima.model.pretrained import context_limit, load_config, load_tokenizer
 from proxima.rollout.generator import GroupSpec
 from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers

@@ -9,9 +9,9 @@ from proxima.data import FieldError, renamed
 from proxima.engine.protocol import EngineSetup, close_engine
 from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.load import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
 from proxima.model.parallel.refusals import sharding_beside
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.pretrained import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
 from proxima.runtime.launch.engine_needs import TEACHER, build_engine, scoring_engine
 from proxima.runtime.launch.models import sharding_of
 from proxima.train import ForwardStage

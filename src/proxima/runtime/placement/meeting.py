@@ -8,10 +8,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import is_supervised
+from proxima.config.sections.placement_section import KIND, is_supervised
 from proxima.config.sections.ranks_section import RANK_VARIABLES
 from proxima.data import FieldError, UserError
-from proxima.runtime.placement.process_group import KIND
 from proxima.train.ranks import RankError, Ranks
 
 if TYPE_CHECKING:

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import is_supervised
+from proxima.config.sections.placement_section import KIND, is_supervised
 from proxima.data import FieldError
 from proxima.runtime.state.folder import RunFolder
 from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.config.resolved import Resolved
-
-KIND = "placement.kind"
 
 
 def adopt_launcher() -> None:
@@ -58,7 +56,7 @@ def check_launch(config: Any) -> None:
     check_launched(placement)
 
 
-def check_start(resolved: "Resolved[Any]", *, resume: bool, overwrite: bool) -> None:
+def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: bool) -> None:
     """What can be refused before any library is imported: as `check_launch` and, by the first process,
     `RunFolder.check`."""
     check_launch(resolved.config)

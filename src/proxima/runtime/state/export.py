@@ -8,7 +8,7 @@ from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.model import load, load_scalar_model, save
 from proxima.model.adapter_folder import base_of, is_adapter
-from proxima.model.load import DTYPES
+from proxima.model.pretrained import DTYPES
 from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.model_card import HUB_NAME, model_card

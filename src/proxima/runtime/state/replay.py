@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from proxima.data import FieldError
 from proxima.data.checksum import Checksum
 from proxima.data.jsonl import utf8
-from proxima.model.load import load_config
+from proxima.model.pretrained import load_config
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.state.completion_columns import numpy_columns, torn_file

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from proxima.kernels.compiled import unavailable
-from proxima.kernels.train import PackedSegments, Turns, train_kernels
+from proxima.kernels.train_pass import PackedSegments, Turns, train_kernels
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 NO_AMX = ("-mno-amx-tile", "-mno-amx-bf16")

@@ -1,0 +1,239 @@
+"""What a path names, read without weights: config, shape, tokenizer, and why they can't be; `load` has weights."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from proxima.data import FieldError, UserError, require
+from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
+from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
+from proxima.model.lora import adapter_names
+from proxima.model.parallel.sharding import Sharding
+
+if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model with its tokenizer and path; `base` is what its adapter is for, None without one. On many ranks,
+    `sharding` says how it lies on them, and `device` where this rank computes, which its weights need not be."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    path: str
+    base: BaseModel | None = None
+    sharding: Sharding | None = None
+    device: torch.device | None = None
+
+    @property
+    def name(self) -> str:
+        """Short name for display."""
+        place = PurePath(self.path)
+        if (
+            place.name == "model" and place.parent.name.isdigit() and place.parts[-3:-2] == ("checkpoints",)
+        ):  # of a run: `grpo step 40`
+            return f"{place.parents[2].name} step {int(place.parent.name)}"
+        return place.name
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, tied ones once, an adapter's not."""
+        return sum(p.numel() for p in self.model.parameters()) - self.adapter_parameters
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Number of an adapter's own parameters; 0 without one."""
+        return sum(self.model.get_parameter(name).numel() for name in adapter_names(self.model))
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence that the model supports, in tokens."""
+        return context_limit(self.model.config)
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Token ids that end a completion, of the generation config, the model config and the tokenizer."""
+        return stop_tokens_of(getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
+
+
+def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
+    """The ids that end a completion, of generation config, model config and tokenizer."""
+    stop: list[Any] = []
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        stop.extend(ids if isinstance(ids, list | tuple) else [ids])
+    return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
+
+
+def check_device(device: str, field: str = "device") -> None:
+    """FieldError for a device of an unknown kind, or one that this machine lacks."""
+    match, count = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", device), torch.cuda.device_count()
+    require(match is not None, field, device, "is not a device of proxima; write auto, cpu, cuda or cuda:1")
+    there = match is None or not device.startswith("cuda") or int(match[1] or 0) < count
+    require(there, field, device, f"this machine has {count} CUDA devices", remedy=f"set {field}=cpu, or auto")
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is CUDA if available, else the CPU."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+
+
+def is_run(place: Path) -> bool:
+    """A run folder, whose models are in its checkpoints."""
+    return (place / "config.yaml").is_file() and (place / "metrics.jsonl").is_file()
+
+
+def export_remedy(path: str) -> str:
+    """How the model of a run becomes a folder."""
+    return f"`proxima export {path} MODEL` writes it to a folder; give that"
+
+
+def check_path(path: str) -> None:
+    """Validate a model path before anything is loaded.
+
+    Raises:
+        FieldError: a local path that does not exist, a folder without config.json, a file that is not GGUF, an adapter
+            whose base is missing.
+    """
+    place = Path(path).expanduser()
+    if is_adapter(path):
+        base = base_of(path).path
+        try:
+            check_path(base)
+        except FieldError as error:
+            remedy = "restore it, or write where it is as base_model_name_or_path into adapter_config.json"
+            raise FieldError(
+                "model.path", path, f"is an adapter of {base}, which {error.bound}", remedy=remedy
+            ) from None
+    elif place.is_dir():
+        if is_run(place):
+            raise FieldError("model.path", path, "is a run, not its model", remedy=export_remedy(path))
+        if not (place / "config.json").is_file():
+            remedy = "give a Hugging Face model folder"
+            raise FieldError("model.path", path, "is a folder without config.json", remedy=remedy)
+    elif place.is_file():
+        if place.suffix != ".gguf":
+            remedy = "give the folder that holds config.json, or a .gguf file"
+            raise FieldError("model.path", path, "is a file but not .gguf", remedy=remedy)
+    elif not looks_like_hub_name(path):
+        remedy = "give an existing folder, a .gguf file, or a hub name like 'Qwen/Qwen3-0.6B'"
+        raise FieldError("model.path", path, "does not exist", remedy=remedy + two_readings(path))
+
+
+def context_limit(config: Any) -> int:
+    """Tokens that a model of this config was made for; 2^20 where the config does not say."""
+    return int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+
+
+def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
+    """The model's config alone, of an adapter without one its base's: no weights are read (for GGUF, its header is)."""
+    from transformers import AutoConfig
+
+    check_path(path)
+    require_found(path, revision)
+    if is_adapter(path) and not (Path(path).expanduser() / "config.json").is_file():
+        base = base_of(path)
+        return load_config(base.path, base.revision)
+    folder, extra = model_place(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            folder, revision=revision, trust_remote_code=False, **extra
+        )
+    except Exception as error:  # damaged files raise all kinds of errors
+        raise unreadable_model(path, "can't be read", error) from error
+    kernel = getattr(config, "_attn_implementation", None)
+    if "/" in str(kernel):  # of the hub, which transformers would download and run
+        remedy = "leave attn_implementation out of its config.json"
+        raise FieldError("model.path", path, f"names code of the hub for its attention, {kernel}", remedy=remedy)
+    return config
+
+
+def load_generation_config(path: str, revision: str | None = None) -> "GenerationConfig | None":
+    """How the model's authors would have it generate, with the tokens that end a completion; None: they do not say."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:
+        return None
+
+
+def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
+    """The model without weights (on the meta device), from its config.
+
+    Raises:
+        UserError: the config can't be read, or its architecture is not known.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        try:
+            config: Any = load_config(path, revision)
+            scores = any("SequenceClassification" in name for name in config.architectures or ())
+            kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+            model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
+        except (ValueError, KeyError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
+    return model
+
+
+def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer alone; of an adapter whose folder has none its base's."""
+    from transformers import AutoTokenizer
+
+    check_path(path)
+    require_found(path, revision)
+    if is_adapter(path) and not (Path(path).expanduser() / "tokenizer_config.json").is_file():
+        base = base_of(path)
+        return load_tokenizer(base.path, base.revision)
+    folder, extra = model_place(path)
+    try:
+        return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)
+    except Exception as error:
+        raise unreadable_model(path, "has no usable tokenizer", error) from error
+
+
+def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
+    """How another model's vocabulary differs from the policy's; None where every token has the same id in both."""
+    different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
+    if not different:
+        return None
+    token = min(different, key=lambda token: (min(ours.get(token, 1 << 40), theirs.get(token, 1 << 40)), token))
+    there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
+    return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
+
+
+def refuse_not_finite(path: str, bad: list[str]) -> None:
+    """FieldError for a model of which these weights are not finite."""
+    if bad:
+        reason = f"holds NaN or infinity in {len(bad)} of the model's weights, {bad[0]} among them"
+        raise FieldError("model.path", path, reason, remedy="download the folder again, or use another checkpoint")
+
+
+def model_place(path: str) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` takes as the folder, and the argument that names a GGUF file in it."""
+    place = Path(path).expanduser()
+    if place.suffix == ".gguf":
+        return str(place.parent), {"gguf_file": place.name}
+    return (str(place) if path.startswith("~") else path), {}
+
+
+def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
+    """The error of a model that Hugging Face does not read; a model's own code is never run."""
+    if "trust_remote_code" in str(error):
+        remedy = "use a model whose architecture is in transformers"
+        return FieldError("model.path", path, "needs Python code of its own, which proxima does not run", remedy=remedy)
+    return FieldError("model.path", path, f"{what}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
