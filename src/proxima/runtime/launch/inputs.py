@@ -12,6 +12,7 @@ import torch
 
 from proxima.config.comparable import flat_values
 from proxima.data import FieldError, UserError
+from proxima.kernels.compiled import description
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
 from proxima.runtime.state.folder import RunFolder
@@ -136,7 +137,9 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}
-    before = journal.get("numerics") or now
+    if "bfloat16" in {values.get("model.compute_dtype"), values.get("engine.dtype")} and not torch.cuda.is_available():
+        now["kernels"] = description()
+    before = {"kernels": now.get("kernels"), **(journal.get("numerics") or now)}  # older journals don't name them
     journal.set("numerics", now)
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
     if not changed:
