@@ -46,7 +46,7 @@ def unavailable(instructions: str | None = None) -> str | None:
 
 
 def description() -> str:
-    """What a bfloat16 run on this CPU computes with, in words; where it differs, so do the last bits."""
+    """What a bfloat16 run on this CPU computes with, in words."""
     if (reason := unavailable()) is not None:
         return f"eager torch ({reason})"
     path = compiler()

@@ -8,8 +8,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from proxima.kernels.compiled import description
-
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
 PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
 
@@ -28,7 +26,6 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
             "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_bytes": _memory(),
-            "kernels": description(),
         },
         "torch": _torch(),
         "seed": seed,
