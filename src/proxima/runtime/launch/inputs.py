@@ -143,6 +143,5 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     before = {"compiler": now.get("compiler"), **(journal.get("numerics") or now)}  # older journals don't name it
     journal.set("numerics", now)
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
-    if not changed:
-        return None
-    return f"{', '.join(changed)}: the run continues, but differs in the last bits from one that was never interrupted"
+    effect = "the run continues, but differs in the last bits from one that was never interrupted"
+    return f"{', '.join(changed)}: {effect}" if changed else None
