@@ -21,7 +21,7 @@ LOAD_AT_START = os.getloadavg()[0]
 
 def parser(doc: str | None, *, repeats: int) -> argparse.ArgumentParser:
     """The options that every claim has."""
-    p = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    p = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
     p.add_argument(
         "--model",
         default=str(HERE.parent / "models" / "smollm2-135m-instruct"),

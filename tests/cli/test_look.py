@@ -187,7 +187,7 @@ def test_doctor(proxima):
     assert found["threads"] >= 1
     assert found["gemm_gflops"]["float32"] > 0
     assert found["disk_free_bytes"] > 0
-    assert found["engine_kernels"].startswith(("compiled", "eager torch: "))
+    assert found["kernels"].startswith(("compiled by ", "eager torch ("))
     code, out, _ = proxima("doctor")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if line[:1] != " "] == [

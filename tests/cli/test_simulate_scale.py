@@ -51,7 +51,7 @@ def test_json_has_layouts_and_shares(recipe, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["8xH80"], "'H80' is no device here; known: "),
+        (["8xH80"], "'H80' is not a known device; known: "),
         (["H800-80G"], "--devices H800-80G: must be numbers and a kind of device; 8-1024xH800-80G"),
         (["64-8xH800-80G"], "'64-8' must be a number in [1, 65,536], or two, the larger one last"),
         (["0xH800-80G"], "'0' must be a number in [1, 65,536]"),

@@ -46,12 +46,18 @@ def test_what_does_not_compile_says_why(tmp_path):
 
 def test_why_a_machine_has_none(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "none")
-    assert compiled.unavailable() == "no C++ compiler none"
+    assert compiled.unavailable() == "CXX=none" and compiled.description() == "eager torch (CXX=none)"
+    monkeypatch.setenv("CXX", "nowhere-g++")
+    compiled.unavailable.cache_clear()
+    assert compiled.unavailable() == "no C++ compiler nowhere-g++"
     old = tmp_path / "old-g++"
     old.write_text("#!/bin/sh\necho 11.4.0\n")
     old.chmod(0o755)
     monkeypatch.setenv("CXX", str(old))
     monkeypatch.setattr(compiled, "processor_flags", lambda: frozenset({compiled.PRODUCTS}))
+    compiled.unavailable.cache_clear()
+    assert compiled.unavailable() == f"{old} is not GCC 12 or later"
+    old.write_text("#!/bin/sh\necho 18.1.3\n[ $1 = -dumpversion ] || echo clang\n")
     compiled.unavailable.cache_clear()
     assert compiled.unavailable() == f"{old} is not GCC 12 or later"
     monkeypatch.setattr(compiled, "processor_flags", frozenset)

@@ -47,6 +47,7 @@ def describe_machine() -> dict[str, Any]:
 
     from proxima import __version__
     from proxima.config.estimate import gemm_rate
+    from proxima.kernels.compiled import description
     from proxima.runtime.watch.environment import package_version
 
     cuda = torch.cuda
@@ -68,16 +69,8 @@ def describe_machine() -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "servers": installed_servers(),
         "gemm_gflops": {"device": fastest, **gemm},
-        "engine_kernels": engine_kernels(),
+        "kernels": description(),
     }
-
-
-def engine_kernels() -> str:
-    """What the local engine and an update compute with between torch's products, on a CPU."""
-    from proxima.kernels.compiled import PRODUCTS, has_tiles, unavailable
-
-    reason = unavailable(PRODUCTS)
-    return f"eager torch: {reason}" if reason else f"compiled{' with AMX' if has_tiles() else ''}"
 
 
 def installed_servers() -> dict[str, str | None]:
@@ -131,7 +124,7 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"memory    {shown}",
         f"servers   {', '.join(servers)}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
-        f"kernels   {facts['engine_kernels']}, in a bfloat16 engine on a CPU",
+        f"kernels   bfloat16 on a CPU: {facts['kernels']}",
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
     ]
     if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:

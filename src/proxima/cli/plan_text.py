@@ -18,14 +18,14 @@ def text_of_plan(plan: "StepPlan") -> str:
     engine, trainer = plan.sides
     lines = [f"layout   {plan.layout}, on {plan.devices}"]
     if (idle := plan.devices.count - plan.layout.devices) > 0:
-        lines.append(f"idle     {idle} of {plan.devices.count} devices: placement says how many it takes")
+        lines.append(f"idle     {idle} of {plan.devices.count} devices: the layout takes {plan.layout.devices}")
     if memory.fits:
         how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
         speed = f"{plan.speed:,.0f} tokens/s a device"
         lines.append(f"step     about {duration(plan.seconds)}, {speed}; {plan.binds} binds{how}")
         lines += _stages(plan)
     else:
-        lines.append("step     none: it does not fit")
+        lines.append("step     none: it does not fit; --propose looks for layouts that do")
     total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
     lines.append(f"memory   {'fits' if memory.fits else 'does not fit'}: {total} on a device, by the {memory.source}")
     lines.append(f"         a rank: {_sizes(memory.trainer)}")
@@ -39,7 +39,7 @@ def text_of_plan(plan: "StepPlan") -> str:
         for group, size in stage.sent.items():
             sent[group] = sent.get(group, 0.0) + size
     if sent and memory.fits:
-        lines.append(f"network  each rank sends a step: {_sizes(sent)}")
+        lines.append(f"network  sent by a rank in each step: {_sizes(sent)}")
     return "\n".join(lines)
 
 

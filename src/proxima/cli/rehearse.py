@@ -53,7 +53,7 @@ def text_of_fit(fit: "DeviceFit") -> str:
     if fit.estimate is not None and rehearsal.peak:
         ratio = fit.estimate / rehearsal.peak - 1
         lines.append(
-            f"         `proxima explain` reckons {fit.estimate / 2**30:.1f} GiB for what was run, {ratio:+.0%}"
+            f"         `proxima explain` estimates {fit.estimate / 2**30:.1f} GiB for what was run, {ratio:+.0%}"
         )
     if not fit.fits and not fit.advice:
         lines.append("change   nothing that is known here helps: it needs a larger device")

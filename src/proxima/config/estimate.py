@@ -66,7 +66,7 @@ class Estimates:
         self.host: dict[str, int] = {}
         self.time: Time | None = None
         if share is None and self.share.ranks > 1 and not hasattr(config.placement, "ranks") and not told_ranks():
-            told = f"torchrun says how many ranks there are; memory is reckoned for {self.share.ranks}"
+            told = f"torchrun says how many ranks there are; memory is estimated for {self.share.ranks}"
             self.notes.append(f"{told}: set WORLD_SIZE=8 before this command for another number")
         task = config.task
         if TASKS.holds(task, "mix") and (shares := self._read(lambda: task.shares(config.seed), "shares")):

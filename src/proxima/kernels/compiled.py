@@ -28,13 +28,14 @@ def unavailable(instructions: str | None = None) -> str | None:
     """Why this machine has no kernels, or none with these instructions, as Linux names them; None if it has."""
     path = compiler()
     if path is None:
-        return f"no C++ compiler {os.environ.get('CXX') or 'g++'}"
+        named = os.environ.get("CXX") or "g++"
+        return "CXX=none" if named == "none" else f"no C++ compiler {named}"
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"{platform.system()} on {platform.machine()}"
     if instructions is not None and instructions not in processor_flags():
         return f"a processor without {instructions}"
     version = _said(path, "-dumpversion").split(".")[0].strip()
-    if not version.isdigit() or int(version) < OLDEST:
+    if not version.isdigit() or int(version) < OLDEST or "clang" in _said(path, "--version"):
         return f"{path} is not GCC {OLDEST} or later"
     try:
         folder().mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,18 @@ def unavailable(instructions: str | None = None) -> str | None:
             return None
     except OSError as error:
         return f"{folder()} can't be written: {error.strerror}"
+
+
+def description() -> str:
+    """What a bfloat16 run on this CPU computes with, in words."""
+    if (reason := unavailable()) is not None:
+        return f"eager torch ({reason})"
+    path = compiler()
+    assert path is not None
+    made = f"compiled by {Path(path).name} {_said(path, '-dumpversion').strip()}"
+    if (reason := unavailable(PRODUCTS)) is not None:
+        return f"{made}, for training alone ({reason})"
+    return f"{made}{' with AMX' if has_tiles() else ''}"
 
 
 @cache

@@ -22,7 +22,7 @@ def test_reading_how_many():
 
 
 @pytest.mark.parametrize(
-    "text, said", [("8xH2-96G", "did you mean 'H20-96G'?"), ("0xL4-24G", "at least one"), ("8x", "no device here")]
+    "text, said", [("8xH2-96G", "did you mean 'H20-96G'?"), ("0xL4-24G", "at least one"), ("8x", "not a known device")]
 )
 def test_devices_that_nobody_has(text, said):
     with pytest.raises(UserError, match=said.replace("?", r"\?")):

@@ -95,7 +95,7 @@ def read_devices(text: str) -> Devices:
     if kind is None:
         whole = " or ".join(repr(known) for known in kinds if known.startswith(f"{name.upper()}-"))
         near = f"did you mean {whole}?" if whole else suggestion(name.upper(), kinds)
-        raise UserError(f"--devices {text}: {name!r} is no device here; {near}")
+        raise UserError(f"--devices {text}: {name!r} is not a known device; {near}")
     if count < 1:
         raise UserError(f"--devices {text}: needs at least one device")
     return Devices(kind, count)

@@ -84,13 +84,13 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     else:
         each = int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine)
         layout = DeviceLayout(ranks, sharding, servers, max(1, each), colocated=placement.colocate)
-    bound = f"with {layout} needs {layout.devices} devices, and --devices has {count}"
+    bound = f"takes {layout.devices} devices for {layout}, and --devices has {count}"
     require(
         layout.devices <= count,
         "placement.ranks",
         ranks,
         bound,
-        remedy=f"use --devices {layout.devices}x{devices.name}",
+        remedy=f"use --devices {layout.devices}x{devices.name}, or another layout: --propose lists some",
     )
     return layout
 

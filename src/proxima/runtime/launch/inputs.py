@@ -2,6 +2,8 @@
 it is another run."""
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -136,9 +138,10 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}
-    before = journal.get("numerics") or now
+    if "bfloat16" in {values.get("model.compute_dtype"), values.get("engine.dtype")} and not torch.cuda.is_available():
+        now["compiler"] = shutil.which(os.environ.get("CXX") or "g++")  # as `kernels.compiled.compiler`
+    before = {"compiler": now.get("compiler"), **(journal.get("numerics") or now)}  # older journals don't name it
     journal.set("numerics", now)
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
-    if not changed:
-        return None
-    return f"{', '.join(changed)}: the run continues, but differs in the last bits from one that was never interrupted"
+    effect = "the run continues, but differs in the last bits from one that was never interrupted"
+    return f"{', '.join(changed)}: {effect}" if changed else None
