@@ -73,7 +73,7 @@ def test_a_rehearsal_counts_the_memory(proxima, recipe):
         (("--devices", "H100-80G", "--mean-length", "0"), "--mean-length 0 must be in [1, sampling.max_tokens="),
         (
             ("--devices", "8xH100-80G", "placement={kind: torchrun, tensor_parallel: 3}"),
-            "placement.tensor_parallel=3 must be a divisor of the 8 ranks; set it to 4",
+            "placement.tensor_parallel=3 (command line): must divide the 4 attention heads of model.path; set it to 2",
         ),
     ],
 )

@@ -208,7 +208,8 @@ def test_every_field_of_a_recipe_completes(here):
 
 @pytest.mark.parametrize("command", ["explain", "train"])
 def test_all_mistakes_are_said_at_once(here, proxima, command):
-    """An unknown preset, an unknown kind, bad values, and what only a check across fields or of this machine finds."""
+    """An unknown preset, an unknown kind, bad values, and what only a check across fields or of this machine finds;
+    `explain` needs no data."""
     (here / "bad.yaml").write_text(
         "model: {path: ./nowhere}\ntask: {kind: jsonl, path: none.jsonl}\nreward: numbr\nalgorithm: cppoo\n"
         "train: {steps: -1, prompts_per_step: x}\neval: {every: 5}\nsampling: {temperature: 0}\n"
@@ -221,6 +222,6 @@ def test_all_mistakes_are_said_at_once(here, proxima, command):
         "error: train.prompts_per_step",
         "error: sampling.temperature",
         "error: model.path",
-        "error: task.path",
+        *(["error: task.path"] if command == "train" else []),
         "error: eval.every",
     ]
