@@ -52,3 +52,15 @@ def test_a_folder_that_takes_nothing_costs_the_trials_alone(tried, tmp_path):
     (tmp_path / "cache").write_text("")
     assert [decoder.row_limits(*SHAPE) for _ in range(2)] == [(8, 512)] * 2
     assert len(tried) == 2
+
+
+def test_a_user_without_a_home_pays_the_trials_alone(tried, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(decoder.Path, "home", home)
+    assert decoder.row_limits(*SHAPE) == (8, 512)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert decoder.row_limits(*SHAPE) == (8, 512)
+    assert len(tried) == 2

@@ -470,6 +470,49 @@ def test_publish_leaves_the_master_alone_and_copies_it():
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given, seed=4), rtol=0, atol=1e-5)
 
 
+def fused_step(model):
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.AdamW(model.parameters(), 1e-6, fused=True).step()
+
+
+def of_data(model):
+    for p in model.parameters():
+        p.data += 1
+
+
+def one_more(model):
+    model.more = torch.nn.Linear(2, 2)
+
+
+@pytest.fixture
+def built():
+    """An engine, the weights that it was built with, and those that it loaded since."""
+    own, loads = loaded("llama").model, []
+    found = LocalEngine(LoadedModel(model=own, tokenizer=tiny_tokenizer(), path="tiny"), Local(slots=8))
+    found.scheduler.load = lambda module, *more: loads.append(module)
+    return found, own, loads
+
+
+@pytest.mark.parametrize("change", [fused_step, of_data, one_more])
+def test_weights_that_changed_before_the_first_publish_are_copied(built, change):
+    """torch itself counts no change that a fused optimizer makes."""
+    found, own, loads = built
+    asyncio.run(found.publish(WeightUpdate(version=0, module=own)))
+    assert not loads
+    change(own)
+    asyncio.run(found.publish(WeightUpdate(version=0, module=own)))
+    assert loads == [own]
+
+
+def test_the_first_weights_are_copied_once_others_were(built):
+    found, own, loads = built
+    other = loaded("llama", 4).model
+    for model in (other, own):
+        asyncio.run(found.publish(WeightUpdate(version=0, module=model)))
+    assert loads == [other, own]
+
+
 # ---- several callers -------------------------------------------------------------------------------------------------
 
 

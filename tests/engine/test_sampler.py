@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from proxima.data.random import completion_uniforms
 from proxima.engine import sampler
+from proxima.engine.protocol import Sampling
 from proxima.engine.sampler import SamplingRows, sample_tokens
 
 
@@ -193,3 +194,40 @@ def test_uniform_numbers_are_of_their_counter_alone():
     assert len({tuple(row) for row in rows.tolist()}) == len(keys)
     correlation = torch.corrcoef(rows - rows.mean(1, keepdim=True)).fill_diagonal_(0)
     assert correlation.abs().max() < 0.75  # 30 numbers a row: independent ones stay well below
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("extra", [{}, {"top": 2}, {"masks": True}])
+def test_a_row_has_the_bits_that_it_has_alone(dtype, extra):
+    torch.manual_seed(6)
+    kinds = [
+        Sampling(),
+        Sampling(top_p=0.9),
+        Sampling(top_k=40, top_p=0.9),
+        Sampling(temperature=0.0),
+        Sampling(top_k=9),
+    ]
+    logits, uniform, device = (3 * torch.randn(20, 4_096)).to(dtype), torch.rand(20), torch.device("cpu")
+    together = sample_tokens(logits, SamplingRows.of(kinds * 4, device), uniform, **extra)
+    ids = []
+    for row in range(20):
+        own = slice(row, row + 1)
+        alone = sample_tokens(logits[own], SamplingRows.of([kinds[row % 5]], device), uniform[own], **extra)
+        ids.append(alone.mask_ids)
+        for name, value in vars(alone).items():
+            if value is not None and name != "mask_ids":
+                assert torch.equal(getattr(together, name)[own], value), (name, row)
+    if extra.get("masks"):
+        assert torch.equal(together.mask_ids, torch.cat(ids))
+
+
+def test_settings_may_be_whole_numbers():
+    torch.manual_seed(7)
+    logits, uniform, device = torch.randn(8, 64).bfloat16(), torch.rand(8), torch.device("cpu")
+    given = [Sampling(temperature=2, top_p=1, min_p=0)] * 8
+    found, expected = (
+        sample_tokens(logits, SamplingRows.of(rows, device), uniform)
+        for rows in (given, [Sampling(temperature=2.0)] * 8)
+    )
+    assert torch.equal(found.token, expected.token)
+    assert torch.equal(found.sampled_log_prob, expected.sampled_log_prob)

@@ -51,7 +51,7 @@ def test_why_a_machine_has_none(monkeypatch, tmp_path):
     compiled.unavailable.cache_clear()
     assert compiled.unavailable() == "no C++ compiler nowhere-g++"
     old = tmp_path / "old-g++"
-    old.write_text("#!/bin/sh\necho 11.4.0\n")
+    old.write_text("#!/bin/sh\necho '#define __GNUC__ 11'\n")
     old.chmod(0o755)
     monkeypatch.setenv("CXX", str(old))
     monkeypatch.setattr(compiled, "processor_flags", lambda: frozenset({compiled.PRODUCTS}))
@@ -65,3 +65,37 @@ def test_why_a_machine_has_none(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX")
     if compiled.compiler():
         assert compiled.unavailable(compiled.PRODUCTS) == "a processor without avx512_bf16"
+
+
+@needs_kernels
+def test_a_damaged_library_is_compiled_again(tmp_path):
+    source = tmp_path / "one.cpp"
+    source.write_text(SOURCE)
+    compiled.library(source, "-DANSWER=1")
+    (held,) = compiled.folder().glob("*.so")
+    held.unlink()
+    held.write_bytes(b"cut off")
+    compiled.library.cache_clear()
+    assert compiled.library(source, "-DANSWER=1").answer() == 1
+
+
+@needs_kernels
+def test_what_can_not_be_loaded_says_why(tmp_path, monkeypatch):
+    source, wrapper = tmp_path / "one.cpp", tmp_path / "wrapped-g++"
+    source.write_text(SOURCE)
+    wrapper.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho >"$2"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    with pytest.raises(UserError, match=r"one-.*\.so can't be loaded; set CXX=none"):
+        compiled.library(source)
+
+
+@needs_kernels
+def test_a_user_without_a_home_has_none(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(compiled.Path, "home", no_home)
+    assert compiled.unavailable() == "the user has no home folder; set XDG_CACHE_HOME"
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")

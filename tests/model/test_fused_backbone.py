@@ -94,7 +94,10 @@ def test_other_models_go_through_their_modules():
     frozen.requires_grad_(False)
     windowed = model_of("qwen3")
     windowed.model.layers[0].self_attn.sliding_window = 4
-    others = (hooked, checkpointed.train(), windowed, model_of("qwen2").bfloat16())
+    whole, backward = model_of("llama"), model_of("llama")
+    whole.model.register_forward_hook(lambda *a: None)
+    backward.model.layers[0].register_full_backward_pre_hook(lambda *a: None)
+    others = (hooked, whole, backward, checkpointed.train(), windowed, model_of("qwen2").bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         assert all(fused_backbone.fused_states(other.model, batch) is None for other in others)
         assert fused_backbone.fused_states(frozen.model, batch) is not None
@@ -106,3 +109,9 @@ def test_frozen_weights_get_no_gradient():
     policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=torch.bfloat16)
     policy(policy.pack(trajectories())).log_prob.sum().backward()
     assert all((p.grad is None) == ("layers.0." in name) for name, p in model.named_parameters())
+
+
+def test_float16_goes_through_the_modules():
+    found = run(model_of("llama"), torch.float16)[0]
+    exact = run(model_of("llama").double(), torch.float64)[0]
+    assert distance(found, exact) < 0.005

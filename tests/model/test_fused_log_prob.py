@@ -44,3 +44,20 @@ def test_an_improbable_token_and_an_infinite_gap():
     assert log_prob[1] == -torch.inf
     assert entropy.isfinite().all()
     assert grad.shape == (2, 16)
+
+
+def test_how_arguments_lie_in_memory_does_not_matter():
+    torch.manual_seed(4)
+    weight, target, temperature = torch.randn(400, 48) * 0.3, torch.randint(0, 400, (37,)), torch.full((37,), 0.7)
+    hidden = torch.randn(48, 37).T
+    expected = run(hidden.contiguous(), weight, target, temperature, False)
+    spread = target.repeat_interleave(2)[::2]
+    for given in ((target, torch.tensor(0.7).expand(37)), (spread, temperature), (target.int(), temperature)):
+        found = run(hidden, weight, *given, False)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("token", [-1, 32])
+def test_a_target_beyond_the_vocabulary_is_refused(token):
+    with pytest.raises(IndexError, match=f"target {token} is no token of a vocabulary of 32"):
+        run(torch.randn(2, 16), torch.randn(32, 16), torch.tensor([3, token]), torch.ones(2), False)

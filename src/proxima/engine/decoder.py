@@ -292,14 +292,14 @@ def row_limits(
     height: int, width: int, dtype: torch.dtype, packed: bool, threads: int, *, transposed: bool = False
 ) -> tuple[int, int]:
     """`tried_limits`, which takes half a second for a small model; kept in the user's cache folder."""
-    file = _limits_folder() / f"{height}-{width}-{dtype}-{packed}-{threads}-{transposed}"
-    with suppress(OSError, ValueError):
-        least, most = map(int, file.read_text().split())
+    name = f"{height}-{width}-{dtype}-{packed}-{threads}-{transposed}"
+    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
+        least, most = map(int, (_limits_folder() / name).read_text().split())
         return least, most
     least, most = tried_limits(height, width, dtype, packed, threads, transposed=transposed)
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{least} {most}")
+    with suppress(OSError, RuntimeError):
+        _limits_folder().mkdir(parents=True, exist_ok=True)
+        (_limits_folder() / name).write_text(f"{least} {most}")
     return least, most
 
 
@@ -312,7 +312,7 @@ def _limits_folder() -> Path:
         facts += dict.fromkeys(line for line in lines if line.startswith(("model name", "flags")))
     names = ("DNNL", "ONEDNN", "MKL", "ATEN", "KMP", "OMP")
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(names))
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "proxima" / "row-limits" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

@@ -4,7 +4,8 @@ Every row has its own temperature, truncation and uniform number: the token of a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,18 @@ class SamplingRows:
         """One row for each of `settings`."""
         names = ("temperature", "top_k", "top_p", "min_p")
         return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
+
+    def of_rows(self, own: Tensor | slice) -> "SamplingRows":
+        """Those of some rows."""
+        return SamplingRows(**{field.name: getattr(self, field.name)[own] for field in fields(self)})
+
+    @cached_property
+    def alike(self) -> list[Tensor]:
+        """The rows of each truncation. They are drawn apart: which sums a draw takes, and over how many tokens, depends
+        on it, and with them the last bits of the log-probs."""
+        settings = torch.stack([self.top_k.float(), self.top_p.float(), self.min_p.float()], dim=1)
+        kinds, kind = settings.unique(dim=0, return_inverse=True)
+        return [(kind == i).nonzero().squeeze(1) for i in range(len(kinds))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +81,19 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     token of probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged
     with a neighbour.
     """
+    if len(rows.alike) > 1:
+        drawn = [sample_tokens(logits[own], rows.of_rows(own), uniform[own], top, masks=masks) for own in rows.alike]
+        return _in_order(drawn, torch.cat(rows.alike).argsort())
     step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
     if not (truncates or top or masks) and (draw := _kernel(logits)) is not None:
-        token, log_prob = draw(logits, rows.temperature, uniform.contiguous())
+        token, log_prob = draw(logits, rows.temperature, uniform)
         return Sampled(token=token, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
     greedy = bool((rows.temperature == 0).any())
     parts = []
     for at in range(0, len(logits), step):
         part = slice(at, at + step)
-        block = SamplingRows(
-            temperature=rows.temperature[part], top_k=rows.top_k[part], top_p=rows.top_p[part], min_p=rows.min_p[part]
-        )
+        block = rows.of_rows(part)
         parts.append(
             _sample_block(
                 logits[part].to(torch.float32, copy=True), block, uniform[part], truncates, greedy, top, masks
@@ -90,6 +104,17 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     if masks:
         sampled = replace(sampled, mask_ids=kept[0], mask_counts=kept[1])
     return replace(sampled, top_k=ids, top_k_log_prob=log_probs) if top else sampled
+
+
+def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
+    """The rows of all parts, one after the other, in another order."""
+    given = [name for name, value in vars(parts[0]).items() if value is not None]
+    whole = {name: torch.cat([getattr(part, name) for part in parts]) for name in given}
+    if "mask_ids" not in whole:
+        return Sampled(**{name: column[order] for name, column in whole.items()})
+    own = whole.pop("mask_ids").split(whole["mask_counts"].tolist())
+    ids = torch.cat([own[row] for row in order.tolist()])
+    return Sampled(mask_ids=ids, **{name: column[order] for name, column in whole.items()})
 
 
 def _kernel(logits: Tensor) -> "Draw | None":

@@ -26,6 +26,7 @@ struct Tiles {  // of 16 x 64 bytes
     Tiles() {
         alignas(64) uint8_t config[64] = {1};
         for (int i = 0; i < 8; i++) config[16 + 2 * i] = 64, config[48 + i] = 16;
+        asm volatile("" ::"r"(config) : "memory");  // GCC believes that the load reads 8 bytes
         _tile_loadconfig(config);
     }
     ~Tiles() { _tile_release(); }

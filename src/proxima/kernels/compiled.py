@@ -9,9 +9,11 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -34,15 +36,20 @@ def unavailable(instructions: str | None = None) -> str | None:
         return f"{platform.system()} on {platform.machine()}"
     if instructions is not None and instructions not in processor_flags():
         return f"a processor without {instructions}"
-    version = _said(path, "-dumpversion").split(".")[0].strip()
-    if not version.isdigit() or int(version) < OLDEST or "clang" in _said(path, "--version"):
+    macros = _said(path, "-dM", "-E", "-x", "c++", os.devnull)  # Clang says 4
+    version = re.search(r"#define __GNUC__ (\d+)", macros)
+    if version is None or int(version[1]) < OLDEST:
         return f"{path} is not GCC {OLDEST} or later"
     try:
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder()):
+        place = folder()
+    except RuntimeError:
+        return "the user has no home folder; set XDG_CACHE_HOME"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
             return None
     except OSError as error:
-        return f"{folder()} can't be written: {error.strerror}"
+        return f"{place} can't be written: {error.strerror}"
 
 
 def description() -> str:
@@ -63,24 +70,28 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
     Only where `unavailable()` is None.
 
     Raises:
-        UserError: it does not compile; with what the compiler says.
+        UserError: it does not compile, with what the compiler says; or what it makes can't be loaded.
     """
     path = compiler()
     assert path is not None
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
     facts = (texts, FLAGS, more, _said(path, "--version"), sorted(processor_flags()))
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
-    if not held.exists():
-        held.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder()) as scratch:
-            made = Path(scratch) / held.name
-            command = [path, *FLAGS, *more, str(source), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                failed = f"{path} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
-                raise UserError(failed)
-            made.replace(held)  # at once: another process may do the same
-    return ctypes.CDLL(str(held))
+    with suppress(OSError):  # it is not there, or damaged, as by a machine that went down
+        return ctypes.CDLL(str(held))
+    held.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder()) as scratch:
+        made = Path(scratch) / held.name
+        command = [path, *FLAGS, *more, str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            failed = f"{path} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
+            raise UserError(failed)
+        made.replace(held)  # at once: another process may do the same
+    try:
+        return ctypes.CDLL(str(held))
+    except OSError as error:
+        raise UserError(f"{held} can't be loaded; set CXX=none to do without: {error}") from error
 
 
 @cache

@@ -22,6 +22,7 @@ static void configure(long rows) {
         tiles.bytes[tile] = 64;
         tiles.rows[tile] = tile >= 6 ? SIDE : tile < 2 || tile == 4 ? first : second;
     }
+    asm volatile("" ::"r"(&tiles) : "memory");  // GCC believes that the load reads 8 bytes
     _tile_loadconfig(&tiles);
 }
 

@@ -25,7 +25,7 @@ def sample_kernel() -> Draw | None:
 
     def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         tokens, log_probs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
-        tensors = logits, temperature, uniform, tokens, log_probs
+        tensors = logits, temperature.float().contiguous(), uniform.contiguous(), tokens, log_probs
         function(*(tensor.data_ptr() for tensor in tensors), *logits.shape, torch.get_num_threads())
         return tokens, log_probs
 

@@ -190,7 +190,8 @@ def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
 
 
 def _hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    if not more and batch.tokens.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+    rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    if rounds and not more and batch.tokens.device.type == "cpu":
         from proxima.model.fused_backbone import fused_states
 
         if (states := fused_states(backbone, batch)) is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook as any_module_hook
 
 from proxima.data import PackedBatch
 from proxima.kernels.train_pass import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
@@ -62,7 +63,9 @@ def _kernels(backbone: nn.Module) -> TrainKernels | None:
     head_dim = model.layers[0].self_attn.head_dim
     if any(width % LANES for width in widths) or head_dim % HEAD or model.config.hidden_act != "silu":
         return None
-    if not all(_plain(layer, family) for layer in model.layers) or model.rotary_emb.inv_freq.numel() * 2 != head_dim:
+    if _hooked(model) or any_module_hook() or not all(_plain(layer, family) for layer in model.layers):
+        return None
+    if model.rotary_emb.inv_freq.numel() * 2 != head_dim:
         return None
     return train_kernels(head_dim)
 
@@ -73,7 +76,7 @@ def _plain(layer: Any, family: str) -> bool:
     for module in layer.modules():
         kind = type(module)
         known = kind is nn.Linear or kind.__name__.removeprefix(family) in names or kind.__name__.startswith("SiLU")
-        if not known or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        if not known or _hooked(module):
             return False
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
         return False
@@ -82,6 +85,11 @@ def _plain(layer: Any, family: str) -> bool:
     dropout = layer.training and attention.attention_dropout > 0
     biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
     return not (checkpointed or dropout or biased or getattr(attention, "sliding_window", None))
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 class _Projection:

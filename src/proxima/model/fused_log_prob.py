@@ -16,13 +16,21 @@ def fused_log_prob(
     hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, entropy: bool, gradient: bool, chunk: int
 ) -> tuple[Tensor, Tensor] | None:
     """Log-probs and entropies, [N] float32 each, the latter empty unless wanted; None where another path has to compute
-    them."""
+    them.
+
+    Raises:
+        IndexError: a target is no row of `weight`; kernels would read what lies beyond it.
+    """
     exact = len(target) > 0 and {weight.dtype, hidden.dtype, temperature.dtype} == {torch.float32}
     kernels = None if not exact or any(size % LANES for size in weight.shape) else train_kernels()
     if kernels is None:
         return None
+    least, most = (int(end) for end in target.aminmax())
+    if least < 0 or most >= len(weight):
+        raise IndexError(f"target {least if least < 0 else most} is no token of a vocabulary of {len(weight)}")
     apply: Any = _FusedLogProb.apply
-    found: tuple[Tensor, Tensor] = apply(hidden, weight, target, temperature, entropy, gradient, chunk, kernels)
+    columns = target.long().contiguous(), temperature.contiguous()
+    found: tuple[Tensor, Tensor] = apply(hidden.contiguous(), weight, *columns, entropy, gradient, chunk, kernels)
     return found
 
 
