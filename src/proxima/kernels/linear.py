@@ -29,7 +29,8 @@ class TileLinear:
         height, width = weight.shape
         pairs = weight.contiguous().view(torch.int32)  # moved as one number: twice as fast
         tiles = pairs.view(height // (2 * SIDE), 2, SIDE, width // DEPTH, DEPTH // 2).permute(0, 3, 1, 4, 2)
-        return tiles.contiguous().view(torch.bfloat16).unflatten(-1, (SIDE, 2))
+        packed: Tensor = tiles.contiguous().view(torch.bfloat16).unflatten(-1, (SIDE, 2))
+        return packed
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """[n, out] bf16 of `pack(weight)` and bias [out] float32; written to `out`, where that is given."""
