@@ -46,7 +46,7 @@ def test_what_does_not_compile_says_why(tmp_path):
 
 def test_why_a_machine_has_none(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "none")
-    assert compiled.unavailable() == "CXX=none" and compiled.description() == "eager torch (CXX=none)"
+    assert compiled.unavailable() == "CXX=none" and compiled.kernels_in_words() == "eager torch (CXX=none)"
     monkeypatch.setenv("CXX", "nowhere-g++")
     compiled.unavailable.cache_clear()
     assert compiled.unavailable() == "no C++ compiler nowhere-g++"

@@ -47,7 +47,7 @@ def describe_machine() -> dict[str, Any]:
 
     from proxima import __version__
     from proxima.config.estimate import gemm_rate
-    from proxima.kernels.compiled import description
+    from proxima.kernels.compiled import kernels_in_words
     from proxima.runtime.watch.environment import package_version
 
     cuda = torch.cuda
@@ -69,7 +69,7 @@ def describe_machine() -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "servers": installed_servers(),
         "gemm_gflops": {"device": fastest, **gemm},
-        "kernels": description(),
+        "kernels": kernels_in_words(),
     }
 
 

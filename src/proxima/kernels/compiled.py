@@ -52,7 +52,7 @@ def unavailable(instructions: str | None = None) -> str | None:
         return f"{place} can't be written: {error.strerror}"
 
 
-def description() -> str:
+def kernels_in_words() -> str:
     """What a bfloat16 run on this CPU computes with, in words."""
     if (reason := unavailable()) is not None:
         return f"eager torch ({reason})"
