@@ -4,6 +4,7 @@
     trajectory     one completion on its way to the trainer
     pairs          pairs of completions, one preferred, and completions with a label
     columns        the numpy columns that these hold, one value per token
+    episode        the messages of an episode as spans of its tokens
     sampling_mask  the ragged one among them: the tokens that could be sampled
     routed_experts the experts of a mixture that each token was sent to
     outcomes       tensors, one entry per completion: the input of advantages and selections
@@ -39,6 +40,7 @@ from proxima.data.errors import (
 from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
+    from proxima.data.episode import Episode, Span, ToolCall
     from proxima.data.field_checks import check_choices, check_fields
     from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
     from proxima.data.outcomes import Outcomes
@@ -52,6 +54,7 @@ __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "Completion",
+    "Episode",
     "FieldError",
     "FieldErrors",
     "FinishReason",
@@ -68,6 +71,8 @@ __all__ = [
     "Prompt",
     "SamplingMask",
     "Score",
+    "Span",
+    "ToolCall",
     "Trajectory",
     "UserError",
     "check_choices",

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from proxima.data.columns import Columns, ExpertIds, Floats, Ints
+from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints
+from proxima.data.episode import Episode
 from proxima.data.errors import UserError
 from proxima.data.sampling_mask import SamplingMask
 
@@ -70,9 +71,19 @@ class Completion(Columns):
             model chose, at the position whose state predicted the token; -1 where the engine can't tell. None unless
             asked for. Rewards do not get them.
         prompt_routed_experts: [P, M, K], the same at the positions of the prompt.
+        sampled: [T] bool, False for the tokens of an episode that the model did not write; None: it wrote all of them.
+            The log-probs of the others are 0.
+        episode: the messages of an episode and how it ended; None for a single answer. `text` is then the model's last
+            message, `turn` the number of the path.
+        earlier: the other paths of the episode, oldest first: its template rewrote what the model had seen. Together
+            with this one each sampled token is in exactly one path as `sampled`.
+        opening: the prompt that an environment wrote in place of the row's, the same for all completions of a group;
+            None: the row's.
     """
 
-    not_json: ClassVar[tuple[str, ...]] = ("sampling_mask", "routed_experts", "prompt_routed_experts")
+    not_json: ClassVar[tuple[str, ...]] = (
+        "sampling_mask", "routed_experts", "prompt_routed_experts", "episode", "earlier", "opening"
+    )  # fmt: skip
 
     prompt_uid: int
     sample: int
@@ -89,6 +100,10 @@ class Completion(Columns):
     sampling_mask: SamplingMask | None = None
     routed_experts: ExpertIds | None = None
     prompt_routed_experts: ExpertIds | None = None
+    sampled: Bools | None = None
+    episode: Episode | None = None
+    earlier: tuple["Completion", ...] = ()
+    opening: Prompt | None = None
 
     def __post_init__(self) -> None:
         """As `Columns`; a UserError names the completion, for an engine that answers so does it again."""
