@@ -162,7 +162,7 @@ def test_a_group_larger_than_the_slots_runs_its_prompt_once():
     calls = []
     decoder = found.scheduler.decoder
     inner = decoder.prefill
-    decoder.prefill = lambda prompts: calls.append(len(prompts)) or inner(prompts)
+    decoder.prefill = lambda prompts, past: calls.append(len(prompts)) or inner(prompts, past)
     given = run(found, asked)
     assert len(given) == 30 and sum(calls) == 1
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)

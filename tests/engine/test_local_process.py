@@ -26,6 +26,7 @@ from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, prompt, requests, run
 from tests.engine.one_process import OneProcess
 from tests.engine.test_interrupt import SEEDS, teacher_forced, untruncated, with_kept_kv
+from tests.engine.test_kept_turns import by_request, next_turns
 from tests.model.rows import loaded
 from tests.runtime.tiny_run import Watcher, go, recipe
 
@@ -97,6 +98,14 @@ def test_completions_are_those_of_the_engine_in_this_process(shared):
     assert run(shared, asked) == plain
     assert run(shared, asked[3:9]) == plain[3:9]  # from another event loop
     assert run(shared, []) == []
+
+
+def test_later_turns_of_one_prompt_keep_their_own_tokens(shared):
+    asked = [replace(request, continues=True) for request in requests(2, 3, max_tokens=5)]
+    again = next_turns(asked, by_request(asyncio.run(collect(shared, asked)), asked))
+    given = by_request(asyncio.run(collect(shared, again)), again)
+    expected = [run(engine(), [request])[0] for request in again]
+    assert [c.tokens.tolist() for c in given] == [c.tokens.tolist() for c in expected]
 
 
 def test_scores_are_those_of_the_engine_in_this_process(shared):

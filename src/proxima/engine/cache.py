@@ -1,7 +1,15 @@
-"""Keys and values of the running completions: one static tensor, one row per slot."""
+"""Keys and values: of the running completions one static tensor, one row per slot; and those of turns that ended."""
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from proxima.data.columns import Ints
+
+if TYPE_CHECKING:
+    from proxima.engine.protocol import Request
 
 ROUND = 64  # capacity grows in steps of this many tokens
 
@@ -50,6 +58,10 @@ class KVCache:
         for i, layer in enumerate(self.layers):
             layer[:, slots, :, :length] = prompt[i][:, None]
 
+    def take(self, slot: int, length: int) -> Tensor:
+        """A copy of a row's first positions, [layers, 2, H_kv, length, D], as `put` takes it."""
+        return torch.stack([layer[:, slot, :, :length] for layer in self.layers])
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy row `source` to row `target`: the last running completion takes the slot of a finished one."""
         for layer in self.layers:
@@ -64,3 +76,33 @@ class KVCache:
         """Views [rows, H_kv, reach, D] of keys and values."""
         keys, values = self.layers[layer]
         return keys[:rows, :, :reach], values[:rows, :, :reach]
+
+
+class KeptTurns:
+    """KV of turns that ended, for the next turn of the same conversation: it begins with the same tokens, and only the
+    rest is run. Kept until then, or until the weights change, or until `most` later ones are kept: a conversation that
+    comes back after that is run whole, with the rounding of a prefill.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._kept: dict[tuple[int, int], tuple[Ints, Tensor]] = {}
+
+    def keep(self, request: "Request", tokens: Ints, kv: Tensor) -> None:
+        """After `tokens` were sampled, the last of which was not run."""
+        self._kept[request.prompt.uid, request.sample] = np.concatenate([request.prompt.tokens, tokens]), kv
+        if len(self._kept) > self.most:
+            del self._kept[next(iter(self._kept))]
+
+    def take(self, request: "Request") -> Tensor | None:
+        """The KV of the first tokens of a request's prompt; None where it begins otherwise."""
+        if not request.turn:
+            return None
+        seen, kv = self._kept.pop((request.prompt.uid, request.sample), (None, None))
+        prompt = request.prompt.tokens
+        same = seen is not None and len(seen) <= len(prompt) and np.array_equal(seen, prompt[: len(seen)])
+        return kv if same else None
+
+    def clear(self) -> None:
+        """The weights have changed."""
+        self._kept.clear()

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,9 +46,9 @@ class Decoder(Protocol):
         """An empty cache for this model."""
         ...
 
-    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
+    def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
         """Run prompts, packed. Returns the last hidden state of each [P, D], and each one's KV [layers, 2, H_kv,
-        length, D]."""
+        length, D]. `past`, one a prompt if given: the KV of its first tokens, which are not run again; not of all."""
         ...
 
     def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
@@ -94,26 +94,38 @@ class CachingDecoder:
         return KVCache(self.depth, slots, self.kv_heads, self.head_dim, self.dtype, self.device)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
-        hidden, kv, spans = self._forward(prompts)
+    def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
+        hidden, kv, spans = self._forward(prompts, past)
         stacked = torch.stack([kv[layer] for layer in range(self.depth)]).permute(0, 2, 3, 1, 4)
-        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
+        own = [stacked[:, :, :, start:end] for start, end in spans]
+        whole = [kv if old is None else torch.cat([old, kv], 3) for kv, old in zip_longest(own, past)]
+        return hidden[[end - 1 for _, end in spans]], whole
 
     @torch.no_grad()
     def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
         hidden, _, spans = self._forward(sequences)
         return [hidden[start:end] for start, end in spans]
 
-    def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
-        """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L."""
-        tokens, position, spans = packed(prompts, self.device)
+    def _forward(
+        self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()
+    ) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
+        """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L; of prompts
+        with a past, of the rest."""
+        begin = [0 if old is None else old.shape[3] for _, old in zip_longest(prompts, past)]
+        tokens, position, spans = packed(prompts, self.device, begin)
         cached: dict[int, Tensor] = {}
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
             cached[layer] = kv.to(self.dtype)
             out = torch.zeros_like(q)
-            for start, end in spans:
-                out[start:end] = causal_attention(q[start:end], kv[start:end, 0], kv[start:end, 1], scale, window)
+            for (start, end), old in zip_longest(spans, past):
+                key, value = kv[start:end, 0], kv[start:end, 1]
+                if old is not None:
+                    key, value = (
+                        torch.cat([held.transpose(0, 1).to(new.dtype), new])
+                        for held, new in zip(old[layer], (key, value), strict=True)
+                    )
+                out[start:end] = causal_attention(q[start:end], key, value, scale, window)
             return out
 
         return self._run(tokens, position, attend), cached, spans
@@ -140,15 +152,19 @@ def padded_rows(count: int) -> int:
     return -(-count // ROWS) * ROWS
 
 
-def packed(prompts: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-    """Prompts one after the other, padded to a multiple of ROWS: tokens [L], positions [L], and the span of each
-    prompt."""
-    lengths = [len(prompt) for prompt in prompts]
+def packed(
+    prompts: Sequence[Ints], device: torch.device, begin: Sequence[int]
+) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+    """Prompts, each from its position `begin` on, one after the other, padded to a multiple of ROWS: tokens [L],
+    positions [L], and the span of each prompt."""
+    lengths = [len(prompt) - first for prompt, first in zip(prompts, begin, strict=True)]
     ends = list(accumulate(lengths))
     padding = -sum(lengths) % ROWS
-    joined = np.concatenate([*prompts, np.zeros(padding, np.int32)], dtype=np.int64)
+    parts = [prompt[first:] for prompt, first in zip(prompts, begin, strict=True)]
+    joined = np.concatenate([*parts, np.zeros(padding, np.int32)], dtype=np.int64)
     tokens = torch.from_numpy(joined).to(device)
-    position = torch.cat([torch.arange(n) for n in (*lengths, padding)]).to(device)
+    own = [torch.arange(first, first + n) for first, n in zip(begin, lengths, strict=True)]
+    position = torch.cat([*own, torch.arange(padding)]).to(device)
     return tokens, position, [(end - n, end) for end, n in zip(ends, lengths, strict=True)]
 
 
@@ -159,15 +175,16 @@ def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-    """One sequence: query [T, H, D], key and value [T, H_kv, D] → [T, H, D]."""
-    length, heads, _ = query.shape
+    """One sequence: query [T, H, D] of its last T positions, key and value [S, H_kv, D] of all → [T, H, D]."""
+    (count, heads, _), length = query.shape, len(key)
     repeat = heads // key.shape[1]
     q = query.transpose(0, 1)[None]
     k, v = (x.transpose(0, 1).repeat_interleave(repeat, dim=0)[None] for x in (key, value))
-    if window is None or window >= length:
+    if count == length and (window is None or window >= length):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
     step = torch.arange(length, device=query.device)
-    mask = (step <= step[:, None]) & (step[:, None] - step < window)
+    here = step[length - count :, None]
+    mask = (step <= here) & (here - step < (window or length))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0].transpose(0, 1)
 
 

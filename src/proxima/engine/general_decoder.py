@@ -94,7 +94,7 @@ class RecomputeDecoder(_ModelCopy):
         return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
+    def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
         sequences = self._tensors(prompts)
         last = torch.cat([self._last(ids[None], [len(ids)]) for ids in sequences])
         return last, [ids.view(1, 1, 1, -1, 1) for ids in sequences]

@@ -242,8 +242,8 @@ class LocalEngine:
         wait."""
         parts = self.scheduler.in_flight()
         for requests, done in list(self._callers.values()):
-            prompts = {request.prompt.uid: request.prompt.tokens for request in requests}
-            parts += [InFlight.of(completion, prompts[completion.prompt_uid]) for completion in tuple(done)]
+            prompts = {request.key: request.prompt.tokens for request in requests}
+            parts += [InFlight.of(completion, prompts[completion.key]) for completion in tuple(done)]
         return parts
 
     async def publish(self, update: WeightUpdate) -> None:

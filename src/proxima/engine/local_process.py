@@ -109,8 +109,8 @@ class ProcessEngine:
         Raises:
             UserError: a prompt that leaves no room for one token; one process after the other ended.
         """
-        lean = {r.prompt.uid: Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens) for r in requests}
-        asked = [replace(request, prompt=lean[request.prompt.uid]) for request in requests]
+        lean = {id(r.prompt): Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens) for r in requests}
+        asked = [replace(request, prompt=lean[id(request.prompt)]) for request in requests]
         async with aclosing(self._supervisor.replies("generate", asked)) as replies:  # type: ignore[type-var]
             async for kind, value in replies:
                 if kind == "item":

@@ -67,6 +67,11 @@ class Request:
 
     `seed` and (prompt.uid, sample, turn) decide every random draw, by counter: a completion depends on nothing else in
     the queue.
+
+    Args:
+        turn: of a conversation. Requests of a first turn (0) of one prompt have the same tokens; later ones have their
+            own, which begin with those of the turn before, unless a template has rewritten them.
+        continues: another turn may follow, for which an engine may keep what it has computed.
     """
 
     prompt: Prompt
@@ -74,6 +79,7 @@ class Request:
     sampling: Sampling
     seed: int = 0
     turn: int = 0
+    continues: bool = False
 
     @property
     def key(self) -> Key:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserError
 from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
+from proxima.engine.cache import KeptTurns
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.protocol import InFlight, Request
@@ -36,13 +37,19 @@ class RunningRequest:
 @dataclass(eq=False)
 class WaitingPrompt:
     """A prompt with requests that are not running yet; its KV is kept from the first admission to the last, and so are
-    its routes."""
+    its routes. `past` is the KV of its first tokens, of the turn before."""
 
     prompt: Prompt
     requests: deque[tuple[Request, Sink]]
     hidden: Tensor | None = None
     kv: Tensor | None = None
     routes: Tensor | None = None
+    past: Tensor | None = None
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Tokens that a prefill runs."""
+        return len(self.prompt.tokens) - (0 if self.past is None else self.past.shape[3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +140,7 @@ class Scheduler:
         self.admits = True  # False: waiting requests stay waiting
         self.version = 0
         self.generated_tokens = self.completions_ended = 0  # of all callers
+        self.turns = KeptTurns(2 * slots)
         self._batch: RunningBatch | None = None  # the steps that the table lacks
         self._rebuild = False
 
@@ -142,7 +150,7 @@ class Scheduler:
         Raises:
             UserError: a prompt that leaves no room for one token; then no request is added.
         """
-        groups: dict[int, WaitingPrompt] = {}
+        groups: dict[tuple[int, int], WaitingPrompt] = {}
         for request in requests:
             prompt = request.prompt
             if len(prompt.tokens) >= self.max_length:
@@ -150,8 +158,10 @@ class Scheduler:
                     f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is "
                     f"{self.max_length}."
                 )
-            entry = groups.setdefault(prompt.uid, WaitingPrompt(prompt, deque()))
-            entry.requests.append((request, sink))
+            own = prompt.uid, request.sample if request.turn else -1
+            if own not in groups:
+                groups[own] = WaitingPrompt(prompt, deque(), past=self.turns.take(request))
+            groups[own].requests.append((request, sink))
         self.waiting.extend(groups.values())
 
     def discard(self, sink: Sink) -> None:
@@ -199,8 +209,9 @@ class Scheduler:
         self.decoder.load(weights)
         self.version = version
         self._rebuild = bool(self.running) and not keep
+        self.turns.clear()
         for entry in self.waiting:
-            entry.hidden = entry.kv = None
+            entry.hidden = entry.kv = entry.past = None
 
     @torch.no_grad()
     def step(self, most: int = 1) -> None:
@@ -226,9 +237,9 @@ class Scheduler:
         while self.waiting and free > 0:
             entry = self.waiting[0]
             if entry.kv is None:
-                if fresh and len(entry.prompt.tokens) > budget:
+                if fresh and entry.fresh_tokens > budget:
                     break
-                budget -= len(entry.prompt.tokens)
+                budget -= entry.fresh_tokens
                 fresh.append(entry)
             admitted = [self._open(*entry.requests.popleft()) for _ in range(min(free, len(entry.requests)))]
             free -= len(admitted)
@@ -237,9 +248,9 @@ class Scheduler:
                 break
             self.waiting.popleft()
         if fresh:
-            hidden, kv = self.decoder.prefill([entry.prompt.tokens for entry in fresh])
+            hidden, kv = self.decoder.prefill([entry.prompt.tokens for entry in fresh], [entry.past for entry in fresh])
             for i, entry in enumerate(fresh):
-                entry.hidden, entry.kv = hidden[i], kv[i]
+                entry.hidden, entry.kv, entry.past = hidden[i], kv[i], None
             self._keep_routes(fresh)
         device, first = self.cache.device, len(self.running)
         for entry, admitted in entering:
@@ -336,6 +347,9 @@ class Scheduler:
             columns, routes = self.table.read(running.line), running.prompt_routes
             if routes is not None:
                 columns["prompt_routed_experts"] = routes.cpu().numpy()
+            elif running.request.continues and reason != "abort":
+                kv = self.cache.take(self.running.index(running), self._length(running) - 1)
+                self.turns.keep(running.request, columns["tokens"], kv)
             self._deliver(running.sink, self._completion(running.request, columns, reason))
         self._release([running for running, _ in finished])
 

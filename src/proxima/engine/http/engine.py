@@ -166,13 +166,13 @@ class HttpEngine:
         async def work() -> list[InFlight]:
             parts = [job.in_flight() for job in self._pool.jobs if job.length]
             for requests, arrivals in list(self._callers.values()):
-                prompts = {request.prompt.uid: request.prompt.tokens for request in requests}
+                prompts = {request.key: request.prompt.tokens for request in requests}
                 ended = [
                     completion
                     for completion in tuple(arrivals.items)
                     if isinstance(completion, Completion) and len(completion.tokens)
                 ]
-                parts += [InFlight.of(completion, prompts[completion.prompt_uid]) for completion in ended]
+                parts += [InFlight.of(completion, prompts[completion.key]) for completion in ended]
             return parts
 
         return await self._loop.run(work())
