@@ -1,0 +1,290 @@
+"""The address that agents from outside talk to: OpenAI's chat completions, answered by the policy of the run.
+
+One key an episode: whoever has it plays that episode. The server is part of the run's event loop and listens on the
+loopback alone. What it can't do as asked is refused in OpenAI's form of an error, and never done otherwise, but for the
+sampling settings: these are the run's, because the trainer needs to know the distribution that was sampled.
+"""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from proxima.data import ToolCall
+from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
+
+MOST_BYTES = 1 << 26  # of a request
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+# What would change the answer and is not done: the values that change nothing.
+NOT_DONE: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "functions": (),
+    "function_call": (),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "audio": (),
+}
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """What an agent asks.
+
+    Args:
+        messages: role and content of each; of the assistant's also `calls`, of a tool's `call_id`.
+        tools: schemas of the tools that the model may call.
+        max_tokens: of the answer; None: the run's limit.
+        stop: texts that end the answer.
+    """
+
+    messages: tuple["ChatMessage", ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatMessage:
+    """A message as an agent sends it."""
+
+    role: str
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatAnswer:
+    """The model's message: its content without the calls, and the calls with the id of each."""
+
+    content: str
+    calls: Mapping[str, ToolCall] = field(default_factory=dict)
+    finish_reason: FinishReason = "stop"
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class ChatRefused(Exception):
+    """A request that gets no answer: OpenAI's status, code and one line."""
+
+    def __init__(self, message: str, *, code: str = "invalid_request_error", status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.code, self.status = message, code, status
+
+    def response(self) -> JSONResponse:
+        error = {"message": self.message, "type": "invalid_request_error", "code": self.code, "param": None}
+        return JSONResponse({"error": error}, self.status)
+
+
+Answer = Callable[[str, ChatRequest], Awaitable[ChatAnswer]]  # of the episode with this key; may raise ChatRefused
+
+
+class ChatEndpoint:
+    """Serves `answer` on a free port of the loopback from `start` to `close`.
+
+    Args:
+        model: the name that agents are told, and may send.
+        answer: see there; it is cancelled if the agent goes away.
+    """
+
+    def __init__(self, model: str, answer: Answer) -> None:
+        self.model, self.answer = model, answer
+        self.address = ""
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+            ]
+        )
+
+    async def start(self) -> str:
+        """Listen. Returns the address, as `OPENAI_BASE_URL` has it."""
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        self._server = _Server(
+            uvicorn.Config(
+                self._app,
+                ws="none",
+                lifespan="off",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                log_level="critical",
+                timeout_keep_alive=600,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
+        return self.address
+
+    async def close(self) -> None:
+        """End the connections. May be called twice."""
+        server, task, self._server, self._task = self._server, self._task, None, None
+        if server is not None and task is not None:
+            server.should_exit = server.force_exit = True
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "proxima"}]})
+
+    async def _complete(self, request: Request) -> Response:
+        try:
+            key = _key(request)
+            try:
+                body = parse_json(await read_at_most(request.stream(), MOST_BYTES))
+            except (TooLargeError, UnreadableError) as error:
+                raise ChatRefused(f"the request can't be read: {error}") from None
+            asked = chat_request(body)
+            answer = await _unless_gone(request, self.answer(key, asked))
+        except ChatRefused as refusal:
+            return refusal.response()
+        name = f"chatcmpl-{key[:8]}-{time.monotonic_ns()}"
+        common = {"id": name, "created": int(time.time()), "model": self.model}
+        if not body.get("stream"):
+            return JSONResponse(_completion(common, answer))
+        usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        return StreamingResponse(_events(common, answer, usage), media_type="text/event-stream")
+
+
+class _Server(uvicorn.Server):
+    """One that leaves the signals to the run."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def _key(request: Request) -> str:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise ChatRefused("no API key: send that of the episode as a bearer token", code="invalid_api_key", status=401)
+    return key
+
+
+async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatAnswer:
+    """The answer; cancelled if the client disconnects before it is there."""
+    work = asyncio.ensure_future(answer)
+    try:
+        while not work.done():
+            await asyncio.wait([work], timeout=0.5)
+            if not work.done() and await request.is_disconnected():
+                raise ChatRefused("the client went away", status=499)
+        return work.result()
+    finally:
+        work.cancel()
+
+
+def chat_request(body: Any) -> ChatRequest:
+    """What a JSON body asks. ChatRefused names the field that is wrong, or that is not done."""
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
+        raise ChatRefused("messages: must be a list of at least one message")
+    for name, harmless in NOT_DONE.items():
+        value = body.get(name)
+        if value is not None and value not in harmless:
+            raise ChatRefused(f"{name}={json.dumps(value)[:60]}: not supported; leave it out", code="unsupported_value")
+    most = body.get("max_completion_tokens", body.get("max_tokens"))
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise ChatRefused(f"max_tokens={most!r}: must be a whole number >= 1")
+    stop = body.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
+        raise ChatRefused("stop: must be a text, or a list of texts that are not empty")
+    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
+    if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+        raise ChatRefused('tools: must be a list of {"type": "function", "function": {"name": …, "parameters": …}}')
+    messages = tuple(_message(i, message) for i, message in enumerate(body["messages"]))
+    return ChatRequest(messages=messages, tools=tuple(tools), max_tokens=most, stop=tuple(stop))
+
+
+def _is_tool(tool: Any) -> bool:
+    named = isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("function"), dict)
+    return named and isinstance(tool["function"].get("name"), str)
+
+
+def _message(index: int, message: Any) -> ChatMessage:
+    where = f"messages.{index}"
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise ChatRefused(f"{where}: must have a role of {', '.join(ROLES)}")
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ChatRefused(f"{where}.tool_calls: must be a list")
+    return ChatMessage(
+        role=ROLES[message["role"]],
+        content=_text(where, message.get("content")),
+        calls=tuple(_call(where, call) for call in calls),
+        call_id=str(message.get("tool_call_id") or ""),
+    )
+
+
+def _text(where: str, content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        return "".join(part["text"] for part in content)
+    raise ChatRefused(f"{where}.content: must be a text, or parts of type text")
+
+
+def _call(where: str, call: Any) -> ToolCall:
+    try:
+        arguments = json.loads(call["function"]["arguments"] or "{}")
+        return ToolCall(name=str(call["function"]["name"]), arguments=dict(arguments))
+    except (KeyError, TypeError, ValueError):
+        raise ChatRefused(f"{where}.tool_calls: can't be read") from None
+
+
+def _calls(answer: ChatAnswer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": name,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+        }
+        for name, call in answer.calls.items()
+    ]
+
+
+def _usage(answer: ChatAnswer) -> dict[str, int]:
+    prompt, completion = answer.prompt_tokens, answer.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _completion(common: Mapping[str, Any], answer: ChatAnswer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
+    if answer.calls:
+        message["tool_calls"] = _calls(answer)
+    choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
+    return {**common, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
+
+
+async def _events(common: Mapping[str, Any], answer: ChatAnswer, usage: bool) -> AsyncIterator[str]:
+    """The answer as a stream: it is complete before the first event, for only then are its calls known."""
+    delta: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.calls:
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(_calls(answer))]
+    for part, reason in ((delta, None), ({}, answer.finish_reason)):
+        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": None}
+        yield _event({**common, "object": "chat.completion.chunk", "choices": [choice]})
+    if usage:
+        yield _event({**common, "object": "chat.completion.chunk", "choices": [], "usage": _usage(answer)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(value: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
