@@ -1,0 +1,61 @@
+"""What a worker runs that plays episodes by a Python function: each job in a task or a thread of its own.
+
+    python agent_process.py module:function
+
+A line of JSON on stdin is a job: `{"id", "row", "base_url", "api_key", "model"}`. A line on stdout is its end: `{"id",
+"reward"}` or `{"id", "error"}`. What the function prints goes to stderr. Standard library only at import.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+ASKED = ("row", "base_url", "api_key", "model")
+THREADS = 256  # episodes at once, of a function that is not async
+
+
+def main(reference: str) -> None:
+    """Run jobs until stdin ends; then end at once, whatever they do."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # the function may print
+    module, _, name = reference.partition(":")
+    sys.path.insert(0, os.getcwd())
+    function = getattr(importlib.import_module(module), name)
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(THREADS))
+
+    async def work(job: dict[str, Any]) -> None:
+        answer = {"id": job["id"], **await _played(function, job)}
+        answers.write(json.dumps(answer) + "\n")
+
+    def read() -> None:
+        for line in sys.stdin:
+            asyncio.run_coroutine_threadsafe(work(json.loads(line)), loop)
+        os._exit(0)  # the run has ended, however that was
+
+    threading.Thread(target=read, daemon=True).start()
+    loop.run_forever()
+
+
+async def _played(function: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
+    arguments = {name: job[name] for name in inspect.signature(function).parameters if name in ASKED}
+    try:
+        if inspect.iscoroutinefunction(function):
+            reward = await function(**arguments)
+        else:
+            reward = await asyncio.to_thread(function, **arguments)
+        return {"reward": None if reward is None else float(reward)}
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        return {"error": text[:300]}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

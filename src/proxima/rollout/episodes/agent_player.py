@@ -1,0 +1,346 @@
+"""Plays episodes by agents from outside, which keep their own loop and ask the policy for each turn over HTTP.
+
+An agent sends its whole chat with every request. A chat that continues one which the policy has answered is the next
+turn of that conversation, whose tokens are as they were; any other is a conversation of its own: that of a helper which
+the agent has started, or its own after it has rewritten its memory. All of them are paths of the episode.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from proxima.data import Completion, Message, Prompt, ToolCall, UserError
+from proxima.data.episode import Cut
+from proxima.engine.protocol import Engine, Request
+from proxima.environment.agents import Agents, Job
+from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls
+from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
+from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
+from proxima.rollout.episodes.played import Played, failed_episode
+from proxima.rollout.episodes.settings import EpisodeSettings
+
+MARKS = {"hermes": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}  # where a call begins
+
+
+@dataclass(eq=False)
+class Talk:
+    """One conversation of an agent.
+
+    Args:
+        played: its turns and tokens.
+        history: what the agent has been told and has said, up to the last answer.
+        tools: that it offered.
+        answering: a turn is being sampled.
+    """
+
+    played: Played
+    tools: tuple[Mapping[str, Any], ...]
+    history: list[ChatMessage] = field(default_factory=list)
+    answering: bool = True
+
+    def continued_by(self, asked: ChatRequest) -> Sequence[ChatMessage]:
+        """The messages that answer its last turn; empty if the chat is another one."""
+        count = len(self.history)
+        if self.answering or asked.tools != self.tools or len(asked.messages) <= count:
+            return ()
+        same = all(map(_alike, self.history, asked.messages[:count]))
+        new = asked.messages[count:]
+        return new if same and all(message.role != "assistant" for message in new) else ()
+
+
+@dataclass(eq=False)
+class AgentEpisode:
+    """An attempt at an episode, from the side of the endpoint."""
+
+    request: Request
+    talks: list[Talk] = field(default_factory=list)
+    turns: int = 0  # asked for, of all conversations
+    cut: Cut = ""
+    last: Talk | None = None  # that was answered last
+    broken: Exception | None = None  # why no turn can follow
+
+
+class AgentEpisodes:
+    """Plays the episodes of a task.
+
+    Args:
+        engine: samples the turns.
+        agents: play; the caller closes them.
+        template_for: what renders the messages of an agent that offers these tools.
+        settings: their limits.
+        context: tokens of prompt and episode together.
+        tool_format: how the model writes calls.
+        now: seconds.
+
+    `seconds` is the time that agents took so far, all episodes together, with their waiting for turns.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        agents: Agents,
+        template_for: Callable[[Sequence[Mapping[str, Any]]], TurnTemplate],
+        settings: EpisodeSettings,
+        context: int,
+        tool_format: ToolFormat,
+        now: Callable[[], float],
+    ) -> None:
+        self.engine, self.agents, self.settings, self.now = engine, agents, settings, now
+        self.context, self.tool_format = context, tool_format
+        self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
+        self.seconds = 0.0
+        self._episodes: dict[str, AgentEpisode] = {}  # by the key of each
+        self._endpoint: ChatEndpoint | None = None
+        self._users = 0
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Stream one finished episode per request, in any order. Closing it ends the agents that still play.
+
+        Raises:
+            Exception: of the engine.
+        """
+        arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
+        openings: dict[int, Prompt] = {}
+
+        async def play(request: Request) -> None:
+            try:
+                arrivals.put_nowait(await self._play(request, openings))
+            except BaseException as error:
+                arrivals.put_nowait(error)
+
+        address = await self._listening()
+        del address
+        tasks = [asyncio.create_task(play(request)) for request in requests]
+        try:
+            for _ in requests:
+                arrival = await arrivals.get()
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                yield arrival
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._unused()
+
+    async def _listening(self) -> str:
+        """The address of the endpoint, which listens while somebody generates."""
+        self._users += 1
+        if self._endpoint is None:
+            self._endpoint = ChatEndpoint("policy", self.answer)
+            await self._endpoint.start()
+        return self._endpoint.address
+
+    async def _unused(self) -> None:
+        self._users -= 1
+        if not self._users and self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            await endpoint.close()
+
+    # ---- an episode --------------------------------------------------------------------------------------------------
+
+    async def _play(self, request: Request, openings: dict[int, Prompt]) -> Completion:
+        """An episode to its end; begun again where its agent fails."""
+        retries, collateral, attempts = self.settings.retries, 16, 0
+        while True:
+            attempts += 1
+            try:
+                return await self._attempt(request, openings, attempts)
+            except EnvironmentFailure as failure:
+                if failure.collateral and collateral:
+                    collateral -= 1
+                elif retries:
+                    retries -= 1
+                else:
+                    return failed_episode(request, str(failure), attempts)
+            except (UserError, ForkRefused) as failure:
+                return failed_episode(request, str(failure), attempts)
+
+    async def _attempt(self, request: Request, openings: dict[int, Prompt], attempts: int) -> Completion:
+        key, began, limit = secrets.token_urlsafe(24), self.now(), self.settings.seconds
+        episode = self._episodes[key] = AgentEpisode(request)
+        assert self._endpoint is not None
+        prompt = request.prompt
+        row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
+        job = Job(row=row, base_url=self._endpoint.address, api_key=key)
+        try:
+            reward = await asyncio.wait_for(self.agents.play(job), limit)
+        except TimeoutError:
+            raise EnvironmentFailure(f"its agent took longer than {limit:g} s (episode.seconds)") from None
+        except EnvironmentFailure:
+            if episode.broken is not None:  # which the agent was told, and did not survive
+                raise episode.broken from None
+            if not episode.cut:
+                raise
+            reward = None  # it did not survive the limit: what it has done until then is scored
+        finally:
+            self.seconds += self.now() - began
+            del self._episodes[key]
+        if episode.broken is not None:
+            raise episode.broken
+        talks = [talk for talk in episode.talks if talk.played.turns]
+        if not talks or episode.last is None:
+            raise EnvironmentFailure("its agent never asked the policy")
+        return self._completion(episode, talks, openings, reward, attempts)
+
+    def _completion(
+        self,
+        episode: AgentEpisode,
+        talks: Sequence[Talk],
+        openings: dict[int, Prompt],
+        reward: float | None,
+        attempts: int,
+    ) -> Completion:
+        """The paths of all conversations; the main one is the first conversation's last."""
+        assert episode.last is not None
+        opening = openings.setdefault(episode.request.prompt.uid, talks[0].played.opening)
+        if not np.array_equal(opening.tokens, talks[0].played.opening.tokens):
+            what = "its agent gives the completions of a prompt different first messages"
+            raise EnvironmentFailure(f"{what}: everything random must come from the row")
+        text = episode.last.played.turns[-1].completion.text
+        made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
+        others = [replace(path, opening=whole.opening) for whole in made[1:] for path in whole.paths]
+        paths = [*made[0].earlier, *(replace(path, earlier=()) for path in others)]
+        forks = len(paths)
+        numbered = [
+            replace(path, turn=i, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None))
+            for i, path in enumerate(paths)
+            if path.episode is not None
+        ]
+        main = made[0]
+        assert main.episode is not None
+        return replace(
+            main, text=text, turn=forks, earlier=tuple(numbered), episode=replace(main.episode, forks=forks)
+        )
+
+    # ---- a turn ------------------------------------------------------------------------------------------------------
+
+    async def answer(self, key: str, asked: ChatRequest) -> ChatAnswer:
+        """The policy's message.
+
+        Raises:
+            ChatRefused: there is no such episode, or it is at its end.
+        """
+        episode = self._episodes.get(key)
+        if episode is None:
+            raise ChatRefused("no episode has this API key, or it is over", code="invalid_api_key", status=401)
+        if episode.broken is not None:
+            raise ChatRefused(f"the episode has failed: {episode.broken}", code="episode_failed")
+        if episode.turns >= self.settings.turns:
+            episode.cut = episode.cut or "turns"
+            raise ChatRefused(f"the episode has had its {self.settings.turns} turns", code="episode_limit")
+        try:
+            talk = self._talk(episode, asked)
+        except (UserError, ForkRefused) as error:
+            episode.broken = error
+            raise ChatRefused(f"the chat can't be rendered: {error}") from None
+        played = talk.played
+        left = self.context - len(played.conversation.context)
+        room = self._room(episode, played)
+        if room < 1:
+            episode.cut = "context" if left < 1 else "tokens"
+            raise ChatRefused("the chat has no room for a token", code="context_length_exceeded")
+        most = min(room, asked.max_tokens or room)
+        request = replace(played.next_request(most), turn=episode.turns)
+        request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
+        episode.turns += 1
+        completion = await self._sample(request)
+        turn = played.add(completion)
+        names = [tool["function"]["name"] for tool in asked.tools]
+        if names:
+            read = read_calls(completion.text, self.tool_format, names)
+            turn.calls, turn.unreadable = read.calls, read.unreadable
+        content = completion.text.partition(MARKS[self.tool_format])[0].rstrip() if turn.calls else completion.text
+        calls = {f"call_{request.turn}_{i}": call for i, call in enumerate(turn.calls)}
+        talk.history = [*asked.messages, ChatMessage(role="assistant", content=content, calls=turn.calls)]
+        talk.answering, episode.last = False, talk
+        episode.cut = ""
+        if completion.finish_reason == "length" and most == room:
+            episode.cut = "context" if room == left else "tokens"
+        return ChatAnswer(
+            content=content,
+            calls=calls,
+            finish_reason="length" if completion.finish_reason == "length" else "tool_calls" if calls else "stop",
+            prompt_tokens=len(request.prompt.tokens),
+            completion_tokens=len(completion.tokens),
+        )
+
+    def _talk(self, episode: AgentEpisode, asked: ChatRequest) -> Talk:
+        """The conversation that a chat continues, with what is new in it; or a new one."""
+        for talk in reversed(episode.talks):
+            if new := talk.continued_by(asked):
+                talk.answering = True
+                observed = [self._message(message) for message in new]
+                talk.played.turns[-1].answers = [(message, False) for message in observed]
+                talk.played.conversation.observe(observed)
+                return talk
+        messages = self._opening(asked)
+        conversation = Conversation(self._template(asked.tools), messages, self.settings.forks)
+        prompt = replace(episode.request.prompt, messages=messages, tokens=conversation.prompt)
+        talk = Talk(Played(episode.request, prompt, None, conversation), asked.tools)
+        episode.talks.append(talk)
+        return talk
+
+    def _opening(self, asked: ChatRequest) -> tuple[Message, ...]:
+        messages = tuple(self._message(message) for message in asked.messages)
+        if not asked.tools or self._template(asked.tools).supports_tools:
+            return messages
+        described = describe_tools(asked.tools, self.tool_format)
+        if messages[0]["role"] != "system":
+            return {"role": "system", "content": described}, *messages
+        return {"role": "system", "content": f"{messages[0]['content']}\n\n{described}"}, *messages[1:]
+
+    def _message(self, message: ChatMessage) -> Message:
+        """As the chat template gets it; the calls of an assistant that the policy is not are part of its text."""
+        calls = "".join(_written(call, self.tool_format) for call in message.calls)
+        return {"role": message.role, "content": message.content + calls}
+
+    def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
+        name = repr(tools)
+        if name not in self._templates:
+            self._templates[name] = self._template_for(tools)
+        return self._templates[name]
+
+    def _room(self, episode: AgentEpisode, played: Played) -> int:
+        """Tokens that the next turn may have."""
+        room = min(self.context - len(played.conversation.context), episode.request.sampling.max_tokens)
+        if self.settings.tokens is None:
+            return room
+        return min(room, self.settings.tokens - sum(talk.played.length for talk in episode.talks))
+
+    async def _sample(self, request: Request) -> Completion:
+        async with aclosing(self.engine.generate([request])) as stream:  # type: ignore[type-var]
+            async for completion in stream:
+                return completion
+        raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
+
+
+def _alike(known: ChatMessage, given: ChatMessage) -> bool:
+    """Whether a message that comes back is the one that was sent: agents drop spaces, and ids are their own."""
+    same_calls = [*map(_call_key, known.calls)] == [*map(_call_key, given.calls)]
+    return known.role == given.role and known.content.strip() == given.content.strip() and same_calls
+
+
+def _call_key(call: ToolCall) -> tuple[str, Any]:
+    return call.name, dict(call.arguments)
+
+
+def _written(call: ToolCall, tool_format: str) -> str:
+    """A call as the model would have written it."""
+    import json
+
+    arguments = dict(call.arguments)
+    if tool_format == "hermes":
+        return f"\n<tool_call>\n{json.dumps({'name': call.name, 'arguments': arguments})}\n</tool_call>"
+    if tool_format == "llama":
+        return json.dumps({"name": call.name, "parameters": arguments})
+    if tool_format == "code":
+        return f"\n```{call.name}\n{json.dumps(arguments)}\n```"
+    inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
+    return f"\n<function={call.name}>\n{inside}</function>"
