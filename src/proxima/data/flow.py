@@ -113,7 +113,7 @@ class Completion(Columns):
                 if getattr(self, name) is None:
                     raise ValueError(f"Completion.{name}: missing for {len(self.tokens)} tokens.")
             if self.sampling_mask is not None:
-                self.sampling_mask.check(self.tokens)
+                self.sampling_mask.check(self.tokens, self.sampled)
             self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=None)
         except ValueError as error:
             place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
@@ -156,6 +156,23 @@ class Completion(Columns):
     def truncated(self) -> bool:
         """True when the length limit ended the completion."""
         return self.finish_reason == "length"
+
+    @property
+    def paths(self) -> tuple["Completion", ...]:
+        """The paths of the episode, oldest first, this one last; without forks this one alone."""
+        return (*self.earlier, self)
+
+    @property
+    def generated(self) -> int:
+        """How many tokens the model wrote, over all paths; observations are not among them."""
+        return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
+
+    @property
+    def versions(self) -> Ints:
+        """`policy_version` of the tokens that the model wrote, over all paths."""
+        if self.sampled is None:
+            return self.policy_version
+        return np.concatenate([path.policy_version[path.sampled] for path in self.paths])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,4 +221,4 @@ class Group:
     @cached_property
     def oldest_version(self) -> int | None:
         """The oldest policy version among the tokens of the completions; None where there is no token."""
-        return min((int(c.policy_version.min()) for c in self.completions if len(c.tokens)), default=None)
+        return min((int(c.versions.min()) for c in self.completions if c.generated), default=None)

@@ -219,7 +219,7 @@ class AsyncCollector(Collector):
         self, accepted: Sequence[Admitted], evicted: Sequence[Group], queue: int, version: int
     ) -> dict[str, float]:
         completions = [completion for entry in accepted for completion in entry.scored.completions]
-        columns = [completion.policy_version for completion in completions if len(completion.tokens)]
+        columns = [completion.versions for completion in completions if completion.generated]
         lags = Counter[int]()  # tokens; one completion at a time, for all of a batch are gigabytes
         for column in columns:
             lags.update(dict(enumerate(np.bincount(version - column).tolist())))

@@ -90,6 +90,10 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
         "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
         "tokens/generated": sum(lengths),
     }
+    if any(c.episode is not None for c, _ in pairs):
+        from proxima.rollout.episodes.figures import episode_metrics
+
+        out |= episode_metrics([c for c, _ in pairs])
     if judgements:
         out["accuracy"] = sum(judgements) / len(judgements)
     for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
