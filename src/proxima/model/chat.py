@@ -93,27 +93,50 @@ def _chat_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
 ) -> list[int]:
     """The tokens of a chat: `complete`, or to be continued by an answer."""
-    hashable: Any = tokenizer  # hashable, as every object is unless it says otherwise
-    control = _control_texts(hashable)
-    stand_ins = _stand_ins(messages, [text for text in control if any(text in m["content"] for m in messages)])
-    safe = [{**message, "content": _replaced(message["content"], stand_ins)} for message in messages]
-    end: list[int] = []
+    ids = encode_opening(render_chat(messages, tokenizer, arguments, complete=complete), tokenizer)
+    end = getattr(tokenizer, "eos_token_id", None) if complete and tokenizer.chat_template is None else None
+    return ids if end is None else [*ids, end]
+
+
+def render_chat(
+    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool = False
+) -> str:
+    """The text of a chat, with a stand-in (`with_stand_ins`) for each control text of its messages, so that those left
+    are the template's.
+
+    Raises:
+        UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
+    """
+    safe = [{**message, "content": with_stand_ins(message["content"], tokenizer)} for message in messages]
     if tokenizer.chat_template is not None:
-        chat, ids = _rendered(safe, tokenizer, arguments, complete), []
+        chat = _rendered(safe, tokenizer, arguments, complete)
         _refuse_made_tokens(chat, safe, tokenizer, arguments, complete)
-    elif arguments:
+        return chat
+    if arguments:
         remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
         raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
-    else:
-        end = [hashable.eos_token_id] if complete and getattr(hashable, "eos_token_id", None) is not None else []
-        if not stand_ins:
-            return _without_end(tokenizer(_plain_text(messages, complete))["input_ids"], tokenizer) + end
-        chat, ids = _plain_text(safe, complete), _without_end(tokenizer("")["input_ids"], tokenizer)
-    texts = {stand_in: text for text, stand_in in stand_ins.items()}
+    return "\n".join(message["content"] for message in safe) + ("" if complete else "\n")
+
+
+def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of `render_chat`; of a base model, after those that its tokenizer puts before a text."""
+    if tokenizer.chat_template is not None:
+        return encode_part(chat, tokenizer)
+    if not re.search(f"[{chr(STAND_INS)}-{chr(ESCAPED)}]", chat):
+        return _without_end(tokenizer(chat)["input_ids"], tokenizer)
+    return _without_end(tokenizer("")["input_ids"], tokenizer) + encode_part(chat, tokenizer)
+
+
+def encode_part(chat: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a part of `render_chat`; what has a stand-in is split into ordinary tokens."""
+    hashable: Any = tokenizer
+    texts = {stand_in: text for text, stand_in in _stand_ins(hashable).items() if len(stand_in) == 1}
+    ids: list[int] = []
     for part in re.split(f"([{''.join(texts)}])", chat) if texts else [chat]:
         split = {"split_special_tokens": True} if part in texts else {}
-        ids += tokenizer(texts.get(part, part), add_special_tokens=False, **split)["input_ids"]
-    return ids + end
+        text = texts.get(part) or re.sub(f"{chr(STAND_INS)}(.)", lambda m: chr(ord(m[1]) - ESCAPED + STAND_INS), part)
+        ids += tokenizer(text, add_special_tokens=False, **split)["input_ids"]
+    return ids
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool) -> str:
@@ -137,6 +160,14 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
 
 
 SET_HERE = frozenset({"messages", "add_generation_prompt", "continue_final_message"})
+
+
+def reads_tools(tokenizer: Any) -> bool:
+    """Whether the chat template shows tools to the model."""
+    if tokenizer.chat_template is None:
+        return False
+    read = _variables(tokenizer.get_chat_template(tools=[{}]))  # as if there were one: some have a template for tools
+    return read is not None and "tools" in read
 
 
 def _require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
@@ -176,7 +207,7 @@ def _refuse_made_tokens(
         UserError: names the message.
     """
     hashable: Any = tokenizer
-    pattern = re.compile("|".join(map(re.escape, _control_texts(hashable))) or r"(?!)")
+    pattern = control_pattern(hashable)
     neutral = [{**message, "content": re.sub(r"\S+", "x", message["content"])} for message in messages]
     written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
     if made := Counter(pattern.findall(chat)) - written:
@@ -185,31 +216,37 @@ def _refuse_made_tokens(
         raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
 
 
-STAND_INS = range(0xF0000, 0xFFFFE)  # private-use characters for control texts while a template is rendered
+STAND_INS, ESCAPED = 0xF0000, 0x100000  # private-use characters: see `_stand_ins`
+
+
+def with_stand_ins(text: str, tokenizer: Tokenizer) -> str:
+    """The text with a private-use character in place of each control text, for what goes into a template."""
+    hashable: Any = tokenizer
+    table = _stand_ins(hashable)
+    return re.sub("|".join(map(re.escape, table)), lambda match: table[match[0]], text)
 
 
 @lru_cache(maxsize=8)
-def _control_texts(tokenizer: Any) -> tuple[str, ...]:
+def _stand_ins(tokenizer: Any) -> dict[str, str]:
+    """What takes the place of each control text, the longest first; and of the characters that do so, two, of which the
+    first is the first of them, so that a text that has them of its own comes back as it was."""
+    control = control_texts(tokenizer)
+    characters = [chr(STAND_INS + i) for i in range(len(control) + 1)]
+    escaped = {character: characters[0] + chr(ESCAPED + i) for i, character in enumerate(characters)}
+    return dict(zip(control, characters[1:], strict=True)) | escaped
+
+
+@lru_cache(maxsize=8)
+def control_texts(tokenizer: Any) -> tuple[str, ...]:
     """The texts of the tokenizer's control tokens, the longest first."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     return tuple(sorted({token.content for token in added if token.special}, key=lambda text: (-len(text), text)))
 
 
-def _stand_ins(messages: Sequence[Message], written: Sequence[str]) -> dict[str, str]:
-    """Each control text of `written` with a private-use character that no message contains. It takes the text's place
-    while the chat is rendered, and the text is then split into ordinary tokens."""
-    contents = "".join(message["content"] for message in messages)
-    return dict(zip(written, (chr(code) for code in STAND_INS if chr(code) not in contents), strict=False))
-
-
-def _replaced(text: str, by: Mapping[str, str]) -> str:
-    for control_text, stand_in in by.items():
-        text = text.replace(control_text, stand_in)
-    return text
-
-
-def _plain_text(messages: Sequence[Message], complete: bool) -> str:
-    return "\n".join(message["content"] for message in messages) + ("" if complete else "\n")
+@lru_cache(maxsize=8)
+def control_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """Matches the text of a control token."""
+    return re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")
 
 
 def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

@@ -1,0 +1,188 @@
+"""The tokens of an episode, turn by turn: what was sampled is never encoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Literal
+
+import numpy as np
+
+from proxima.data import Message, UserError
+from proxima.data.columns import Bools, Ints
+from proxima.data.episode import Span
+from proxima.rollout.episodes.turn_template import TurnTemplate
+
+__all__ = ["Conversation", "ForkRefused", "Path", "TurnTemplate"]
+
+
+class ForkRefused(UserError):
+    """The template rewrites what the model saw, and that is refused."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """What the model saw of an episode, up to its last turn there.
+
+    Args:
+        tokens: [T] int32, all after the prompt.
+        sampled: [T] bool, those that the model wrote, and that no earlier path has as sampled.
+        spans: the messages, which have all of the tokens, in order. Those between two turns are one span.
+    """
+
+    tokens: Ints
+    sampled: Bools
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A message, or those between two turns: the tokens that they add, and the text of these."""
+
+    span: Span
+    tokens: Ints
+    text: str
+
+
+class Conversation:
+    """An episode as a graph of messages: a node holds the tokens that it adds, and a path of nodes is exactly what the
+    model saw.
+
+    Each observation renders the whole chat. If it begins with what the model saw, the rest is encoded, and nothing
+    else. Otherwise the template rewrites the past, as Qwen3's which removes the thoughts of earlier turns: that is a
+    fork, a new path from the same prompt, on which messages that are unchanged keep their tokens.
+
+    Args:
+        template: of the run.
+        opening: the messages before the first turn.
+        forks: `train`: go on on the new path; `refuse`: raise ForkRefused.
+
+    `prompt` are the tokens of the opening, with the generation prompt.
+
+    Raises:
+        UserError: the template fails for the opening.
+    """
+
+    def __init__(
+        self, template: TurnTemplate, opening: Sequence[Message], forks: Literal["train", "refuse"] = "train"
+    ) -> None:
+        self._template, self._forks = template, forks
+        self._messages = list(opening)
+        self._opening = self._seen = template.render(opening)
+        self.prompt: Ints = np.array(template.encode_opening(self._opening), np.int32)
+        self._nodes: list[_Node] = []
+        self._ended: list[list[_Node]] = []
+        self._turns = 0
+        self._awaits_turn = True
+
+    @property
+    def context(self) -> Ints:
+        """What the next turn is conditioned on."""
+        return np.concatenate([self.prompt, *(node.tokens for node in self._nodes)])
+
+    def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
+        """The model wrote these tokens after `context`. For the chat template they are what they decode to, not `text`,
+        which lacks control tokens and a stop string."""
+        if not self._awaits_turn:
+            raise ValueError("Conversation.add_turn: the last turn has no answer.")
+        span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, turn=self._turns)
+        self._nodes.append(_Node(span, np.asarray(tokens, np.int32), ""))
+        self._turns += 1
+        self._awaits_turn = False
+
+    def observe(self, messages: Sequence[Message]) -> bool:
+        """Messages answer the last turn. True if the template rewrote what the model saw, and a new path begins.
+
+        Raises:
+            ForkRefused: it did, and forks are refused. Nothing has changed then.
+            UserError: the template fails for these messages, or it rewrites the opening.
+        """
+        if self._awaits_turn:
+            raise ValueError("Conversation.observe: no turn since the last messages.")
+        template, (*_, turn) = self._template, self._nodes
+        following = [{**m, "content": m["content"].encode(errors="replace").decode()} for m in messages]
+        own = template.without_end(turn.tokens, self._messages, following)
+        wrote, end = turn.tokens[:own], template.decode(turn.tokens[own:])
+        history = [*self._messages, {"role": "assistant", "content": template.decode(wrote)}]
+        chat = template.render([*history, *following])
+        turn = replace(turn, text=template.safe(template.decode(wrote, after_text=True)) + end)
+        seen, nodes = self._seen + turn.text, [*self._nodes[:-1], turn]
+        forks = not chat.startswith(seen)
+        if forks:
+            self._refuse(chat, seen, nodes)
+            answer = template.behind(self._messages, following)
+            answer = answer.partition(end)[2] if end else answer
+            place = max(len(self._opening), len(chat) - len(answer)) if chat.endswith(answer) else len(chat)
+            self._ended.append(nodes)
+            nodes = self._carried_over(nodes, chat[:place])
+            seen = chat[:place]
+        self._nodes = [*nodes, self._observation(following, seen, chat[len(seen) :])]
+        self._messages = [*history, *following]
+        self._seen, self._awaits_turn = chat, True
+        return forks
+
+    def paths(self) -> tuple[Path, ...]:
+        """The paths that the model wrote on, oldest first, each up to its last turn there."""
+        paths = [path for path in map(_path, [*self._ended, self._nodes]) if path.spans]
+        return tuple(paths) or (_path([]),)
+
+    def _observation(self, messages: Sequence[Message], before: str, text: str) -> _Node:
+        """The node of messages that the template shows as `text`."""
+        tokens = np.array(self._template.encode_after(before, text), np.int32)
+        role = messages[0]["role"] if messages else "user"
+        shown = "\n".join(message["content"] for message in messages)
+        return _Node(Span(role=role, tokens=len(tokens), text=shown, turn=self._turns - 1), tokens, text)
+
+    def _carried_over(self, nodes: Sequence[_Node], chat: str) -> list[_Node]:
+        """The nodes of a path as they are in another chat, which begins with the opening: an observation that is found
+        again, and a turn that is where it was, keep their tokens; what is between them is written anew."""
+        place, carried, changed = len(self._opening), list[_Node](), list[_Node]()
+        for node in nodes:
+            found = place if not changed and chat.startswith(node.text, place) else -1
+            if found < 0 and node.span.role != "assistant":
+                found = chat.find(node.text, place)
+            if found < 0:
+                changed.append(node)
+                continue
+            carried += self._rewritten(changed, chat, place, found)
+            carried.append(replace(node, span=replace(node.span, sampled=False)))
+            place, changed = found + len(node.text), []
+        return [*carried, *self._rewritten(changed, chat, place, len(chat))]
+
+    def _rewritten(self, nodes: Sequence[_Node], chat: str, start: int, stop: int) -> list[_Node]:
+        """The node that stands in a place of a chat instead of some; none where there was nothing and is nothing."""
+        before, new = chat[:start], chat[start:stop]
+        if not nodes and not new:
+            return []
+        tokens = np.concatenate([node.tokens for node in nodes]) if nodes else np.empty(0, np.int32)
+        text = "".join(node.text for node in nodes)
+        made = np.array(self._template.rewritten(tokens, text, before, new), np.int32)
+        first = nodes[0].span if nodes else Span(role="system", tokens=0)
+        return [_Node(replace(first, tokens=len(made), sampled=False), made, new)]
+
+    def _refuse(self, chat: str, seen: str, nodes: Sequence[_Node]) -> None:
+        """Raise if a fork can't be, because it begins within the opening, or may not be."""
+        place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chat, seen, strict=False)))
+        remedy = "use a chat template that leaves earlier turns as they were"
+        shown = f"{seen[place : place + 40]!r} becomes {chat[place : place + 40]!r}"
+        if place < len(self._opening):
+            raise UserError(f"the chat template rewrites the opening after a turn: {shown}", remedy=remedy)
+        if self._forks == "train":
+            return
+        start = len(self._opening)
+        for node in nodes:
+            start += len(node.text)
+            if place < start:
+                break
+        what = f"turn {node.span.turn}" if node.span.role == "assistant" else f"the answer to turn {node.span.turn}"
+        raise ForkRefused(f"the chat template rewrites {what}: {shown}", remedy=f"{remedy}, or set episode.forks=train")
+
+
+def _path(nodes: Sequence[_Node]) -> Path:
+    """The nodes up to the last turn that was sampled here."""
+    last = max((i for i, node in enumerate(nodes) if node.span.sampled), default=-1)
+    nodes = nodes[: last + 1]
+    return Path(
+        np.concatenate([np.empty(0, np.int32), *(node.tokens for node in nodes)]),
+        np.concatenate([np.empty(0, np.bool_), *(np.full(len(n.tokens), n.span.sampled) for n in nodes)]),
+        tuple(node.span for node in nodes),
+    )

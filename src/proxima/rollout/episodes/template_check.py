@@ -1,0 +1,51 @@
+"""Plays made episodes through a chat template, to know before a run what it would do to real ones."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from proxima.data import Message, UserError
+from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
+
+TURNS = {
+    "a turn calls a tool": '<tool_call>\n{"name": "search", "arguments": {"query": "7"}}\n</tool_call>',
+    "a turn thinks": "<think>\nSeven?\n</think>\n\nIt is 7.",
+    "a turn ends with a space": "It is 7. ",
+    "a turn is empty": "",
+}
+
+
+def check_template(
+    template: TurnTemplate, openings: Sequence[Sequence[Message]], roles: Sequence[str] = ("tool", "user")
+) -> list[UserError]:
+    """What is wrong with a template for episodes that begin so, an error of one line each; a ForkRefused where it only
+    rewrites earlier turns. The model's turns are made: a tool call, a thought, a space at the end, nothing.
+
+    Args:
+        roles: who answers the model's turns.
+    """
+    found: dict[str, UserError] = {}
+    if template.tools and not template.supports_tools:
+        remedy = "set episode.tool_format to xml or code, which describe the tools in the system message"
+        found["tools"] = UserError("the model's chat template shows no tools", remedy=remedy)
+    for opening in openings:
+        for place, error in _errors(template, opening, roles):
+            kind = ForkRefused if isinstance(error, ForkRefused) else UserError
+            found.setdefault(error.reason, kind(f"where {place}, {error.reason}", remedy=error.remedy))
+    return list(found.values())
+
+
+def _errors(
+    template: TurnTemplate, opening: Sequence[Message], roles: Sequence[str]
+) -> Iterator[tuple[str, UserError]]:
+    """The first error of each made episode, and what happens in it."""
+    for turn, text in TURNS.items():
+        tokens = template.tokenizer(text + (template.tokenizer.eos_token or ""), add_special_tokens=False)["input_ids"]
+        for role in roles:
+            try:
+                conversation = Conversation(template, opening, "refuse")
+                for _ in range(2):
+                    conversation.add_turn(np.array(tokens, np.int32), text, "stop")
+                    conversation.observe([{"role": role, "content": "Right."}])
+            except UserError as error:
+                yield f"{turn} and the {role} answers", error

@@ -1,0 +1,131 @@
+"""The chat template over several turns: what it makes of a chat as text, and the tokens of parts of that text."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from proxima.data import Message
+from proxima.data.columns import Ints
+from proxima.model import chat
+
+Ids = Sequence[int] | Ints
+
+
+class TurnTemplate:
+    """Renders and encodes the chats of a run. Texts hold stand-ins for the control texts of contents, so that control
+    tokens come from the template alone (`model/chat.py`).
+
+    Args:
+        tokenizer: the policy's.
+        arguments: what the template reads beside messages and tools.
+        tools: JSON schemas for the template's `tools`; None or empty: none.
+    """
+
+    def __init__(
+        self, tokenizer: chat.Tokenizer, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        self.tokenizer: Any = tokenizer
+        self.tools = tuple(tools or ())
+        self.supports_tools = chat.reads_tools(tokenizer)
+        given = {"tools": self._safe(self.tools)} if self.tools and self.supports_tools else {}
+        self._arguments = {**arguments, **given}
+        self._ends: dict[tuple[str, ...], bool] = {}
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The text of a chat with its generation prompt.
+
+        Raises:
+            UserError: the template fails, or makes a control token of a message's own text.
+        """
+        return chat.render_chat(messages, self.tokenizer, self._arguments)
+
+    def encode_opening(self, text: str) -> list[int]:
+        """The tokens of the text of an opening."""
+        return chat.encode_opening(text, self.tokenizer)
+
+    def encode_after(self, before: str, text: str) -> list[int]:
+        """The tokens of a text that follows another: those that it has in the encoding of both together, where a
+        control token ends the first, as such a token may swallow the space around it."""
+        anchor = next((c for c in chat.control_texts(self.tokenizer) if before.endswith(c)), "")
+        return chat.encode_part(anchor + text, self.tokenizer)[1 if anchor else 0 :]
+
+    def safe(self, text: str) -> str:
+        """The text of a content as `render` shows it."""
+        return chat.with_stand_ins(text, self.tokenizer)
+
+    def decode(self, tokens: Ids, *, after_text: bool = False) -> str:
+        """The text of sampled tokens, control tokens too. Bytes that are no character become replacement characters.
+
+        Args:
+            after_text: as it reads behind other text, with the leading space that some tokenizers drop from the first
+                token of a text.
+        """
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        if not after_text:
+            return str(self.tokenizer.decode(tokens, **options))
+        first = self.tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        whole, before = (self.tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
+        return str(whole[len(before) :])
+
+    def without_end(self, tokens: Ids, history: Sequence[Message], following: Sequence[Message]) -> int:
+        """How many tokens of a turn are the message's own: without the last one, if that is the control token which
+        the template itself writes behind a message in this place."""
+        control = self.decode(tokens[-1:])
+        if control not in chat.control_texts(self.tokenizer):
+            return len(tokens)
+        place = (control, *(message["role"] for message in following))
+        if place not in self._ends:
+            self._ends[place] = self.behind(history, following).lstrip().startswith(control)
+        return len(tokens) - self._ends[place]
+
+    def behind(self, history: Sequence[Message], following: Sequence[Message]) -> str:
+        """What the template writes behind a message of the model that stands between two parts of a chat."""
+        contents = "".join(message["content"] for message in (*history, *following))
+        mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
+        text = self.render([*history, {"role": "assistant", "content": mark}, *following])
+        return text.rpartition(mark)[2]
+
+    def rewritten(self, tokens: Ids, text: str, before: str, new: str) -> list[int]:
+        """The tokens of a text that takes the place of another: those at its beginning and end which are unchanged, and
+        the encoding of what is between them.
+
+        Args:
+            tokens, text: what stood there.
+            before, new: the text before the place, and what stands there now.
+        """
+        pieces = self._pieces(tokens)
+        texts = [piece for _, piece in pieces]
+        if "".join(texts) != text:
+            return self.encode_after(before, new)
+        counts = [0, *accumulate(count for count, _ in pieces)]
+        head = tail = 0
+        starts = [0, *accumulate(map(len, texts))]
+        while head < len(texts) and new.startswith(texts[head], starts[head]):
+            head += 1
+        left = len(new) - starts[head]
+        while (
+            tail < len(texts) - head
+            and starts[-1] - starts[-2 - tail] <= left
+            and new.endswith(text[starts[-2 - tail] :])
+        ):
+            tail += 1
+        end = len(new) - (starts[-1] - starts[-1 - tail])
+        middle = self.encode_after(before + new[: starts[head]], new[starts[head] : end])
+        return [*tokens[: counts[head]], *middle, *tokens[counts[-1 - tail] :]]
+
+    def _pieces(self, tokens: Ids) -> list[tuple[int, str]]:
+        """The tokens in pieces that are whole characters, of one token or up to four: how many, and their text."""
+        pieces, start = [], 0
+        for end in range(1, len(tokens) + 1):
+            text = self.decode(tokens[start:end], after_text=True)
+            if not text.endswith("\ufffd") or end - start == 4 or end == len(tokens):
+                pieces.append((end - start, self.safe(text)))
+                start = end
+        return pieces
+
+    def _safe(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.safe(value)
+        if isinstance(value, Mapping):
+            return {key: self._safe(item) for key, item in value.items()}
+        return [self._safe(item) for item in value] if isinstance(value, (list, tuple)) else value
