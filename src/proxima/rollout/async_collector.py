@@ -324,7 +324,7 @@ class AsyncCollector(Collector):
                     raise
                 self._errors.append(f"{type(error).__name__}: {error}".removesuffix(": "))
         entry.stage = "scoring"
-        self._tokens += sum(len(completion.tokens) for completion in completions)
+        self._tokens += sum(completion.generated for completion in completions)
         self.listener.generated(entry.uid)
         self._wake()
         entry.group = await self.generator.score(entry.prompt, completions)

@@ -19,7 +19,7 @@ from proxima.data.episode import Cut
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts
-from proxima.environment.tool_calls import read_calls
+from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
 from proxima.rollout.episodes.played import Played, Turn, failed_episode
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -40,16 +40,20 @@ class Rules:
     Args:
         settings: their limits.
         context: tokens of prompt and episode together.
-        tool_format: how the model writes calls; empty: it has no tools.
+        tool_format: how the model writes calls; None: it has no tools.
+        tools: their names.
         responds: the environment answers what calls no tool.
+        rewards: there is an environment, whose turns have rewards.
         instructions: text of the system message that describes the tools, where the chat template can't.
         system: the system prompt of openings that have none.
     """
 
     settings: EpisodeSettings
     context: int
-    tool_format: str = ""
+    tool_format: ToolFormat | None = None
+    tools: frozenset[str] = frozenset()
     responds: bool = False
+    rewards: bool = False
     instructions: str = ""
     system: str | None = None
 
@@ -151,9 +155,13 @@ class GroupTable:
         for instance in self.open:
             instance.drop()
 
+    async def begin(self) -> list[Played | Exception]:
+        """The openings of all episodes of the prompt, or why one has none."""
+        return await asyncio.gather(*map(self._begin, self.requests))
+
     async def play(self) -> None:
         """All episodes of the prompt: their openings together, then each on its own."""
-        begun = await asyncio.gather(*(self._begin(request) for request in self.requests))
+        begun = await self.begin()
         played = {each.request.sample: each for each in begun if isinstance(each, Played)}
         for request, each in zip(self.requests, begun, strict=True):
             if not isinstance(each, Played):
@@ -209,7 +217,7 @@ class GroupTable:
         except GivenUp as reason:
             self._drop(instance)
             return reason
-        return Played(request, opening, instance, conversation, seconds)
+        return Played(request, opening, instance, conversation, seconds, instance.state)
 
     def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
         """The messages that an episode begins with."""
@@ -254,7 +262,7 @@ class GroupTable:
             if len(played.turns) == self.rules.settings.turns:
                 cut = "turns"
                 break
-            played.conversation.observe([message for message, _ in turn.answers])
+            played.conversation.observe(self._shown([message for message, _ in turn.answers]))
             if self._room(played) < 1:
                 cut = "context" if self._context_left(played) < 1 else "tokens"
                 break
@@ -272,7 +280,7 @@ class GroupTable:
         """Let tools and environment answer the turn; True if the episode ends with it."""
         answers = list[Answer]()
         if self.rules.tool_format:
-            read = read_calls(turn.completion.text, self.rules.tool_format)
+            read = read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools)
             turn.calls, turn.unreadable = read.calls, read.unreadable
             if turn.calls:
                 called, played.seconds = await self.player.timed(played.instance.call(turn.calls), played.seconds)
@@ -288,10 +296,16 @@ class GroupTable:
             played.state = played.state if answer.state is None else answer.state
         return not turn.answers or any(answer.done for answer in answers)
 
+    def _shown(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The answers as the chat template takes them: one that knows no tools knows no role `tool` either."""
+        if not self.rules.instructions or all(message["role"] != "tool" for message in messages):
+            return messages
+        return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
+
     def _total(self, played: Played, at_end: float | None) -> float | None:
         """The reward of the whole episode; None: its environment gives none."""
         of_turns = [turn.reward for turn in played.turns]
-        return sum(of_turns) + (at_end or 0.0) if at_end is not None or any(of_turns) else None
+        return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
 
     def _context_left(self, played: Played) -> int:
         return self.rules.context - len(played.conversation.context)
