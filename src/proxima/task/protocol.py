@@ -101,8 +101,8 @@ class PlayedTask:
     """Base of the kinds of tasks: where the model answers their prompts.
 
     Args:
-        environment: a kind of environment, `package.module:Class`, or `{kind: …}` with the arguments of the class; null:
-            the model answers once.
+        environment: a kind of environment, `package.module:Class`, or `{kind: …}` with its arguments; null: the
+            model answers once.
         tools: functions that the model may call, each `package.module:function`.
     """
 

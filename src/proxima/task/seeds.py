@@ -24,4 +24,6 @@ class Seeds(PlayedTask):
 
     def rows(self, seed: int) -> Rows:
         """The numbers; each draw of a row has a seed of its own, in every epoch."""
-        return MappedRows(range(self.count), lambda number, _: Row(messages=user_message(""), metadata={"number": number}))
+        return MappedRows(
+            range(self.count), lambda number, _: Row(messages=user_message(""), metadata={"number": number})
+        )

@@ -22,7 +22,8 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         "calls": sum(len(span.calls) for span in everything if span.sampled),
         "unreadable": sum(len(span.unreadable) for span in everything if span.sampled),
         "errors": sum(span.error for span in everything),
-        "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths) - sum(c.generated for c in episodes),
+        "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths)
+        - sum(c.generated for c in episodes),
         "cut": sum(bool(fact.cut) for fact in facts),
         "failed": sum(bool(fact.failure) for fact in facts),
         "retried": sum(fact.attempts - 1 for fact in facts),

@@ -7,7 +7,7 @@ same one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -176,9 +176,7 @@ class GroupTable:
         if played:
             raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
 
-    async def _play(
-        self, request: Request, begun: Played | Exception, first: Completion | None
-    ) -> None:
+    async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
         """An episode to its end; begun again where its environment fails."""
         retries, collateral, attempts = self.rules.settings.retries, COLLATERAL, 1
         while True:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.data import FieldError, Prompt, UserError, within
+from proxima.data import FieldError, Prompt, within
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.hosts import HostLimits, Hosts

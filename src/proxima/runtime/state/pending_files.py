@@ -106,6 +106,8 @@ def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
     return Group(
         prompt=prompt,
         completions=stored_completions((row | {"prompt_uid": uid} for row in rows), None),
-        scores=tuple(Score(**{name: row[name] for name in OF_SCORE}) for row in {r["sample"]: r for r in rows}.values()),
+        scores=tuple(
+            Score(**{name: row[name] for name in OF_SCORE}) for row in {r["sample"]: r for r in rows}.values()
+        ),
         baseline=first["baseline"],
     )
