@@ -14,8 +14,9 @@ from proxima.reward.protocol import Reward
 from proxima.reward.workers.threads import DaemonThreads
 
 if TYPE_CHECKING:
+    from proxima.data.worker import JobResult
     from proxima.model.compute_thread import ComputeThread
-    from proxima.reward.workers.pool import JobResult, WorkerPool
+    from proxima.reward.workers.pool import WorkerPool
 
 LARGEST = 1e12  # the square of a gradient that is so many times as large is still finite in float32
 T = TypeVar("T")
