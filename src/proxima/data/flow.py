@@ -153,16 +153,6 @@ class Completion(Columns):
         return self.prompt_uid, self.sample, self.turn
 
     @property
-    def paths(self) -> tuple["Completion", ...]:
-        """The paths of the episode, oldest first, this one last; without forks this one alone."""
-        return (*self.earlier, self)
-
-    @property
-    def generated(self) -> int:
-        """How many tokens the model wrote, over all paths; observations are not among them."""
-        return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
-
-    @property
     def truncated(self) -> bool:
         """True when the length limit ended the completion."""
         return self.finish_reason == "length"

@@ -59,11 +59,11 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
     """
     fields: list[dict[str, Any]] = []
     for group, completion, score in _completions(groups):
-        for path in completion.paths:
-            if path.key not in records:
-                raise ValueError(f"records: none for prompt {group.prompt.uid}, sample {path.sample}, turn {path.turn}")
-            fields.append(_common(step, group.prompt, path, score))
-            fields[-1] |= _training(group, path, records[path.key])
+        for part in completion.paths:
+            if part.key not in records:
+                raise ValueError(f"records: none for prompt {group.prompt.uid}, sample {part.sample}, turn {part.turn}")
+            fields.append(_common(step, group.prompt, part, score))
+            fields[-1] |= _training(group, part, records[part.key])
     _write(path, ROLLOUT_SCHEMA, fields)
 
 
