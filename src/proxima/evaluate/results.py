@@ -72,7 +72,7 @@ def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable
                 "parts": utf8(_json(dict(score.parts))),
                 "extracted": None if extracted is None else utf8(extracted),
                 "vote": None if vote is None else utf8(str(vote)),
-                "length": len(completion.tokens),
+                "length": completion.generated,
                 "finish_reason": completion.finish_reason,
                 "valid": score.valid,
                 "error": None if score.error is None else utf8(score.error),
