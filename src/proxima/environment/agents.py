@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,8 +45,8 @@ class Agents(Protocol):
             EnvironmentFailure: it failed.
         """
 
-    async def close(self) -> None:
-        """End what still runs. May be called twice."""
+    def close(self) -> None:
+        """End what still runs. May be called twice, and after the event loop has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,9 @@ class AgentSpec:
 
     def build(self) -> Agents:
         """The agents."""
-        return FunctionAgents(self.run, self.workers or 1) if self.run else CommandAgents(self.command, self.workers or 16)
+        return (
+            FunctionAgents(self.run, self.workers or 1) if self.run else CommandAgents(self.command, self.workers or 16)
+        )
 
 
 class CommandAgents:
@@ -123,13 +125,14 @@ class CommandAgents:
                 self._running.discard(process)
         if process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            raise EnvironmentFailure(f"the agent ended with exit code {process.returncode}: {' '.join(last)[:200]}")
+            said = f": {last[0][:200]}" if last else ""
+            raise EnvironmentFailure(f"the agent ended with exit code {process.returncode}{said}")
         lines = out.decode(errors="replace").strip().splitlines()
         with suppress(ValueError):
             return float(lines[-1]) if lines else None
         return None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for process in self._running:
             _kill(process)
 
@@ -144,41 +147,49 @@ class FunctionAgents:
     """
 
     def __init__(self, reference: str, workers: int) -> None:
-        self._workers = [_Worker(reference) for _ in range(workers)]
+        self.reference = reference
+        self._workers: list[_Worker | None] = [None] * workers
 
     async def play(self, job: Job) -> float | None:
-        return await min(self._workers, key=lambda worker: len(worker.waiting)).play(job)
+        busy = [0 if worker is None else len(worker.waiting) for worker in self._workers]
+        place = busy.index(min(busy))
+        worker = self._workers[place]
+        if worker is None or worker.ended:
+            worker = self._workers[place] = _Worker(self.reference)
+        return await worker.play(job)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for worker in self._workers:
-            worker.end()
+            if worker is not None:
+                worker.end()
 
 
-@dataclass(eq=False)
 class _Worker:
-    reference: str
-    waiting: dict[int, "asyncio.Future[dict[str, Any]]"] = field(default_factory=dict)
-    process: asyncio.subprocess.Process | None = None
-    numbers: Any = field(default_factory=count)
-    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _reader: "asyncio.Task[None] | None" = None
+    """One process, from its start to its end.
+
+    `waiting` are the episodes that it plays, or is to play once it has started.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.ended = False
+        self._numbers = count()
+        self._process: asyncio.subprocess.Process | None = None
+        self._started = asyncio.create_task(self._start(reference))
 
     async def play(self, job: Job) -> float | None:
-        number, future = next(self.numbers), asyncio.get_running_loop().create_future()
-        self.waiting[number] = future
+        number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
+        self.waiting[number] = answered
+        message = {"id": number, "row": dict(job.row), "base_url": job.base_url}
+        message |= {"api_key": job.api_key, "model": job.model}
         try:
-            process = await self._started()
+            process = await asyncio.shield(self._started)
             assert process.stdin is not None
-            message = {"id": number, "row": dict(job.row), "base_url": job.base_url}
-            message |= {"api_key": job.api_key, "model": job.model}
             process.stdin.write(json.dumps(message).encode() + b"\n")
-            with suppress(ConnectionError):  # `_read` sees the end
-                await process.stdin.drain()
-            try:
-                answer = await future
-            except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
-                self.end()
-                raise
+            answer = await answered
+        except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
+            self.end()
+            raise
         finally:
             self.waiting.pop(number, None)
         if "error" in answer:
@@ -186,47 +197,46 @@ class _Worker:
         reward: float | None = answer["reward"]
         return reward
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        async with self._starting:
-            if self.process is None:
-                self.process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, str(SCRIPT), self.reference),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    limit=LINE_BYTES,
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent,
-                )
-                self._reader = asyncio.create_task(self._read(self.process))
-            return self.process
+    async def _start(self, reference: str) -> asyncio.subprocess.Process:
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(SCRIPT), reference),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._reader = asyncio.create_task(self._read(process))
+        return process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Hand on answers until the process ends; then all that it played has failed."""
         assert process.stdout is not None and process.stderr is not None
         last = [""]
         errors = asyncio.create_task(_last_line(process.stderr, last))
+        reason = ""
         try:
             async for line in process.stdout:
                 answer = json.loads(line)
-                if (future := self.waiting.get(answer["id"])) is not None and not future.done():
-                    future.set_result(answer)
+                if (answered := self.waiting.get(answer["id"])) is not None and not answered.done():
+                    answered.set_result(answer)
+            await asyncio.wait([errors, ended := asyncio.create_task(process.wait())], timeout=1)
+            reason = f"ended with exit code {process.returncode}" if ended.done() else "closed its output"
         except ValueError:
-            last.append("it wrote what is no answer")
+            reason = "wrote what is no answer"
         finally:
-            _kill(process)
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([errors], timeout=1)
-            if self.process is process:
-                self.process = None
-            waiting = [future for future in self.waiting.values() if not future.done()]
-            for future in waiting:
-                failure = EnvironmentFailure(f"the agent's process ended: {last[-1]}", collateral=len(waiting) > 1)
-                future.set_exception(failure)
+            self.end()
+            failed = [answered for answered in self.waiting.values() if not answered.done()]
+            what = f"the agent's process {reason or 'ended'}{': ' if last[0] else ''}{last[0]}"
+            for answered in failed:
+                answered.set_exception(EnvironmentFailure(what, collateral=len(failed) > 1))
 
     def end(self) -> None:
-        """Kill the process; the next episode has another."""
-        if self.process is not None:
-            _kill(self.process)
+        """Kill the process."""
+        self.ended = True
+        if self._process is not None:
+            _kill(self._process)
 
 
 async def _last_line(stream: asyncio.StreamReader, last: list[str]) -> None:
@@ -247,3 +257,5 @@ def _kill(process: asyncio.subprocess.Process) -> None:
     """The process and all that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    with suppress(RuntimeError):  # the event loop has ended
+        process._transport.close()  # type: ignore[attr-defined]  # its pipes: else they warn when they are collected

@@ -41,6 +41,7 @@ class Talk:
 
     played: Played
     tools: tuple[Mapping[str, Any], ...]
+    numbers: list[int] = field(default_factory=list)  # of its turns in the episode
     history: list[ChatMessage] = field(default_factory=list)
     answering: bool = True
 
@@ -205,19 +206,20 @@ class AgentEpisodes:
             raise EnvironmentFailure(f"{what}: everything random must come from the row")
         text = episode.last.played.turns[-1].completion.text
         made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
-        others = [replace(path, opening=whole.opening) for whole in made[1:] for path in whole.paths]
-        paths = [*made[0].earlier, *(replace(path, earlier=()) for path in others)]
-        forks = len(paths)
-        numbered = [
-            replace(path, turn=i, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None))
+        paths = [
+            _numbered(replace(path, opening=whole.opening if talk is not talks[0] else None, earlier=()), talk.numbers)
+            for talk, whole in zip(talks, made, strict=True)
+            for path in (whole.earlier if talk is talks[0] else whole.paths)
+        ]
+        main, forks = _numbered(made[0], talks[0].numbers), len(paths)
+        assert main.episode is not None
+        earlier = [
+            replace(path, turn=i, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None, cut=""))
             for i, path in enumerate(paths)
             if path.episode is not None
         ]
-        main = made[0]
-        assert main.episode is not None
-        return replace(
-            main, text=text, turn=forks, earlier=tuple(numbered), episode=replace(main.episode, forks=forks)
-        )
+        whole = replace(main.episode, forks=forks)
+        return replace(main, text=text, turn=forks, earlier=tuple(earlier), episode=whole)
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
@@ -252,6 +254,7 @@ class AgentEpisodes:
         episode.turns += 1
         completion = await self._sample(request)
         turn = played.add(completion)
+        talk.numbers.append(request.turn)
         names = [tool["function"]["name"] for tool in asked.tools]
         if names:
             read = read_calls(completion.text, self.tool_format, names)
@@ -282,7 +285,9 @@ class AgentEpisodes:
                 return talk
         messages = self._opening(asked)
         conversation = Conversation(self._template(asked.tools), messages, self.settings.forks)
-        prompt = replace(episode.request.prompt, messages=messages, tokens=conversation.prompt)
+        prompt = episode.request.prompt
+        if not np.array_equal(prompt.tokens, conversation.prompt):
+            prompt = replace(prompt, messages=messages, tokens=conversation.prompt)
         talk = Talk(Played(episode.request, prompt, None, conversation), asked.tools)
         episode.talks.append(talk)
         return talk
@@ -319,6 +324,13 @@ class AgentEpisodes:
             async for completion in stream:
                 return completion
         raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
+
+
+def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
+    """A path of one conversation with the numbers that its turns have in the episode."""
+    assert path.episode is not None
+    spans = tuple(replace(span, turn=numbers[span.turn]) for span in path.episode.spans)
+    return replace(path, episode=replace(path.episode, spans=spans))
 
 
 def _alike(known: ChatMessage, given: ChatMessage) -> bool:

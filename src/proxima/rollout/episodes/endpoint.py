@@ -251,11 +251,7 @@ def _call(where: str, call: Any) -> ToolCall:
 
 def _calls(answer: ChatAnswer) -> list[dict[str, Any]]:
     return [
-        {
-            "id": name,
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-        }
+        {"id": name, "type": "function", "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
         for name, call in answer.calls.items()
     ]
 

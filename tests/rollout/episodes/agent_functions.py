@@ -1,0 +1,101 @@
+"""Agents for tests: functions that play an episode with an OpenAI client, in a process of their own."""
+
+import json
+import os
+import time
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+
+
+def client(base_url, api_key):
+    from openai import OpenAI
+
+    return OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+
+
+def asks_once(row, base_url, api_key, model):
+    answer = client(base_url, api_key).chat.completions.create(model=model, messages=row["messages"])
+    return float(len(answer.choices[0].message.content))
+
+
+async def uses_tools(row, base_url, api_key, model):
+    """Calls tools until the policy calls none; every other answer is streamed."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as policy:
+        messages = list(row["messages"])
+        for turn in range(6):
+            if turn % 2:
+                calls, text = [], ""
+                asked = {"model": model, "messages": messages, "tools": [TOOL], "stream": True}
+                async for event in await policy.chat.completions.create(**asked):
+                    for choice in event.choices:
+                        text += choice.delta.content or ""
+                        calls += choice.delta.tool_calls or []
+            else:
+                answer = await policy.chat.completions.create(model=model, messages=messages, tools=[TOOL])
+                text, calls = answer.choices[0].message.content, answer.choices[0].message.tool_calls or []
+            if not calls:
+                return 1.0 if "done" in text else 0.0
+            own = [{"id": c.id, "type": "function", "function": {"name": c.function.name,
+                    "arguments": c.function.arguments}} for c in calls]  # fmt: skip
+            messages.append({"role": "assistant", "content": text, "tool_calls": own})
+            for call in calls:
+                total = json.loads(call.function.arguments)["a"] + 1
+                messages.append({"role": "tool", "content": str(total), "tool_call_id": call.id})
+    return None
+
+
+def asks_a_helper(row, base_url, api_key, model):
+    """Its own conversation, another one between the turns, and then a chat whose past it has rewritten."""
+    policy = client(base_url, api_key)
+
+    def ask(messages):
+        return policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
+
+    own = list(row["messages"])
+    own.append({"role": "assistant", "content": ask(own)})
+    helped = ask([{"role": "user", "content": "help"}])
+    own.append({"role": "user", "content": f"helper: {helped}"})
+    own.append({"role": "assistant", "content": ask(own)})
+    ask([*row["messages"], {"role": "user", "content": "summary"}])
+    return 0.5
+
+
+def raises(row):
+    raise ValueError("no\nway")
+
+
+def returns_a_text(row):
+    return "much"
+
+
+def exits(row):
+    os._exit(7)
+
+
+def hangs(row):
+    time.sleep(1000)
+
+
+def never_asks(row):
+    return 1.0
+
+
+def asks_forever(row, base_url, api_key, model):
+    policy, messages = client(base_url, api_key), list(row["messages"])
+    while True:
+        answer = policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
+
+
+def prints(row, base_url, api_key, model):
+    print("{}\n" * 100, flush=True)
+    return asks_once(row, base_url, api_key, model)

@@ -1,0 +1,198 @@
+"""Agents from outside against a policy that says what the test wants, and against a tiny model."""
+
+import asyncio
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proxima.data import FieldError, Prompt
+from proxima.engine.protocol import Request, Sampling
+from proxima.environment.agents import AgentSpec
+from proxima.model.chat import prompt_tokens
+from proxima.rollout.episodes.agent_player import AgentEpisodes
+from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.turn_template import TurnTemplate
+from tests.engine.helpers import engine, trainer_log_prob
+from tests.tiny import tiny_tokenizer
+
+HERE = "tests.rollout.episodes.agent_functions"
+TOKENIZER = tiny_tokenizer()
+
+
+class Scripted:
+    """Says what `says` makes of the context; keeps the requests."""
+
+    def __init__(self, says):
+        self.says, self.requests = says, []
+
+    async def generate(self, requests):
+        for request in requests:
+            self.requests.append(request)
+            text = self.says(TOKENIZER.decode(request.prompt.tokens), request)
+            tokens = [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+            tokens, cut = tokens[: request.sampling.max_tokens], len(tokens) > request.sampling.max_tokens
+            yield completed(request, tokens, text, "length" if cut else "stop")
+
+
+def completed(request, tokens, text, reason):
+    from proxima.data import Completion
+
+    made = Completion.of_text(request.prompt.uid, request.sample, text, tokens, reason)
+    log_prob = -np.arange(1, len(tokens) + 1, dtype=np.float32)
+    return replace(made, turn=request.turn, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
+
+
+def prompt(text="begin", uid=3):
+    messages = ({"role": "user", "content": text},)
+    return Prompt(uid=uid, messages=messages, tokens=prompt_tokens(messages, TOKENIZER), answer="4")
+
+
+def play(policy, spec, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, **settings):
+    async def run():
+        agents = spec.build() if isinstance(spec, AgentSpec) else AgentSpec(run=f"{HERE}:{spec}").build()
+        episodes = AgentEpisodes(
+            policy,
+            agents,
+            lambda tools: TurnTemplate(TOKENIZER, {}, tools),
+            EpisodeSettings(**{"retries": 0, "call_seconds": 1, "seconds": 60} | settings),
+            context,
+            tool_format,
+            asyncio.get_running_loop().time,
+        )
+        asked = [Request(prompt=prompt(), sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
+        try:
+            return sorted([c async for c in episodes.generate(asked)], key=lambda c: c.key)
+        finally:
+            agents.close()
+
+    return asyncio.run(run())
+
+
+def paths_are_what_the_policy_saw(policy, completion):
+    """Each request's context is a prefix of a path, and each sampled token is once in one path as sampled."""
+    seen = {}
+    for path in completion.paths:
+        opening = completion.opening if path is completion else path.opening
+        begin = (opening or prompt()).tokens
+        whole, at = np.concatenate([begin, path.tokens]).tolist(), len(begin)
+        for span in path.episode.spans:
+            if span.sampled:
+                seen[span.turn] = whole[:at], whole[at : at + span.tokens]
+                assert path.sampled[at - len(begin) : at - len(begin) + span.tokens].all()
+            at += span.tokens
+        assert at == len(whole)
+        assert path.sampled.sum() == sum(span.tokens for span in path.episode.turns)
+    asked = {request.turn: request for request in policy.requests if request.sample == completion.sample}
+    assert seen.keys() == asked.keys()
+    for turn, (context, tokens) in seen.items():
+        assert context == asked[turn].prompt.tokens.tolist()
+        text = policy.says(TOKENIZER.decode(context), asked[turn])
+        assert tokens == [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+
+
+def test_one_answer():
+    policy = Scripted(lambda context, request: "four")
+    (completion,) = play(policy, "asks_once")
+    assert completion.text == "four" and completion.episode.reward == 4.0 and completion.finish_reason == "stop"
+    assert completion.opening is None and completion.sampled.all()
+    paths_are_what_the_policy_saw(policy, completion)
+
+
+def test_tools_in_json_and_streamed():
+    def says(context, request):
+        if request.turn == 3:
+            return "done"
+        return f'so <tool_call>{{"name": "add", "arguments": {{"a": {request.turn}}}}}</tool_call>'
+
+    policy = Scripted(says)
+    for completion in play(policy, "uses_tools", samples=3):
+        assert completion.episode.reward == 1.0 and completion.text == "done" and not completion.earlier
+        assert [span.calls[0].arguments for span in completion.episode.turns[:-1]] == [{"a": i} for i in range(3)]
+        observed = [span.text for span in completion.episode.spans if not span.sampled]
+        assert observed == ["1", "2", "3"]
+        paths_are_what_the_policy_saw(policy, completion)
+
+
+def test_other_conversations_are_paths_of_their_own():
+    policy = Scripted(lambda context, request: f"answer {request.turn}")
+    (completion,) = play(policy, "asks_a_helper")
+    assert [path.turn for path in completion.paths] == [0, 1, 2] and completion.episode.forks == 2
+    assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[1], [3], [0, 2]]
+    assert completion.text == "answer 3" and completion.episode.reward == 0.5
+    paths_are_what_the_policy_saw(policy, completion)
+
+
+@pytest.mark.parametrize(
+    ("agent", "failure"),
+    [
+        ("raises", "the agent failed: ValueError: no way"),
+        ("returns_a_text", "the agent failed: ValueError: could not convert string to float: 'much'"),
+        ("exits", "the agent's process ended with exit code 7"),
+        ("hangs", "its agent took longer than 2 s (episode.seconds)"),
+        ("never_asks", "its agent never asked the policy"),
+    ],
+)
+def test_a_failure_is_an_episode_without_a_score(agent, failure):
+    (completion,) = play(Scripted(lambda context, request: "x"), agent, seconds=2, retries=1)
+    assert completion.episode.failure.startswith(failure) and completion.episode.attempts == 2
+    assert not len(completion.tokens) and completion.episode.reward is None
+
+
+def test_what_an_agent_prints_is_no_answer():
+    (completion,) = play(Scripted(lambda context, request: "ab"), "prints")
+    assert completion.episode.reward == 2.0
+
+
+def test_the_limit_of_turns_ends_an_episode_that_is_scored():
+    policy = Scripted(lambda context, request: "go on")
+    (completion,) = play(policy, "asks_forever", turns=3)
+    assert completion.episode.cut == "turns" and completion.truncated and not completion.episode.failure
+    assert len(completion.episode.turns) == 3
+    paths_are_what_the_policy_saw(policy, completion)
+
+
+def test_the_context_ends_an_episode_too():
+    (completion,) = play(Scripted(lambda context, request: "go on"), "asks_forever", turns=1000, context=300)
+    assert completion.episode.cut == "context" and len(prompt().tokens) + len(completion.tokens) <= 300
+
+
+def test_a_command_in_any_language():
+    code = (
+        "import json, os, sys, urllib.request as u\n"
+        "row = json.load(sys.stdin)\n"
+        "body = json.dumps({'model': os.environ['OPENAI_MODEL'], 'messages': row['messages']}).encode()\n"
+        "head = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "said = json.load(u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body, head)))\n"
+        "print('thinking'); print(len(said['choices'][0]['message']['content']))"
+    )
+    (completion,) = play(Scripted(lambda context, request: "12345"), AgentSpec(command=(sys.executable, "-c", code)))
+    assert completion.episode.reward == 5.0
+    (completion,) = play(Scripted(lambda c, r: ""), AgentSpec(command=(sys.executable, "-c", "raise SystemExit(3)")))
+    assert completion.episode.failure == "the agent ended with exit code 3"
+
+
+def test_log_probs_of_a_tiny_model_are_the_trainers():
+    policy = engine()
+    completions = play(policy, "asks_forever", samples=2, turns=3, max_tokens=12, context=250)
+    for completion in completions:
+        assert len(completion.episode.turns) == 3
+        asked = [Request(prompt=prompt(), sample=completion.sample, sampling=Sampling())]
+        expected = trainer_log_prob("llama", asked, [completion]).numpy()
+        assert np.abs(expected - completion.sampled_log_prob)[completion.sampled].max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "run"),
+        ({"run": "a:b", "command": ("c",)}, "run"),
+        ({"run": "nowhere_at_all:f"}, "run"),
+        ({"run": "x"}, "run"),
+    ],
+)
+def test_bad_specs(fields, field):
+    with pytest.raises(FieldError) as error:
+        AgentSpec(**fields)
+    assert error.value.field == field
