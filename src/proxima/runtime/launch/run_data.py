@@ -120,12 +120,12 @@ def load_run_data(config: "RunConfig") -> RunData:
     if played := {path: task for path, task in tasks.items() if is_played(task)}:
         from proxima.runtime.launch.episodes import make_worlds
 
-        prompts = {f"{path}.task": part.prompts for path, part in zip(config.eval.all_sets, held_out, strict=True)}
-        prompts |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-        worlds = make_worlds(config, played, prompts, tokenizer, context, notes)
+        paths = [f"{path}.task" for path in config.eval.all_sets]
+        asked = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
+        asked |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
+        worlds = make_worlds(config, played, asked, tokenizer, context, notes)
         data.world = worlds.get("task")
-        parts = zip(config.eval.all_sets, held_out, strict=True)
-        data.held_out = [replace(part, world=worlds.get(f"{path}.task")) for path, part in parts]
+        data.held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
     return data
 
 
