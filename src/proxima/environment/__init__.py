@@ -3,6 +3,7 @@
     protocol     what a user writes: `Environment`, `Reply`
     interface    what a class and functions offer: schemas of tools, answers, a reward; complaints before the run
     hosts        worker processes in which environments live; `host_process` is their side
+    agents       agents from outside, which play against the run's endpoint; `agent_process` runs functions
     tool_calls   tool calls in what a model wrote, and how a model without a template for tools is told of them
     calculator, guess, python_code, search, sqlite     those that come with proxima
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_imports(__name__)
 
 ENVIRONMENTS = Kinds(
-    {"calculator": "proxima.environment.calculator:Calculator", "guess": "proxima.environment.guess:Guess"}
+    {"agent": "proxima.environment.agents:AgentSpec", "calculator": "proxima.environment.calculator:Calculator", "guess": "proxima.environment.guess:Guess"}
 )
 
 __all__ = [

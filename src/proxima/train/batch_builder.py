@@ -1,10 +1,10 @@
 """From scored groups to what is trained: advantage, selection, and the order of the updates. In prompt order."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,9 +223,9 @@ class BatchBuilder:
         per_token, metrics = self.advantage.per_token, dict[str, float]()
         of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
         items = [
-            Trajectory.of(group.prompt, path, group=i, advantage=0.0, **of_engine)
-            for i, group in enumerate(groups)
-            for path in group.paths
+            Trajectory.of(path.opening or group.prompt, path, group=number, advantage=0.0, **of_engine)
+            for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
+            for path, number in zip(group.paths, numbers, strict=True)
         ]
         items, owners = self._with_behavior(items), _owners(groups)
         advantage = torch.zeros_like(outcomes.reward)
@@ -328,7 +328,7 @@ def split_into_updates(
     """Assign whole groups to optimizer steps, as evenly as the original groups divide; an empty one is left out.
 
     Args:
-        trajectories: what is trained; `group` is below `groups`, the number of groups before any selection.
+        trajectories: what is trained; `group` modulo `groups`, the number of groups before any selection, is its own.
         seed, step: from the second epoch on, groups are dealt in an order drawn by (seed, step, epoch).
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the trajectories.
@@ -343,7 +343,8 @@ def split_into_updates(
         for u in range(updates):
             share = order[u * groups // updates : (u + 1) * groups // updates]
             rank = {group: i for i, group in enumerate(share)}
-            members = sorted((item for item in trajectories if item.group in rank), key=lambda item: rank[item.group])
+            own = [item for item in trajectories if item.group % groups in rank]
+            members = sorted(own, key=lambda item: rank[item.group % groups])
             if members:
                 out.append(tuple(item.key for item in members))
     return tuple(out)
@@ -354,6 +355,14 @@ def completion_advantage(*paths: Trajectory) -> float:
     own = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
     values = np.concatenate(own)
     return float(values.mean(dtype=np.float64)) if values.size else 0.0
+
+
+def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
+    """Of each group, the number of the prompt of each path: that of the group, i; of paths with openings of their own i
+    plus a multiple of the number of groups."""
+    for i, group in enumerate(groups):
+        others = count(i + len(groups), len(groups))
+        yield [i if path.opening is None else next(others) for path in group.paths]
 
 
 def _owners(groups: Sequence[Group]) -> list[int]:

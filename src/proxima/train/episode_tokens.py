@@ -73,6 +73,11 @@ class EpisodeTokens:
         """[S+1] the number of the first path of each episode, and that of all paths."""
         return [0, *accumulate(len(episode.paths) for episode in self.episodes)]
 
+    @property
+    def last_paths(self) -> list[int]:
+        """[S] the number of the last path of each episode, which begins with the prompt of its group."""
+        return [end - 1 for end in self.ends[1:]]
+
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """[S+1] the edges of the episodes on the axis of the tokens."""
@@ -118,11 +123,11 @@ class EpisodeTokens:
         if bootstrap is not None:
             more["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in ends[1:]], dtype=reward.dtype)
         facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": self.cu_seqlens}
-        return TokenRewards(**facts | more | {"group": batch.group[ends[:-1]]})
+        return TokenRewards(**facts | more | {"group": batch.group[self.last_paths]})
 
     def _turn_columns(self) -> dict[str, Tensor]:
         """`turn` and `state`, [N] int64."""
-        group = self.batch.group[self.ends[:-1]].tolist()
+        group = self.batch.group[self.last_paths].tolist()
         numbers: dict[Hashable, int] = {}
         columns = {name: torch.full((len(self.batch.loss_mask),), -1) for name in ("turn", "state")}
         for i, turn in self.turns:

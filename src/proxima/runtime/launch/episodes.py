@@ -2,25 +2,29 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.data import FieldError, Prompt, within
+from proxima.data import FieldError, Prompt, require, within
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
+from proxima.environment.agents import Agents, AgentSpec
 from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of, knows_tools
 from proxima.rollout.episodes.conversation import ForkRefused
 from proxima.rollout.episodes.played import Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
+from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.template_check import check_template
 from proxima.rollout.episodes.turn_template import TurnTemplate
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.rollout.episodes.agent_player import AgentEpisodes
 
+AGENT = "agent"  # the kind of environment that is an agent from outside
 TRIED = 4  # prompts whose openings are tried
 
 
@@ -36,6 +40,36 @@ class World:
         """With the engine that samples the turns."""
         return Episodes(engine, self.hosts, self.template, self.rules, now)
 
+    def close(self) -> None:
+        """End the processes. May be called twice."""
+        self.hosts.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentWorld:
+    """What plays the episodes of a task by an agent from outside, but for the engine."""
+
+    agents: Agents
+    tokenizer: Any
+    arguments: Mapping[str, Any]  # of the chat template
+    settings: EpisodeSettings
+    context: int
+
+    def player(self, engine: Engine, now: Callable[[], float]) -> "AgentEpisodes":
+        """With the engine that samples the turns."""
+        from proxima.rollout.episodes.agent_player import AgentEpisodes
+
+        def template(tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
+            return TurnTemplate(self.tokenizer, self.arguments, tools if knows_tools(self.tokenizer) else None)
+
+        chosen = self.settings.tool_format
+        tool_format = format_of(self.tokenizer) if chosen == "auto" else chosen
+        return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format, now)
+
+    def close(self) -> None:
+        """End the processes. May be called twice."""
+        self.agents.close()
+
 
 def make_worlds(
     config: "RunConfig | EvaluateConfig",
@@ -45,7 +79,7 @@ def make_worlds(
     context: int,
     notes: list[str],
     log: Path | None = None,
-) -> dict[str, World]:
+) -> dict[str, World | AgentWorld]:
     """The worlds of those tasks that have one, by the path of each. Tasks with equal environments share the processes.
 
     Args:
@@ -57,11 +91,14 @@ def make_worlds(
         FieldError: an environment, a tool or the chat template can't be used; the processes are ended.
     """
     shared: list[Hosts] = []
-    worlds: dict[str, World] = {}
+    worlds: dict[str, World | AgentWorld] = {}
     try:
         for path, task in tasks.items():
             with within(path):
                 spec = _spec(task)
+                if spec.kind == AGENT:
+                    worlds[path] = _agent_world(config, spec, tokenizer, context)
+                    continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
                     limits = config.episode
@@ -77,8 +114,8 @@ def make_worlds(
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
-                worlds[path] = _world(config, hosts, tokenizer, context)
-                notes += _tried(worlds[path], prompts[path], config.seed, path)
+                worlds[path] = world = _world(config, hosts, tokenizer, context)
+                notes += _tried(world, prompts[path], config.seed, path)
     except BaseException:
         close_worlds(worlds.values())
         for hosts in shared:
@@ -87,11 +124,30 @@ def make_worlds(
     return worlds
 
 
-def close_worlds(worlds: Iterable[World | None]) -> None:
+def close_worlds(worlds: Iterable[World | AgentWorld | None]) -> None:
     """End the processes."""
     for world in worlds:
         if world is not None:
-            world.hosts.close()
+            world.close()
+
+
+def _agent_world(
+    config: "RunConfig | EvaluateConfig", spec: EnvironmentSpec, tokenizer: Any, context: int
+) -> AgentWorld:
+    """With processes that start with the first episode.
+
+    Raises:
+        FieldError: the recipe's agent can't be.
+    """
+    require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which brings its own")
+    with within("environment"):
+        known = [field.name for field in fields(AgentSpec)]
+        for name, value in spec.arguments.items():
+            require(name in known, name, value, "is no field of an agent", remedy=f"it has {', '.join(known)}")
+        agents = AgentSpec(**spec.arguments).build()
+    arguments = config.data.template_arguments
+    settings = config.episode
+    return AgentWorld(agents=agents, tokenizer=tokenizer, arguments=arguments, settings=settings, context=context)
 
 
 def _spec(task: Any) -> EnvironmentSpec:

@@ -99,7 +99,7 @@ def run_eval(
     with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         for loaded in suites:
             if loaded.world is not None:
-                opened.callback(loaded.world.hosts.close)
+                opened.callback(loaded.world.close)
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = load_model(config)
         compute = ComputeThread()

@@ -27,7 +27,7 @@ from proxima.task.protocol import Rows
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig
     from proxima.config.sections.eval_section import EvalSetConfig
-    from proxima.runtime.launch.episodes import World
+    from proxima.runtime.launch.episodes import AgentWorld, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class LoadedSuite:
     sampling: Sampling  # of the suite, with fewer tokens than the context
     context: int  # tokens of prompt and answer together
     notes: tuple[str, ...] = ()  # warnings about the data
-    world: "World | None" = None  # of a task with an environment or tools
+    world: "World | AgentWorld | None" = None  # of a task with an environment or tools
 
 
 def named_suite(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
     from proxima.config.sections.eval_section import EvalSetConfig
     from proxima.config.sections.model_section import ModelConfig
-    from proxima.runtime.launch.episodes import World
+    from proxima.runtime.launch.episodes import AgentWorld, World
     from proxima.runtime.state.replay import StoredRollouts
 
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
@@ -39,7 +39,7 @@ class RunData:
     needs: EngineRequirements  # of the engine that generates
     max_length: int
     notes: list[str]
-    world: "World | None" = None  # of the training task
+    world: "World | AgentWorld | None" = None  # of the training task
 
     def close(self) -> None:
         """End what was started for the tasks."""
@@ -65,7 +65,7 @@ class HeldOutSet:
     rows: Rows
     prompts: list[Prompt]
     groups: GroupSpec
-    world: "World | None" = None
+    world: "World | AgentWorld | None" = None
 
 
 def load_run_data(config: "RunConfig") -> RunData:

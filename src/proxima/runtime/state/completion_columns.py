@@ -103,6 +103,7 @@ def completion_row(completion: Completion) -> dict[str, Any]:
     lists = (None, None) if mask is None else (mask.ids, mask.counts)
     own = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
     own["episode"] = None if completion.episode is None else completion.episode.to_json()
+    own["opening"] = None if completion.opening is None else completion.opening.tokens
     if completion.routed_experts is None:
         return own
     from proxima.runtime.state.route_columns import route_columns

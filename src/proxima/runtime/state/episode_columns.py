@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from proxima.data import Completion, Episode
+from proxima.data import Completion, Episode, Prompt
 
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "sampled": (pa.list_(pa.field("element", pa.bool_(), nullable=False)), "false: the model did not write the token"),
+    "opening": (pa.list_(pa.field("element", pa.int32(), nullable=False)), "what a path with a prompt of its own has"),
     "episode": (pa.string(), "JSON: the messages, and how it ended"),
 }
 
@@ -24,7 +25,10 @@ def with_episodes(plain: pa.Schema) -> pa.Schema:
 
 def stored_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a path."""
-    return {"sampled": row["sampled"], "episode": Episode.from_json(row["episode"])}
+    opening = None
+    if row["opening"] is not None:
+        opening = Prompt(uid=row["prompt_uid"], messages=(), tokens=row["opening"])
+    return {"sampled": row["sampled"], "episode": Episode.from_json(row["episode"]), "opening": opening}
 
 
 def joined_paths(paths: Sequence[Completion]) -> tuple[Completion, ...]:
