@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_imports(__name__)
 
 ENVIRONMENTS = Kinds(
-    {"agent": "proxima.environment.agents:AgentSpec", "calculator": "proxima.environment.calculator:Calculator", "guess": "proxima.environment.guess:Guess"}
+    {
+        "agent": "proxima.environment.agents:AgentSpec",
+        "calculator": "proxima.environment.calculator:Calculator",
+        "guess": "proxima.environment.guess:Guess",
+    }
 )
 
 __all__ = [

@@ -5,7 +5,9 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -121,8 +123,9 @@ class CommandAgents:
             try:
                 out, errors = await process.communicate(json.dumps(dict(job.row)).encode())
             finally:
-                _kill(process)
+                _kill(process.pid)
                 self._running.discard(process)
+                await process.wait()
         if process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
             said = f": {last[0][:200]}" if last else ""
@@ -134,7 +137,7 @@ class CommandAgents:
 
     def close(self) -> None:
         for process in self._running:
-            _kill(process)
+            _kill(process.pid)
 
 
 class FunctionAgents:
@@ -165,27 +168,37 @@ class FunctionAgents:
 
 
 class _Worker:
-    """One process, from its start to its end.
+    """One process, from its start to its end, for one event loop at a time.
 
-    `waiting` are the episodes that it plays, or is to play once it has started.
+    `waiting` are the episodes that it plays.
     """
 
     def __init__(self, reference: str) -> None:
         self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.ended = False
-        self._numbers = count()
-        self._process: asyncio.subprocess.Process | None = None
-        self._started = asyncio.create_task(self._start(reference))
+        self._numbers, self._last_error = count(), ""
+        self._process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), reference],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._errors = threading.Thread(target=self._read_errors, daemon=True)
+        self._errors.start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     async def play(self, job: Job) -> float | None:
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         self.waiting[number] = answered
         message = {"id": number, "row": dict(job.row), "base_url": job.base_url}
         message |= {"api_key": job.api_key, "model": job.model}
+        assert self._process.stdin is not None
         try:
-            process = await asyncio.shield(self._started)
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(message).encode() + b"\n")
+            with suppress(OSError):  # `_read` sees the end
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+                self._process.stdin.flush()
             answer = await answered
         except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
             self.end()
@@ -197,52 +210,45 @@ class _Worker:
         reward: float | None = answer["reward"]
         return reward
 
-    async def _start(self, reference: str) -> asyncio.subprocess.Process:
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(SCRIPT), reference),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=LINE_BYTES,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
-        self._reader = asyncio.create_task(self._read(process))
-        return process
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
+    def _read(self) -> None:
         """Hand on answers until the process ends; then all that it played has failed."""
-        assert process.stdout is not None and process.stderr is not None
-        last = [""]
-        errors = asyncio.create_task(_last_line(process.stderr, last))
-        reason = ""
-        try:
-            async for line in process.stdout:
+        assert self._process.stdout is not None
+        reason = "wrote what is no answer"
+        with suppress(ValueError, KeyError, TypeError):
+            while line := self._process.stdout.readline(LINE_BYTES):
                 answer = json.loads(line)
-                if (answered := self.waiting.get(answer["id"])) is not None and not answered.done():
-                    answered.set_result(answer)
-            await asyncio.wait([errors, ended := asyncio.create_task(process.wait())], timeout=1)
-            reason = f"ended with exit code {process.returncode}" if ended.done() else "closed its output"
-        except ValueError:
-            reason = "wrote what is no answer"
-        finally:
-            self.end()
-            failed = [answered for answered in self.waiting.values() if not answered.done()]
-            what = f"the agent's process {reason or 'ended'}{': ' if last[0] else ''}{last[0]}"
-            for answered in failed:
-                answered.set_exception(EnvironmentFailure(what, collateral=len(failed) > 1))
+                self._hand_on(answer["id"], answer)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            code = self._process.returncode
+            reason = "closed its output" if code is None else f"ended with exit code {code}"
+        self.end()
+        self._errors.join(1)
+        said, together = f": {self._last_error}" if self._last_error else "", len(self.waiting) > 1
+        for number in list(self.waiting):
+            self._hand_on(number, EnvironmentFailure(f"the agent's process {reason}{said}", collateral=together))
+
+    def _hand_on(self, number: int, value: dict[str, Any] | EnvironmentFailure) -> None:
+        """From the thread that reads, to the loop that waits."""
+        if (answered := self.waiting.get(number)) is None:
+            return
+
+        def settle() -> None:
+            if not answered.done():
+                answered.set_exception(value) if isinstance(value, Exception) else answered.set_result(value)
+
+        with suppress(RuntimeError):  # the loop has ended
+            answered.get_loop().call_soon_threadsafe(settle)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._last_error = line.decode(errors="replace").strip()[:200] or self._last_error
 
     def end(self) -> None:
-        """Kill the process."""
+        """Kill the process and all that it started."""
         self.ended = True
-        if self._process is not None:
-            _kill(self._process)
-
-
-async def _last_line(stream: asyncio.StreamReader, last: list[str]) -> None:
-    while part := await stream.read(1 << 16):
-        lines = [line for line in part.decode(errors="replace").splitlines() if line.strip()]
-        last[:] = [line.strip()[:200] for line in lines[-1:]] or last
+        _kill(self._process.pid)
 
 
 _libc = ctypes.CDLL(None)
@@ -253,9 +259,7 @@ def _die_with_parent() -> None:
     _libc.prctl(1, signal.SIGKILL)
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
+def _kill(pid: int) -> None:
     """The process and all that it started."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(RuntimeError):  # the event loop has ended
-        process._transport.close()  # type: ignore[attr-defined]  # its pipes: else they warn when they are collected
+        os.killpg(pid, signal.SIGKILL)
