@@ -13,7 +13,7 @@ from proxima.data.errors import raise_together
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, user_message
 
 ANSWER = "answer"  # the one column that data may lack, where it has none of a similar name
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 # columns of pictures and sound, whose rows would lose them in silence
 MEDIA = frozenset({"audio", "audios", "image", "images", "video", "videos"})
 LITERAL_BRACE = "write a literal brace twice"

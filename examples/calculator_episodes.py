@@ -1,0 +1,40 @@
+"""Write episodes in which a calculator is used as it should be: a warm start by supervised fine-tuning for
+recipes/cpu/tools.yaml, whose held-out questions are not among them.
+
+    python examples/calculator_episodes.py 100 runs/calculator_episodes.jsonl
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from proxima.config import resolve
+from proxima.data.recipe_files import find_recipe
+from proxima.environment.calculator import calculate
+from proxima.environment.interface import EnvironmentSpec
+from proxima.environment.tool_calls import describe_tools
+
+
+def main(count: int, path: Path) -> None:
+    """`count` chats, one a line: system message with the tool, question, call, result, answer."""
+    config = resolve(find_recipe("cpu/tools")).config
+    told = describe_tools(EnvironmentSpec(kind="calculator").interface.schemas, config.episode.tool_format)
+    system = {"role": "system", "content": f"{config.data.system}\n\n{told}"}
+    rows = config.task.rows(config.seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for row in (rows[i] for i in range(count)):
+            first, second = row.metadata["operands"]
+            expression = f"{first} {row.metadata['operator']} {second}"
+            chat = [
+                system,
+                *row.messages,
+                {"role": "assistant", "content": f"```calculate\n{expression}\n```"},
+                {"role": "tool", "content": calculate(expression)},
+                {"role": "assistant", "content": row.answer},
+            ]
+            file.write(json.dumps({"messages": chat}) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
