@@ -158,6 +158,7 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
 def serve(channel: socket.socket, jobs: Any) -> None:
     """Run jobs until the socket closes, or until one exhausts memory or recursion: the state is then not trusted."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=lambda: hang_up(channel))
     pid = os.getpid()
     for line in channel.makefile("rb"):
         result, last = run(json.loads(line), jobs)
@@ -168,11 +169,18 @@ def serve(channel: socket.socket, jobs: Any) -> None:
             return
 
 
+def hang_up(channel: socket.socket) -> None:
+    """Close the socket in a process that a job forked: it must not stay open when the worker ends."""
+    with suppress(OSError):
+        os.close(channel.detach())
+
+
 def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
     """The reply to one job, and whether the worker must end. The kernel kills it when the CPU time is used up."""
     try:
         signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"] or 0.0)
-        line = json.dumps({"id": job["id"], "result": jobs.JOBS[job["job"]](**job["arguments"])})
+        result = jobs.JOBS[job["job"]](**job["arguments"])
+        line = json.dumps({"id": job["id"], "result": result})  # looked up after the job: one that breaks it fails
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         return line.encode() + b"\n", False
     except BaseException as error:

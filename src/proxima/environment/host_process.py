@@ -39,7 +39,7 @@ class Log(io.TextIOBase):
     """Where a worker's output goes: the first `LOG_BYTES` into a file, the rest nowhere."""
 
     def __init__(self, path: str | None) -> None:
-        self._file = open(path or os.devnull, "a", encoding="utf-8", errors="replace", buffering=1)
+        self._file = open(path or os.devnull, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
         self._left = LOG_BYTES
 
     def write(self, text: str) -> int:
@@ -91,7 +91,7 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     opening: list[dict[str, str]] | None = None
     if not isinstance(content, str):
         opening = _messages(content, "reset", OPENING_ROLES)
-    elif _text(content, "reset") or not messages:
+    elif _text(content, "reset returned") or not messages:
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
         if last is None:
             messages, last = [*messages, {"role": "user", "content": ""}], len(messages)
@@ -188,25 +188,27 @@ def _reply(result: Any, who: str, default: str | None = None) -> Any:
 def _answer(environment: Any, result: Any, who: str) -> dict[str, Any]:
     reply = _reply(result, who)
     content = reply.content
-    content = _text(content, who) if isinstance(content, str) else _messages(content, who, OBSERVATION_ROLES)
+    content = (
+        _text(content, f"{who} returned") if isinstance(content, str) else _messages(content, who, OBSERVATION_ROLES)
+    )
     done = getattr(environment, "done", None)
     return {
         "content": content,
-        "reward": _number(reply.reward, f"{who}: Reply.reward"),
-        "done": _flag(reply.done, f"{who}: Reply.done") or (not callable(done) and _flag(done, "done")),
+        "reward": _number(reply.reward, f"Reply.reward of {who}"),
+        "done": _flag(reply.done, f"Reply.done of {who}") or (not callable(done) and _flag(done, "done")),
         "state": _state(reply.state, who),
     }
 
 
-def _text(value: Any, who: str) -> str:
+def _text(value: Any, subject: str) -> str:
     if not isinstance(value, str):
-        raise BadAnswer(f"{who} returned {_named(value)}, expected a text")
+        raise BadAnswer(f"{subject} {_named(value)}, expected a text")
     if len(value) > LONGEST:
-        raise BadAnswer(f"{who} returned a text of {len(value):,} characters; at most {LONGEST:,} are allowed")
+        raise BadAnswer(f"{subject} a text of {len(value):,} characters; at most {LONGEST:,} are allowed")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise BadAnswer(f"{who} returned a text with a lone surrogate, {error.object[error.start]!r}") from None
+        raise BadAnswer(f"{subject} a text with a lone surrogate, {error.object[error.start]!r}") from None
     return value
 
 
@@ -220,7 +222,7 @@ def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, st
         if message["role"] not in roles:
             raise BadAnswer(f"{who} returned a message of role {message['role']!r:.40}, expected {', '.join(roles)}")
         for text in message.values():
-            _text(text, who)
+            _text(text, f"{who} returned")
     return [dict(message) for message in value]
 
 
@@ -243,11 +245,11 @@ def _flag(value: Any, who: str) -> bool:
 
 
 def _state(value: Any, who: str) -> str | None:
-    return None if value is None else _text(value, f"{who}: Reply.state")
+    return None if value is None else _text(value, f"Reply.state of {who} is")
 
 
 def _named(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from proxima.data.errors import abbreviated, suggestion
 from proxima.data.user_code import import_user_module
 from proxima.data.worker import START_SECONDS, ForkServer
 from proxima.environment import ENVIRONMENTS
+from proxima.environment.tool_calls import DECODER
 
 HOST_PROCESS = str(Path(__file__).with_name("host_process.py"))
 SIGNATURE = "give every parameter a type, and the docstring a line on it under 'Args:'"
@@ -160,10 +161,9 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
+        text = value.strip().lower() if value.strip() in ("True", "False", "None") else value.strip()
         try:
-            read = json.loads(
-                value.strip() if value.strip() not in ("True", "False", "None") else value.strip().lower()
-            )
+            read = DECODER.decode(text)
         except (RecursionError, ValueError):
             return value
         return read if _is(read, kinds) else _converted(read, kinds) if isinstance(read, float) else value
@@ -268,7 +268,7 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
     """The schema of a tool. Without torch, which transformers imports to compare a type with `Tensor`."""
     from transformers.utils import chat_template_utils
 
-    chat_template_utils.is_torch_available = lambda: False
+    chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]
     name = function.__name__
     for p in inspect.signature(function).parameters.values():
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):

@@ -30,8 +30,10 @@ class ReadMessage:
 
 
 def read_calls(text: str, tool_format: ToolFormat, tools: Collection[str] = ()) -> ReadMessage:
-    """The tool calls in a message of the model. `tools` are the known names: a fenced block with another word behind
-    the fence is no call; where there are none, every word is a name."""
+    """The tool calls in a message of the model, behind its thinking. `tools` are the known names: a fenced block with
+    another word behind the fence is no call; where there are none, every word is a name."""
+    before, thought, after = text.partition("</think>")
+    text = after if thought else "" if "<think>" in text else before
     calls, unreadable = list[ToolCall](), list[str]()
     for found in READERS[tool_format](text, tools):
         if len(calls) + len(unreadable) == MOST_CALLS:
@@ -248,7 +250,7 @@ def _call(value: Any) -> ToolCall:
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
         raise ValueError("a call must have a name")
-    arguments = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if isinstance(arguments, str):  # as the API of OpenAI writes them
         arguments, _ = _json_at(arguments, 0)
     if not isinstance(arguments, dict):
@@ -263,7 +265,7 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
     if text[start : start + 1] not in ("{", "["):
         raise ValueError("a call must begin with {")
     try:
-        value, end = _DECODER.raw_decode(text, start)
+        value, end = DECODER.raw_decode(text, start)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("the JSON of a call has half a surrogate pair") from None
@@ -293,4 +295,4 @@ def _finite(number: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)

@@ -1,6 +1,6 @@
 """A pool of worker processes that can be killed: jobs go in, results or one-line errors come out, in the same order.
 
-Each slot of the pool is a daemon thread with a worker of its own (`data.worker`), which gets one job at a time. One that
+Each slot of the pool is a daemon thread with a worker of its own (`data.worker`), for one job at a time. A worker that
 dies or misses a job's deadline costs that job alone.
 
 No kept library passes the same tests (`tests/reward/test_pool.py`; tried: `concurrent.futures` of 3.11, loky 3.7,
