@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from tests.rollout.episodes.chat_families import FAMILIES, TEXT, Family, family_tokenizer
+from tests.rollout.episodes.chat_families import FAMILIES, Family, family_tokenizer
 
 TOOLS = [
     {

@@ -93,10 +93,10 @@ class TurnTemplate:
             tokens, text: what stood there.
             before, new: the text before the place, and what stands there now.
         """
-        pieces = self._pieces(tokens)
-        texts = [piece for _, piece in pieces]
-        if "".join(texts) != text:
+        pieces = self._pieces(tokens, text)
+        if pieces is None:
             return self.encode_after(before, new)
+        texts = [piece for _, piece in pieces]
         counts = [0, *accumulate(count for count, _ in pieces)]
         head = tail = 0
         starts = [0, *accumulate(map(len, texts))]
@@ -113,15 +113,20 @@ class TurnTemplate:
         middle = self.encode_after(before + new[: starts[head]], new[starts[head] : end])
         return [*tokens[: counts[head]], *middle, *tokens[counts[-1 - tail] :]]
 
-    def _pieces(self, tokens: Ids) -> list[tuple[int, str]]:
-        """The tokens in pieces that are whole characters, of one token or up to four: how many, and their text."""
-        pieces, start = [], 0
+    def _pieces(self, tokens: Ids, text: str) -> list[tuple[int, str]] | None:
+        """The tokens of a text in pieces that are whole characters, of one token or up to four: how many, and their
+        text. None if these are not together the text."""
+        pieces, start, place = [], 0, 0
         for end in range(1, len(tokens) + 1):
-            text = self.decode(tokens[start:end], after_text=True)
-            if not text.endswith("\ufffd") or end - start == 4 or end == len(tokens):
-                pieces.append((end - start, self.safe(text)))
-                start = end
-        return pieces
+            decoded = self.decode(tokens[start:end], after_text=True)
+            if decoded.endswith("\ufffd") and end - start < 4 and end < len(tokens):
+                continue
+            piece = decoded if text.startswith(decoded, place) else self.safe(decoded)  # the template's, or a content's
+            if not text.startswith(piece, place):
+                return None
+            pieces.append((end - start, piece))
+            start, place = end, place + len(piece)
+        return pieces if place == len(text) else None
 
     def _safe(self, value: Any) -> Any:
         if isinstance(value, str):
