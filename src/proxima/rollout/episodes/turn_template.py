@@ -31,13 +31,18 @@ class TurnTemplate:
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def message(self, message: Message) -> chat.SafeMessage:
+        """A message for `render`. Half of a surrogate pair, which no tokenizer encodes, becomes a question mark."""
+        content = message["content"].encode(errors="replace").decode()
+        return chat.SafeMessage({**message, "content": content}, self.tokenizer)
+
+    def render(self, messages: Sequence[chat.SafeMessage]) -> str:
         """The text of a chat with its generation prompt.
 
         Raises:
             UserError: the template fails, or makes a control token of a message's own text.
         """
-        return chat.render_chat(messages, self.tokenizer, self._arguments)
+        return chat.render_safe(messages, self.tokenizer, self._arguments)
 
     def encode_opening(self, text: str) -> list[int]:
         """The tokens of the text of an opening."""
@@ -67,22 +72,24 @@ class TurnTemplate:
         whole, before = (self.tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
         return str(whole[len(before) :])
 
-    def without_end(self, tokens: Ids, history: Sequence[Message], following: Sequence[Message]) -> int:
+    def without_end(
+        self, tokens: Ids, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]
+    ) -> int:
         """How many tokens of a turn are the message's own: without the last one, if that is the control token which
         the template itself writes behind a message in this place."""
         control = self.decode(tokens[-1:])
         if control not in chat.control_texts(self.tokenizer):
             return len(tokens)
-        place = (control, *(message["role"] for message in following))
+        place = (control, *(message.safe["role"] for message in following))
         if place not in self._ends:
             self._ends[place] = self.behind(history, following).lstrip().startswith(control)
         return len(tokens) - self._ends[place]
 
-    def behind(self, history: Sequence[Message], following: Sequence[Message]) -> str:
+    def behind(self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]) -> str:
         """What the template writes behind a message of the model that stands between two parts of a chat."""
-        contents = "".join(message["content"] for message in (*history, *following))
+        contents = "".join(message.safe["content"] for message in (*history, *following))
         mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
-        text = self.render([*history, {"role": "assistant", "content": mark}, *following])
+        text = self.render([*history, self.message({"role": "assistant", "content": mark}), *following])
         return text.rpartition(mark)[2]
 
     def rewritten(self, tokens: Ids, text: str, before: str, new: str) -> list[int]:
