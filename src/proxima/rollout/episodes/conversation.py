@@ -66,8 +66,8 @@ class Conversation:
         self, template: TurnTemplate, opening: Sequence[Message], forks: Literal["train", "refuse"] = "train"
     ) -> None:
         self._template, self._forks = template, forks
-        self._messages = list(opening)
-        self._opening = self._seen = template.render(opening)
+        self._messages = [template.message(message) for message in opening]
+        self._opening = self._seen = template.render(self._messages)
         self.prompt: Ints = np.array(template.encode_opening(self._opening), np.int32)
         self._nodes: list[_Node] = []
         self._ended: list[list[_Node]] = []
@@ -99,10 +99,10 @@ class Conversation:
         if self._awaits_turn:
             raise ValueError("Conversation.observe: no turn since the last messages.")
         template, (*_, turn) = self._template, self._nodes
-        following = [{**m, "content": m["content"].encode(errors="replace").decode()} for m in messages]
+        following = [template.message(message) for message in messages]
         own = template.without_end(turn.tokens, self._messages, following)
         wrote, end = turn.tokens[:own], template.decode(turn.tokens[own:])
-        history = [*self._messages, {"role": "assistant", "content": template.decode(wrote)}]
+        history = [*self._messages, template.message({"role": "assistant", "content": template.decode(wrote)})]
         chat = template.render([*history, *following])
         turn = replace(turn, text=template.safe(template.decode(wrote, after_text=True)) + end)
         seen, nodes = self._seen + turn.text, [*self._nodes[:-1], turn]
@@ -115,7 +115,7 @@ class Conversation:
             self._ended.append(nodes)
             nodes = self._carried_over(nodes, chat[:place])
             seen = chat[:place]
-        self._nodes = [*nodes, self._observation(following, seen, chat[len(seen) :])]
+        self._nodes = [*nodes, self._observation(messages, seen, chat[len(seen) :])]
         self._messages = [*history, *following]
         self._seen, self._awaits_turn = chat, True
         return forks
