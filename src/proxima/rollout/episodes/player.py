@@ -21,7 +21,7 @@ from proxima.engine.protocol import Engine, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts
 from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from proxima.rollout.episodes.played import Played, Turn, failed_episode
+from proxima.rollout.episodes.played import Played, PlayedTurn, failed_episode
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.prompts import with_system
 
@@ -67,15 +67,18 @@ class Episodes:
         template: what renders the messages.
         rules: the limits, and how the model writes calls.
         now: seconds.
-
-    `seconds` is the time that environments took so far, all episodes together.
     """
 
     def __init__(
         self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, now: Callable[[], float]
     ) -> None:
         self.engine, self.hosts, self.template, self.rules, self.now = engine, hosts, template, rules, now
-        self.seconds = 0.0
+        self._seconds = 0.0
+
+    def taken(self) -> float:
+        """Seconds that environments took since the last call, all episodes together."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it leaves no environment behind.
@@ -112,7 +115,7 @@ class Episodes:
             result = await call
         finally:
             taken = self.now() - began
-            self.seconds += taken
+            self._seconds += taken
         if before + taken > limit:
             raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
         return result, before + taken
@@ -274,7 +277,7 @@ class GroupTable:
                 return completion
         raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
 
-    async def _answered(self, played: Played, turn: Turn) -> bool:
+    async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
         """Let tools and environment answer the turn; True if the episode ends with it."""
         answers = list[Answer]()
         if self.rules.tool_format:

@@ -124,11 +124,9 @@ class StoredRollouts:
             raise self._refused(reason, remedy)
         texts = table["text"].to_pylist()
         sampled = numpy_columns(table["sampled"]) if of_episodes else [None] * len(texts)
-        rows = zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False)
-        for tokens, text, own in rows:
-            if own is not None and not own.all():  # the text is that of the last turn
-                tokens = tokens[np.flatnonzero(~own)[-1] + 1 :]
-            read = utf8(tokenizer.decode(tokens, skip_special_tokens=True))
+        for tokens, text, own in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
+            last = 0 if own is None or own.all() else int(np.flatnonzero(~own)[-1]) + 1  # the text is of the last turn
+            read = utf8(tokenizer.decode(() if tokens is None else tokens[last:], skip_special_tokens=True))
             if not read.startswith(text):  # a stop string is cut off
                 shown = f"{text!r:.40}, which the tokenizer of model.path reads as {read!r:.40}"
                 raise self._refused(f"has a completion {shown}", remedy)
