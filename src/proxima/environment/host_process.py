@@ -67,7 +67,7 @@ def _shown(value: Any) -> Any:
         return repr(value)
 
 
-def load(
+def load_environment(
     *, kind: str | None, reference: str | None, arguments: dict[str, Any], tools: list[str], log: str | None
 ) -> Any:
     """Import what the recipe names; the first job of a worker."""
@@ -269,6 +269,6 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_JOBS = (load, open_environment, call_tool, respond, end, drop)
+_JOBS = (load_environment, open_environment, call_tool, respond, end, drop)
 JOBS = {"inspect": inspect_environment, **{job.__name__: _guarded(job) for job in _JOBS}}
 WARM_UPS = {"host": lambda: importlib.import_module("proxima.environment.interface")}

@@ -207,7 +207,7 @@ class _Server:
             self.started += 1
         log = self.limits.log
         arguments = {**self.spec.to_json(), "log": None if log is None else str(log.resolve())}
-        result = worker.run("load", arguments, self.limits.start_seconds)
+        result = worker.run("load_environment", arguments, self.limits.start_seconds)
         if result is None or result.error:
             worker.kill()
             raise EnvironmentFailure(f"it can't be loaded: {(result and result.error) or 'its worker ended at once'}")
