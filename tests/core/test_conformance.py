@@ -97,6 +97,45 @@ def test_every_law_on_the_fixed_cases(slot: str, kind: str) -> None:
     assert failed == []
 
 
+@pytest.mark.parametrize("number", range(len(SPECS)), ids=sorted(SPECS))
+def test_what_nobody_sampled_is_as_if_it_were_not_there(number: int) -> None:
+    """Observations in an episode, with garbage in every column: value, gradient and metrics are those of a batch
+    without them, under each aggregation and, over all surrogates, each correction."""
+    b = make_batch([9, 1, 7, 0, 5, 8], seed=3, not_sampled=0.4)
+    assert b.sampled is not None and 5 < int(b.sampled.sum()) < len(b) - 5
+    names = [None, *CORRECTED]
+    for i, aggregate in enumerate(AGGREGATES.values()):
+        correction = CORRECTED.get(names[(len(AGGREGATES) * number + i) % len(names)])
+        how = (SPECS[sorted(SPECS)[number]], aggregate(), correction)
+        (loss, gradient), (expected, of_sampled) = (loss_and_gradient(x, *how) for x in (b, without_holes(b)))
+        require_close(loss.value, expected.value, "loss", 1e-12)
+        require_close(gradient[b.sampled], of_sampled, "gradient", 1e-12)
+        assert bool((gradient[~b.sampled] == 0).all())
+        assert loss.metrics.keys() == expected.metrics.keys()
+        for name, metric in loss.metrics.items():
+            assert metric.value == pytest.approx(expected.metrics[name].value, rel=1e-9, nan_ok=True), name
+
+
+def test_observations_are_in_no_penalty_mismatch_or_distillation() -> None:
+    b = make_batch([9, 1, 7, 0, 5, 8], seed=3, not_sampled=0.4)
+    assert b.sampled is not None
+    bare = without_holes(b)
+    for spec in (*variants(PENALTIES).values(), *variants(DISTILLATIONS).values()):
+        with torch.no_grad():
+            require_close(spec(b)[b.sampled], spec(bare), type(spec).__name__, 1e-12)
+    found, expected = mismatch_metrics(b), mismatch_metrics(bare)
+    for name in found.keys() - {name for name in found if "position_" in name}:  # these are places in the response
+        assert found[name].value == pytest.approx(expected[name].value, rel=1e-9, nan_ok=True), name
+
+
+def without_holes(b: PolicyBatch) -> PolicyBatch:
+    """The batch without the tokens that are not sampled."""
+    assert b.sampled is not None
+    ends = torch.cat([b.cu_seqlens.new_zeros(1), b.sampled.cumsum(0)])[b.cu_seqlens]
+    kept = {name: value.detach()[b.sampled] for name, value in b.token_fields().items()}
+    return with_new_leaf(replace(b, **kept, cu_seqlens=ends))
+
+
 @pytest.mark.parametrize(
     "kind", [k if k in SURROGATES else pytest.param(k, marks=pytest.mark.slow) for k in sorted(SPECS)]
 )

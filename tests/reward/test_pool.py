@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from proxima.data.worker import ForkServer
 from proxima.reward.base import Job
-from proxima.reward.workers.pool import WorkerPool, _ForkServer
+from proxima.reward.workers.pool import WorkerPool
 
 
 def regex(text, pattern=r"\d+", cpu_seconds=None):
@@ -97,7 +98,7 @@ def test_a_worker_that_gives_up_after_a_job_costs_none_of_the_others(pool, tmp_p
 
 @pytest.mark.parametrize("written", ["b'x' * 4096 + b'\\n'", "b'\\n'", "b'[' * 200_000 + b'\\n'", "b'x' * (1 << 20)"])
 def test_a_job_that_writes_into_open_files_costs_itself_only(pool, tmp_path, monkeypatch, written):
-    monkeypatch.setattr("proxima.reward.workers.pool.REPLY_BYTES", 1 << 20)  # else the last one waits for its deadline
+    monkeypatch.setattr("proxima.data.worker.REPLY_BYTES", 1 << 20)  # else the last one waits for its deadline
     body = f"""
     import os
     for fd in range(3, 64):
@@ -160,7 +161,7 @@ def test_a_worker_killed_while_idle_costs_nothing(pool):
 
 
 def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
-    fork, dead = _ForkServer.fork, []
+    fork, dead = ForkServer.fork, []
 
     def stillborn(self):
         worker = fork(self)
@@ -171,7 +172,7 @@ def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
             dead.append(worker)
         return worker
 
-    monkeypatch.setattr(_ForkServer, "fork", stillborn)
+    monkeypatch.setattr(ForkServer, "fork", stillborn)
     answers = asyncio.run(pool.run([regex("1"), regex("2")]))
     assert answers[0].error == "two workers in a row died before they started on it"
     assert found(answers) == [None, "2"] and len(dead) == 3

@@ -180,6 +180,25 @@ def test_a_completion_in_flight_continues_and_is_then_unconsumed():
     assert same(column_of(cache, whole), [-1, -1, -2, -2, -2])
 
 
+def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
+    """An observation has the version of the turn before; nobody asks for it, nor for a turn that runs."""
+    late = completion([2, 2, 2, 2], turn=1, sampled=[False, False, True, True])
+    early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True])
+    flying = InFlight.of(completion([1], turn=1), np.int32([*prompt(0).tokens, 10, 11]))
+    found, held = Recording(), [(prompt(0), replace(late, earlier=(early,)))]
+    cache = NextPolicy(found, lambda: held)
+    found.flying = [flying]
+    run(cache, 2, 3)
+    before = prompt(0).tokens.tolist()
+    assert found.calls == [
+        [(before, [10, 11], 0.7)],
+        [([*before, 10, 11, 12, 13], [14], 0.7), ([*before, 10, 11], [12, 13], 0.7)],
+    ]
+    assert same(column_of(cache, early), [-1, -1, NAN, NAN, -2])
+    assert cache.metrics()["next/missing_fraction"] == 0
+    assert same(column_of(cache, late), [NAN, NAN, -2, -2])
+
+
 @pytest.mark.parametrize(
     ("again", "of_the_first"),
     [
@@ -256,6 +275,11 @@ def test_engine_and_trainer_are_compared_on_tokens_of_the_version_before():
     assert metrics["next/weight_trainer"] == pytest.approx((1 + np.exp(-1.0)) / 2)
     assert metrics["next/weight_trainer_std"] == pytest.approx((1 - np.exp(-1.0)) / 2)
     assert not cache.entries  # they are consumed
+    split = [Trajectory.of(prompt(0), completion([4] * 4, sampled=[True, True, False, True]), group=0, advantage=1.0)]
+    cache.observe([(split[0], statistics[0])], 5)
+    run(cache, 5)
+    assert cache.engine.calls[1:] == [[(prompt(0).tokens.tolist(), [10, 11], 0.7)]]  # up to the observation
+    del cache.engine.calls[1:]
     run(cache, 5)
     assert cache.engine.calls[1:] == [[]]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce, SequenceMeanTokenMean
-from proxima.core.correction import TopEntropy, mismatch_metrics
+from proxima.core.correction import CORRECTIONS, TopEntropy, mismatch_metrics
 from proxima.core.surrogate import ClipCov
 from proxima.data import NotFiniteError
 from proxima.model import Policy
@@ -174,6 +174,34 @@ def test_engine_against_trainer_is_measured_before_the_policy_moves():
     once, thrice = trainer().update(ALL, items).metrics, trainer().update([*ALL, *ALL, *ALL], items).metrics
     assert thrice["mismatch/log_prob_absdiff_mean"] == once["mismatch/log_prob_absdiff_mean"]
     assert abs(thrice["approx_kl"] / once["approx_kl"] - 1) > 0.01  # this one is of all updates
+
+
+@pytest.mark.parametrize("surrogate", ["cppo", "gspo"])
+def test_what_nobody_sampled_may_hold_anything(surrogate):
+    """Observations are context of what follows: gradient and metrics are the same to the bit whatever their columns."""
+
+    def measured(rest):
+        def column(own, values):
+            return np.where(own, values, rest).astype(np.float32)
+
+        items = [
+            replace(
+                item,
+                sampled=item.loss_mask,
+                advantage=column(item.loss_mask, item.advantage),
+                behavior_log_prob=column(item.loss_mask, item.behavior_log_prob),
+                reference_log_prob=column(item.loss_mask, item.reference_log_prob),
+                policy_version=np.where(item.loss_mask, 0, 7),
+            )
+            for item in trajectories()
+        ]
+        spec = {"corrections": [CORRECTIONS["importance"](towards="current")], "penalties": [PENALTIES["k3"]()]}
+        t = trainer(surrogate=SURROGATES[surrogate](), tokens_per_micro_batch=30, **spec)
+        return gradients(t, items), trainer(surrogate=SURROGATES[surrogate](), **spec).update(ALL, items).metrics
+
+    (gradient, metrics), (other, of_other) = measured(0.0), measured(np.nan)
+    assert all(torch.equal(value, other[name]) for name, value in gradient.items())
+    assert metrics == pytest.approx(of_other, rel=0, abs=0, nan_ok=True) and metrics["mismatch/kl"] != 0
 
 
 def test_the_loss_is_the_number_that_was_differentiated():

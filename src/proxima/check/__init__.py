@@ -12,6 +12,7 @@
     reward_laws   rewards                                         engine_laws    engines; sampling_laws: what they draw
     server_laws   servers of engines, each asked by itself        engine_case    what both are checked on
     enumerable_world  a world so small that expectations are sums: the bias of a loss as a number
+    turn_world    such a world of turns, for advantages of turns
 
 A spec declares what its method breaks on purpose (`exempt_laws`, which are run all the same: an exemption that no
 setting needs is a failure), and settings that switch on branches (`test_fields`);
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from proxima.check.laws import Law, LawResult, Violation, check_law
     from proxima.check.live_check import check_engine, check_live_server, check_reward
     from proxima.check.spec_check import LAWS, PROTOCOLS, check_spec, laws_of, variants_of
+    from proxima.check.turn_world import TurnWorld
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
-    "LAWS", "PROTOCOLS", "EnumerableWorld", "ImprovementBound", "Law", "LawResult", "Violation", "check_engine",
-    "check_law", "check_live_server", "check_reward", "check_spec", "laws_of", "variants_of",
+    "LAWS", "PROTOCOLS", "EnumerableWorld", "ImprovementBound", "Law", "LawResult", "TurnWorld", "Violation",
+    "check_engine", "check_law", "check_live_server", "check_reward", "check_spec", "laws_of", "variants_of",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-9}
 BOOLEAN = ("mask", "loss_mask", "sampled", "valid", "truncated")
 INTEGER = (
-    *("cu_seqlens", "group", "length", "loss_tokens", "policy_version", "token", "top_k"),
+    *("cu_seqlens", "group", "length", "loss_tokens", "policy_version", "token", "top_k", "turn", "state"),
     *("current_version", "identity", "chosen_length", "rejected_length"),
 )
 HEALTH = ("ok", "watch", "act")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,13 +116,19 @@ class EnumerableWorld:
         policy = policy.detach().requires_grad_()
         return torch.autograd.grad(self.value(policy), policy)[0]
 
+    def token_advantage(self, advantage: Callable[[Any], Tensor], chosen: Tensor, own: PolicyBatch) -> Tensor:
+        """[n] of the tokens of a group's completions, `chosen` [G] of all, which are the batch `own`."""
+        o = Outcomes.of(self.reward[chosen], torch.zeros(len(chosen), dtype=torch.long))
+        per_sequence = advantage(replace(o, length=own.lengths))
+        return per_sequence[own.sequence_index]
+
     def moments(
         self,
         policy: Tensor,
         behavior_log_prob: Tensor,
         loss: BatchLoss,
         *,
-        advantage: Callable[[Outcomes], Tensor],
+        advantage: Callable[[Any], Tensor],
         group_size: int = 1,
         **log_probs: Tensor,
     ) -> GradientMoments:
@@ -131,7 +138,7 @@ class EnumerableWorld:
             policy: [P, V], the current policy's logits.
             behavior_log_prob: [N] nats, the policy that sampled the tokens; see `mixed_log_prob`.
             loss: batch → [] loss, for example `lambda b: policy_loss(b, surrogate=…, aggregate=…).value`.
-            advantage: outcomes of the group → [G].
+            advantage: outcomes of the group → [G]; of a world of turns see `TurnWorld`.
             group_size: G, completions in a batch, drawn independently.
             log_probs: further fields of the batch by name, `proximal_log_prob` for one; [N] nats.
         """
@@ -148,9 +155,7 @@ class EnumerableWorld:
         for chosen in map(torch.tensor, product(range(len(self.completions)), repeat=group_size)):
             weight = float(likelihood[chosen].prod())
             own = whole.take(chosen)
-            o = Outcomes.of(self.reward[chosen], torch.zeros(group_size, dtype=torch.long))
-            per_sequence = advantage(replace(o, length=own.lengths))
-            batch = replace(own, advantage=per_sequence[own.sequence_index])
+            batch = replace(own, advantage=self.token_advantage(advantage, chosen, own))
             gradient = -torch.autograd.grad(loss(batch), policy, retain_graph=True)[0]
             mean = mean + weight * gradient
             square += weight * float(gradient.square().sum())

@@ -146,8 +146,13 @@ def token_rewards(lengths: list[int], key: int, out_of_loss: float = 0.2) -> Tok
     normal = torch.randn(3, size, generator=draw, dtype=torch.float64)
     reward, value, variance = (torch.where(mask, x, torch.nan) for x in (normal[0], normal[1], normal[2].abs()))
     group = torch.arange(len(lengths)) // 2
-    columns = {"reward": reward, "value": value, "score_variance": variance}
+    place = torch.arange(size) - edges[:-1].repeat_interleave(edges.diff())
+    turn = torch.where(mask, place // 2, -1)
+    columns = {"reward": reward, "value": value, "score_variance": variance, "turn": turn, "state": turn % 2}
     return TokenRewards(**columns, loss_mask=mask, cu_seqlens=edges, group=group)
+
+
+OF_TOKENS = ("reward", "loss_mask", "value", "score_variance", "turn", "state")
 
 
 def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
@@ -167,7 +172,7 @@ def token_advantage_order(spec: Any, case: tuple[list[int], int]) -> None:
     assert rewards.group is not None
     starts = rewards.cu_seqlens.tolist()
     places = torch.tensor([starts[i] + at for i in order.tolist() for at in range(lengths[i])]).long()
-    columns = {name: getattr(rewards, name)[places] for name in ("reward", "loss_mask", "value", "score_variance")}
+    columns = {name: getattr(rewards, name)[places] for name in OF_TOKENS}
     edges = torch.tensor([0, *accumulate(lengths[i] for i in order.tolist())])
     shuffled = TokenRewards(**columns, cu_seqlens=edges, group=rewards.group[order])
     require_close(spec(shuffled), spec(rewards)[places], "advantages with the sequences in another order")

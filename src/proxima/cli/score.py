@@ -26,7 +26,7 @@ from proxima.cli.output import Overrides
 from proxima.cli.parameters import Argument
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
-from proxima.data import Completion, FieldError, Group, Prompt, UserError, require
+from proxima.data import Completion, Episode, FieldError, Group, Prompt, UserError, require
 from proxima.data.recipe_files import find_recipe
 
 if TYPE_CHECKING:
@@ -183,7 +183,11 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
             chat=chat is not None,
         )
         answers = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
-        texts.append((asked, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]))
+        made = [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]
+        if isinstance(stored := metadata.get("episode"), str):  # of a run or an evaluation, a row for each path
+            episode = Episode.from_json(stored)
+            made = [replace(made[0], episode=episode)] if metadata.get("turn", episode.forks) == episode.forks else []
+        texts += [(asked, made)] * bool(made)
     return texts
 
 

@@ -18,6 +18,9 @@ from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Presets, Slot, require_plain_folder
 from proxima.engine.protocol import Sampling
+from proxima.rollout.episodes.settings import EpisodeSettings
+
+EPISODE = "limits of tasks with an environment or tools"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class RunConfig:
     folder: Annotated[str | None, "run folder; null: runs/<recipe>-<time>"] = None
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
     sampling: Annotated[Sampling, "how the training completions are sampled"] = field(default_factory=Sampling)
+    episode: Annotated[EpisodeSettings, EPISODE] = field(default_factory=EpisodeSettings)
     train: Annotated[TrainConfig, "batch, optimizer, schedule"] = field(default_factory=TrainConfig)
     eval: Annotated[EvalConfig, "held-out evaluation"] = field(default_factory=EvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
@@ -61,6 +65,7 @@ class EvaluateConfig:
     seed: Annotated[int, "seeds sampling and bootstrap"] = 1
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
     eval: Annotated[EvalConfig, "held-out questions"] = field(default_factory=EvalConfig)
+    episode: Annotated[EpisodeSettings, EPISODE] = field(default_factory=EpisodeSettings)
     runtime: Annotated[RuntimeConfig, "the machine"] = field(default_factory=RuntimeConfig)
 
 

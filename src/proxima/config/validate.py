@@ -20,6 +20,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections import (
     algorithm_section,
     data_section,
+    episode_section,
     eval_section,
     model_section,
     placement_section,
@@ -106,6 +107,9 @@ CHECKS: Sequence[Check | IfSet] = (
     model_section.completions_fit_context,
     reward_section.reward_models_are_ready,
     data_section.data_files_exist,
+    episode_section.only_rl_plays,
+    episode_section.environment_rewards_have_one,
+    episode_section.episodes_can_be_trained,
     values_are_filled_in,
     model_section.dtypes_are_consistent,
     model_section.device_exists,

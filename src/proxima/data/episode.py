@@ -29,6 +29,7 @@ class Span:
         reward: of this turn by the environment, in reward units; 0 for an observation.
         calls: those that could be read in the model's message.
         unreadable: why a call could not be read, one line each.
+        error: of an observation: a tool raised, or a call could not be read.
         state: what the environment calls its state before this turn, for advantages that compare turns of one state;
             None: it gives none, and the last observation stands for it.
     """
@@ -41,6 +42,7 @@ class Span:
     reward: float = 0.0
     calls: tuple[ToolCall, ...] = ()
     unreadable: tuple[str, ...] = ()
+    error: bool = False
     state: str | None = None
 
 

@@ -65,11 +65,11 @@ class Completion(Columns):
             log-probs are reported at temperature 1 and such completions are not for training.
         top_k, top_k_log_prob: [T, K] int32 and float32, the K most probable tokens at each position and their
             untruncated log-probs, nats; None unless asked for.
-        sampling_mask: the tokens that could be sampled at each position; None unless asked for, and where nothing is
-            truncated. Rewards do not get it.
+        sampling_mask: the tokens that could be sampled at each position, T sets, empty ones for tokens that are not
+            `sampled`; None unless asked for, and where nothing is truncated. Rewards do not get it.
         routed_experts: [T, M, K] int8, or int16 for more than 128 experts: those that each of the M mixtures of the
-            model chose, at the position whose state predicted the token; -1 where the engine can't tell. None unless
-            asked for. Rewards do not get them.
+            model chose, at the position whose state predicted the token, whether it was sampled or not; -1 where the
+            engine can't tell. None unless asked for. Rewards do not get them.
         prompt_routed_experts: [P, M, K], the same at the positions of the prompt.
         sampled: [T] bool, False for the tokens of an episode that the model did not write; None: it wrote all of them.
             The log-probs of the others are 0.
@@ -113,7 +113,7 @@ class Completion(Columns):
                 if getattr(self, name) is None:
                     raise ValueError(f"Completion.{name}: missing for {len(self.tokens)} tokens.")
             if self.sampling_mask is not None:
-                self.sampling_mask.check(self.tokens)
+                self.sampling_mask.check(self.tokens, self.sampled)
             self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=None)
         except ValueError as error:
             place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
@@ -156,6 +156,23 @@ class Completion(Columns):
     def truncated(self) -> bool:
         """True when the length limit ended the completion."""
         return self.finish_reason == "length"
+
+    @property
+    def paths(self) -> tuple["Completion", ...]:
+        """The paths of the episode, oldest first, this one last; without forks this one alone."""
+        return (*self.earlier, self)
+
+    @property
+    def generated(self) -> int:
+        """How many tokens the model wrote, over all paths; observations are not among them."""
+        return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
+
+    @property
+    def versions(self) -> Ints:
+        """`policy_version` of the tokens that the model wrote, over all paths."""
+        if self.sampled is None:
+            return self.policy_version
+        return np.concatenate([path.policy_version[path.sampled] for path in self.paths])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +218,12 @@ class Group:
             counts = f"{len(self.scores)} scores for {len(self.completions)} completions"
             raise ValueError(f"Group.scores: {counts} of prompt {self.prompt.uid}.")
 
+    @property
+    def paths(self) -> tuple[Completion, ...]:
+        """The paths of all completions, in order."""
+        return tuple(path for completion in self.completions for path in completion.paths)
+
     @cached_property
     def oldest_version(self) -> int | None:
         """The oldest policy version among the tokens of the completions; None where there is no token."""
-        return min((int(c.policy_version.min()) for c in self.completions if len(c.tokens)), default=None)
+        return min((int(c.versions.min()) for c in self.completions if c.generated), default=None)

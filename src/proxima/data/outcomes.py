@@ -24,7 +24,7 @@ class Outcomes:
         reward: [S] float32 or float64, in reward units; anything (NaN) where `valid` is False.
         valid: [S] bool; False where a scorer failed.
         group: [S] int, the same number for completions of the same prompt; any order, any numbers.
-        length: [S] int, response tokens.
+        length: [S] int, tokens that the model wrote; of an episode in all its turns and paths, and no observation.
         loss_tokens: [S] int, those of them that are in the loss; omitted: all. The weight of a completion where an
             advantage counts tokens.
         truncated: [S] bool, ended by the length limit.
@@ -105,7 +105,7 @@ class Outcomes:
             reward=floats([s.value for *_, s in rows]),
             valid=torch.tensor([s.valid for *_, s in rows], dtype=torch.bool),
             group=torch.tensor([i for i, *_ in rows], dtype=torch.long),
-            length=torch.tensor([len(c.tokens) for _, _, c, _ in rows], dtype=torch.long),
+            length=torch.tensor([c.generated for _, _, c, _ in rows], dtype=torch.long),
             truncated=torch.tensor([c.truncated for _, _, c, _ in rows], dtype=torch.bool),
             parts=floats([s.parts.get(name, nan) for *_, s in rows for name in names]).view(len(rows), -1)
             if names and rows

@@ -17,7 +17,8 @@ class Trajectory(Columns):
     accepts.
 
     Args:
-        uid, sample, turn: the completion that the response is; uid -1 for a trajectory that no engine made.
+        uid, sample, turn: the completion, or the path of an episode, that the response is; uid -1 for a trajectory that
+            no engine made.
         group: the same number for completions of one prompt. Trajectories of a group have equal `prompt_tokens`.
         prompt_tokens: [P] int32, token ids the response is conditioned on; at least one.
         tokens: [T] int32, response token ids; T may be 0.
@@ -113,9 +114,9 @@ class Trajectory(Columns):
         behavior: str = "untruncated",
         routes: bool = False,
     ) -> "Trajectory":
-        """A single-turn completion; `behavior` says which of the engine's two log-probs is μ, `untruncated` or
-        `sampled`, which brings the completion's `sampling_mask`; `routes` brings its `routed_experts`. No column is
-        copied."""
+        """A completion, or one path of an episode, trained on what the model wrote; `behavior` says which of the
+        engine's two log-probs is μ, `untruncated` or `sampled`, which brings the completion's `sampling_mask`; `routes`
+        brings its `routed_experts`. No column is copied."""
         untruncated = behavior == "untruncated"
         return cls(
             uid=completion.prompt_uid,
@@ -128,6 +129,8 @@ class Trajectory(Columns):
             truncated=completion.truncated,
             behavior_log_prob=completion.untruncated_log_prob if untruncated else completion.sampled_log_prob,
             policy_version=completion.policy_version,
+            loss_mask=completion.sampled,
+            sampled=completion.sampled,
             advantage=np.asarray(advantage, np.float32),
             top_k=completion.top_k,
             behavior_top_k_log_prob=completion.top_k_log_prob,

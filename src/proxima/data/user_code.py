@@ -3,6 +3,9 @@
 import importlib
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 
 
@@ -13,3 +16,13 @@ def import_user_module(name: str) -> ModuleType:
     if name.partition(".")[0] != "proxima" and folder not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)
+
+
+def user_module_file(name: str) -> Path | None:
+    """The file of a module, which is not imported, and neither are its packages; None: there is none."""
+    places: Sequence[str] | None = [*sys.path, os.getcwd()]
+    spec: ModuleSpec | None = None
+    for part in name.split("."):
+        spec = None if places is None else PathFinder.find_spec(part, places)
+        places = None if spec is None else spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None

@@ -1,6 +1,10 @@
 """Environments: worlds and tools that a model acts in over several turns.
 
     protocol     what a user writes: `Environment`, `Reply`
+    interface    what a class and functions offer: schemas of tools, answers, a reward; complaints before the run
+    hosts        worker processes in which environments live; `host_process` is their side
+    tool_calls   tool calls in what a model wrote, and how a model without a template for tools is told of them
+    calculator, guess, python_code, search, sqlite     those that come with proxima
 
 Imports: stdlib, `proxima.data`; in a worker process also transformers, for the schemas of tools. Imported by `rollout`
 and the rooms above.
@@ -13,10 +17,25 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
+    from proxima.environment.hosts import Answer, EnvironmentFailure, HostLimits, Hosts, Instance
+    from proxima.environment.interface import EnvironmentInterface, EnvironmentSpec
     from proxima.environment.protocol import Environment, Reply
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-ENVIRONMENTS = Kinds({})
+ENVIRONMENTS = Kinds(
+    {"calculator": "proxima.environment.calculator:Calculator", "guess": "proxima.environment.guess:Guess"}
+)
 
-__all__ = ["ENVIRONMENTS", "Environment", "Reply"]
+__all__ = [
+    "ENVIRONMENTS",
+    "Answer",
+    "Environment",
+    "EnvironmentFailure",
+    "EnvironmentInterface",
+    "EnvironmentSpec",
+    "HostLimits",
+    "Hosts",
+    "Instance",
+    "Reply",
+]

@@ -37,13 +37,14 @@ class Environment:
     once at the end and is added to the rewards of the turns (`Reply.reward`).
     """
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> str | Sequence[Message] | None:
+    def reset(self, row: Mapping[str, Any], seed: int) -> str | Sequence[Message] | Reply | None:
         """Begin. Everything random must come from `row` and `seed`: the completions of a group begin alike.
 
         Args:
             row: the columns of the row; `messages` and `answer` among them. A method that names columns as parameters,
                 or takes `**columns`, gets these by name.
             seed: the same for the completions of a prompt.
-        Returns: a text that is appended to the last user message, messages that replace the row's, or None.
+        Returns: a text that is appended to the last user message, messages that replace the row's, or None; a `Reply`
+            with one of them names the state, too.
         """
         return None

@@ -106,7 +106,7 @@ def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Inter
     parts = dict.fromkeys(part for scores in valid for score in scores for part in score.parts)
     values = {REWARD: [[score.value for score in scores] for scores in valid]}
     values |= {PART + part: [[s.parts[part] for s in scores if part in s.parts] for scores in valid] for part in parts}
-    values["length/mean"] = [[float(len(completion.tokens)) for completion in group.completions] for group in groups]
+    values["length/mean"] = [[float(completion.generated) for completion in group.completions] for group in groups]
     values[CUT] = [[float(completion.truncated) for completion in group.completions] for group in groups]
     means = {key: tuple(statistics.fmean(question) for question in of if question) for key, of in values.items()}
     spans = {key: (0.0, 1.0) if key == CUT else None for key in means}
@@ -141,7 +141,7 @@ def eval_metrics(
     questions = [question_scores(group, extract) for group in groups]
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     judged = [right for question in questions for right in question.judged]
-    lengths = [len(completion.tokens) for completion, _ in pairs]
+    lengths = [completion.generated for completion, _ in pairs]
     votes = [vote for question in questions for vote in question.votes]
     intervals = estimates(questions, samples, ks, vote=extract is not None, seed=seed)
     intervals |= (means := mean_estimates(groups, seed=seed))

@@ -78,7 +78,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "length/mean": None,
         "truncated_fraction": None,
         **_flat(mean_estimates(groups)),
-        "tokens/generated": sum(len(c.tokens) for c, _ in pairs),
+        "tokens/generated": sum(c.generated for c, _ in pairs),
     }
 
 

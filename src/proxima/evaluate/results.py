@@ -49,6 +49,7 @@ _FIELDS = [
     for name, (kind, doc) in COLUMNS.items()
 ]
 SCHEMA = pa.schema(_FIELDS, metadata={"proxima": FORMAT})
+EPISODE = pa.field("episode", pa.string(), metadata={"doc": "JSON: the messages, and how it ended; only of episodes"})
 
 
 def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None) -> pa.Table:
@@ -72,15 +73,17 @@ def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable
                 "parts": utf8(_json(dict(score.parts))),
                 "extracted": None if extracted is None else utf8(extracted),
                 "vote": None if vote is None else utf8(str(vote)),
-                "length": len(completion.tokens),
+                "length": completion.generated,
                 "finish_reason": completion.finish_reason,
                 "valid": score.valid,
                 "error": None if score.error is None else utf8(score.error),
                 "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
                 "metadata": utf8(_json(dict(prompt.metadata))),
+                "episode": None if completion.episode is None else completion.episode.to_json(),
             }
             rows.append(row)
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    played = any(row["episode"] is not None for row in rows)
+    return pa.Table.from_pylist(rows, schema=SCHEMA.append(EPISODE) if played else SCHEMA)
 
 
 def _json(value: Any) -> str:

@@ -102,7 +102,7 @@ class Job:
     """One grader call in a worker process.
 
     Args:
-        grader: key of `graders.GRADERS`.
+        grader: key of `graders.JOBS`.
         arguments: keyword arguments, JSON values.
         cpu_seconds: CPU time after which the kernel kills the worker; none: only the wall-clock limit applies.
         seconds: wall-clock limit; none: the pool's.
@@ -115,9 +115,9 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         """Call the grader in this process, without limits."""
-        from proxima.reward.workers.graders import GRADERS
+        from proxima.reward.workers.graders import JOBS
 
-        return GRADERS[self.grader](**self.arguments)
+        return JOBS[self.grader](**self.arguments)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ class Length(WeightedReward):
     """A penalty in [-1, 0] for a completion longer than `tokens` (or, as a target, of any other length).
 
         penalty: -min(1, max(0, n - tokens) / tokens)      target: -min(1, |n - tokens| / tokens)
-        n: tokens of the completion
+        n: tokens that the model wrote
 
     Args:
         tokens: the length without penalty, in tokens including the stop token; >= 1.
@@ -33,7 +33,7 @@ class Length(WeightedReward):
         require(self.mode in ("penalty", "target"), "mode", self.mode, "must be 'penalty' or 'target'")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        excess = len(completion.tokens) - self.tokens
+        excess = completion.generated - self.tokens
         distance = abs(excess) if self.mode == "target" else max(0, excess)
         return Score(value=0.0 - min(1.0, distance / self.tokens))
 
@@ -43,7 +43,7 @@ class Overlong(WeightedReward):
     """0 up to a safe length, then a penalty that grows linearly to `factor` at the limit, where it stays.
 
         value = -factor * min(1, max(0, n - (max_tokens - buffer_tokens)) / buffer_tokens)
-        n: tokens of the completion
+        n: tokens that the model wrote
 
     Args:
         max_tokens: the length with the full penalty, in tokens including the stop token; usually `sampling.max_tokens`.
@@ -72,7 +72,7 @@ class Overlong(WeightedReward):
         require(0 <= self.factor < float("inf"), "factor", self.factor, "must be >= 0 and finite; it is subtracted")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        over = len(completion.tokens) - (self.max_tokens - self.buffer_tokens)
+        over = completion.generated - (self.max_tokens - self.buffer_tokens)
         return Score(value=0.0 - self.factor * min(1.0, max(0.0, over / self.buffer_tokens)))
 
 

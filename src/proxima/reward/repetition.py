@@ -48,8 +48,12 @@ class Repetition(WeightedReward):
 
 
 def units(completion: Completion, unit: Unit) -> Sequence[Hashable]:
-    """The words or tokens of a completion."""
-    return completion.text.lower().split() if unit == "words" else completion.tokens.tolist()
+    """The words or tokens of a completion; of an episode the words of the last message, or the tokens that the model
+    wrote."""
+    if unit == "words":
+        return completion.text.lower().split()
+    tokens = completion.tokens if completion.sampled is None else completion.tokens[completion.sampled]
+    return tokens.tolist()
 
 
 def ngrams(of: Sequence[Hashable], n: int) -> list[tuple[Hashable, ...]]:

@@ -14,8 +14,9 @@ from proxima.reward.protocol import Reward
 from proxima.reward.workers.threads import DaemonThreads
 
 if TYPE_CHECKING:
+    from proxima.data.worker import JobResult
     from proxima.model.compute_thread import ComputeThread
-    from proxima.reward.workers.pool import JobResult, WorkerPool
+    from proxima.reward.workers.pool import WorkerPool
 
 LARGEST = 1e12  # the square of a gradient that is so many times as large is still finite in float32
 T = TypeVar("T")
@@ -153,7 +154,12 @@ class RewardRunner:
             pool.start()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One score per completion, in the same order."""
+        """One score per completion, in the same order. No reward gets an episode that failed."""
+        failed = [Score.failed(c.episode.failure) if c.episode and c.episode.failure else None for c in completions]
+        if any(failed):
+            whole = [c for c, score in zip(completions, failed, strict=True) if score is None]
+            scores = iter(await self.score(prompt, whole) if whole else ())
+            return [score or next(scores) for score in failed]
         columns = await self._columns(False, [prompt.uid], lambda i: self._group_column(i, prompt, completions))
         before, last = Score(value=0.0), not self._batch_counts
         added = [{i: column[at] for i, column in columns.items()} for at in range(len(completions))]

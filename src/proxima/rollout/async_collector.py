@@ -219,7 +219,7 @@ class AsyncCollector(Collector):
         self, accepted: Sequence[Admitted], evicted: Sequence[Group], queue: int, version: int
     ) -> dict[str, float]:
         completions = [completion for entry in accepted for completion in entry.scored.completions]
-        columns = [completion.policy_version for completion in completions if len(completion.tokens)]
+        columns = [completion.versions for completion in completions if completion.generated]
         lags = Counter[int]()  # tokens; one completion at a time, for all of a batch are gigabytes
         for column in columns:
             lags.update(dict(enumerate(np.bincount(version - column).tolist())))
@@ -324,7 +324,7 @@ class AsyncCollector(Collector):
                     raise
                 self._errors.append(f"{type(error).__name__}: {error}".removesuffix(": "))
         entry.stage = "scoring"
-        self._tokens += sum(len(completion.tokens) for completion in completions)
+        self._tokens += sum(completion.generated for completion in completions)
         self.listener.generated(entry.uid)
         self._wake()
         entry.group = await self.generator.score(entry.prompt, completions)

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Engine, Request, Sampling
+
+if TYPE_CHECKING:
+    from proxima.rollout.episodes.player import Episodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +90,22 @@ class GroupGenerator:
         engine, rewards: who generates and who scores; the caller closes them.
         spec: how a group is generated.
         now: seconds, for `scoring_seconds`.
+        episodes: plays the prompts in their environment; None: the engine answers them.
 
     `newest` is the version of the weights, which no token may be ahead of; None: unknown.
     `scoring_seconds` is the time that the last batch waited for its rewards after its last completion.
     """
 
-    def __init__(self, engine: Engine, rewards: GroupScorer, spec: GroupSpec, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        rewards: GroupScorer,
+        spec: GroupSpec,
+        now: Callable[[], float],
+        episodes: "Episodes | None" = None,
+    ) -> None:
         self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
+        self.episodes = episodes
         self.scoring_seconds = self._completed_at = 0.0
         self.newest: int | None = None
 
@@ -139,7 +151,7 @@ class GroupGenerator:
         scoring: list[asyncio.Task[None]] = []
         done = 0
         try:
-            async with aclosing(self.engine.generate(requests)) as stream:  # type: ignore[type-var]
+            async with aclosing((self.episodes or self.engine).generate(requests)) as stream:  # type: ignore[type-var]
                 async for completion in stream:
                     completion.check_version(self.newest)
                     samples = generated[completion.prompt_uid]
@@ -174,7 +186,8 @@ class GroupGenerator:
         Raises:
             RuntimeError: the engine ended without some of them; any exception of the engine.
         """
-        async with aclosing(self.engine.generate(self.spec.requests(prompt))) as stream:  # type: ignore[type-var]
+        answers = (self.episodes or self.engine).generate(self.spec.requests(prompt))
+        async with aclosing(answers) as stream:  # type: ignore[type-var]
             async for completion in stream:
                 completion.check_version(self.newest)
                 received[completion.sample] = completion
@@ -183,7 +196,11 @@ class GroupGenerator:
         return tuple(received[i] for i in range(self.spec.size))
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
-        """The group of a prompt; whole-batch rewards are still to come."""
+        """The group of a prompt, or of the opening that its environment wrote in its place; whole-batch rewards are
+        still to come."""
+        if self.episodes is not None:
+            prompt = next((c.opening for c in completions if c.opening is not None), prompt)
+            completions = [replace(completion, opening=None) for completion in completions]
         scores = await self.rewards.score(prompt, completions)
         baseline = scores[-1].value if self.spec.greedy_baseline else None
         n = self.spec.completions

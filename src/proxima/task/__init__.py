@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from proxima.task.prompts import PromptSource, to_prompt
     from proxima.task.protocol import Row, Rows, Task
     from proxima.task.reasoning_gym import ReasoningGymTask
+    from proxima.task.seeds import Seeds
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
@@ -40,6 +41,7 @@ TASKS = Kinds(
         "parquet": "proxima.task.local_files:Parquet",
         "prepared": "proxima.task.prepared:PreparedTask",
         "reasoning_gym": "proxima.task.reasoning_gym:ReasoningGymTask",
+        "seeds": "proxima.task.seeds:Seeds",
     }
 )
 
@@ -61,6 +63,7 @@ __all__ = [
     "ReasoningGymTask",
     "Row",
     "Rows",
+    "Seeds",
     "Task",
     "prompt_tokens",
     "to_prompt",

@@ -9,7 +9,7 @@ from typing import Literal
 from proxima.data import FieldError, require
 from proxima.data.random import mix, permutation, share_of
 from proxima.task.column_mapping import template_fields
-from proxima.task.protocol import MappedRows, Row, Rows, user_message
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 
 _ENUMERATED = 1 << 20  # pairs of operands up to which all are listed; beyond, pairs are drawn until enough are distinct
 Question = tuple[str, int, int]
@@ -17,7 +17,7 @@ SLIPS = (-10, -2, -1, 1, 2, 10)  # what a rejected answer is off by: a carry for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arithmetic:
+class Arithmetic(PlayedTask):
     """Distinct questions such as "What is 17 + 4?", made from ranges of operands.
 
     A hash of the question decides its split, whatever the seed, the size and the template: a test question never occurs

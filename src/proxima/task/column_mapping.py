@@ -10,7 +10,7 @@ from typing import Any
 
 from proxima.data import FieldError, Message, UserError, require
 from proxima.data.errors import raise_together
-from proxima.task.protocol import EmptyPromptError, Row, user_message
+from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, user_message
 
 ANSWER = "answer"  # the one column that data may lack, where it has none of a similar name
 ROLES = ("system", "user", "assistant")
@@ -71,7 +71,7 @@ def to_json_value(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnMapping:
+class ColumnMapping(PlayedTask):
     """Base of the tasks that read a table. A name may follow dots into a column of objects (`reward_model.truth`).
 
     Args:

@@ -9,11 +9,11 @@ from proxima.data import FieldError, UserError, require
 from proxima.task.column_mapping import require_question_template
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
-from proxima.task.protocol import MappedRows, Row, Rows, Task, user_message
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, Task, user_message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gsm8kTask:
+class Gsm8kTask(PlayedTask):
     """GSM8K from the hub or from files: 7,473 training and 1,319 test questions; the answer follows `####`.
 
     Args:

@@ -13,7 +13,7 @@ from proxima.data import FieldError, require
 from proxima.data.kinds import Kinds
 from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.data.slot import Slot
-from proxima.task.protocol import MappedRows, Row, Rows, open_tasks
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, open_tasks
 
 MOST_ROWS = 20_000_000  # of a mix; sixteen bytes of memory each
 
@@ -35,7 +35,7 @@ SOURCES = Kinds({"source": "proxima.task.mix:WeightedTask"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mix:
+class Mix(PlayedTask):
     """Rows of several tasks, each with the share of its weight.
 
     The mix is a data set of `size` rows. A source has `size x weight / sum of the weights` of them, rounded so that
@@ -61,6 +61,10 @@ class Mix:
         require(len(names) > 0, "tasks", names, "must name at least one source")
         require(len(set(names)) == len(names), "tasks", names, "must have different names")
         require(self.size is None or self.size >= 1, "size", self.size, "must be >= 1")
+        for i, source in enumerate(self.tasks):
+            for name in ("environment", "tools"):
+                value, remedy = getattr(source.task, name, None), f"set {name} of the mix"
+                require(not value, f"tasks.{i}.task.{name}", value, "is not read in a mix", remedy=remedy)
 
     def rows(self, seed: int) -> Rows:
         """The rows of the mix: those of the sources in turns."""

@@ -7,7 +7,7 @@ from typing import Literal
 from proxima.data import FieldError, require
 from proxima.task.column_mapping import fill, require_question_template
 from proxima.task.local_files import Parquet
-from proxima.task.protocol import MappedRows, Row, Rows, user_message
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 
 # folders that the command knows how to make
 PREPARED = ("aime24", "aime25", "amc23", "dapo-math", "gsm8k", "math", "math500")
@@ -22,7 +22,7 @@ def prepare_command(path: str | Path) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedTask:
+class PreparedTask(PlayedTask):
     """A folder that `proxima data prepare` made: each question in the prompt that its card names.
 
     Args:

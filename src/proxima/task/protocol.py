@@ -85,7 +85,7 @@ def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False
 
 
 class Task(Protocol):
-    """A frozen dataclass whose fields are its config."""
+    """A frozen dataclass whose fields are its config; those in tree have the fields of `PlayedTask` too."""
 
     def rows(self, seed: int) -> Rows:
         """Open the data. `seed` makes generated tasks; it does not order the rows (`task.cursor` does).
@@ -94,3 +94,17 @@ class Task(Protocol):
             UserError: a missing file, an absent column, an empty dataset: names it and the remedy.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedTask:
+    """Base of the kinds of tasks: where the model answers their prompts.
+
+    Args:
+        environment: a kind of environment, `package.module:Class`, or `{kind: …}` with its arguments; null: the
+            model answers once.
+        tools: functions that the model may call, each `package.module:function`.
+    """
+
+    environment: str | Mapping[str, Any] | None = None
+    tools: tuple[str, ...] = ()

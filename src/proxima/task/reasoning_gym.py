@@ -9,11 +9,11 @@ from proxima.data import FieldError, UserError, require
 from proxima.data.errors import suggestion
 from proxima.data.random import mix
 from proxima.task.column_mapping import as_text
-from proxima.task.protocol import MappedRows, Row, Rows, user_message
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningGymTask:
+class ReasoningGymTask(PlayedTask):
     """Puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), made on access from the seed.
 
     Each row carries its entry, so that the reward `reasoning_gym` can call the task's own scorer. Training and test

@@ -5,20 +5,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core.advantage import TokenRewards
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
 from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, UserError, pack
+from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Key
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.train.completion_record import CompletionRecord
 from proxima.train.objectives import TokenStatistics
+
+if TYPE_CHECKING:
+    from proxima.train.episode_tokens import EpisodeTokens
 
 KL = "reward_kl/mean"  # the metric: nats a token, the mean over completions of the mean over their loss tokens
 
@@ -29,9 +32,9 @@ class TrainingBatch:
 
     groups: tuple[Group, ...]  # all that the step consumes: those it could use, by uid, then those dropped before
     unused: Set[int] = frozenset()  # the uids of the latter
-    completions: tuple[Trajectory, ...]  # of the groups that it could use, with their advantages
-    reasons: Mapping[Key, str]  # why a completion was dropped; absent for those that are trained
-    updates: tuple[tuple[Key, ...], ...]  # the completions of each optimizer step
+    completions: tuple[Trajectory, ...]  # of the groups that it could use, one a path, with their advantages
+    reasons: Mapping[Key, str]  # why a path's completion was dropped; absent for those that are trained
+    updates: tuple[tuple[Key, ...], ...]  # the paths of each optimizer step
     step: int = 0  # its number, from 1
     critic_only: bool = False  # only the critic is trained in this step
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the KL in the reward, the values and the guard
@@ -66,10 +69,10 @@ class TrainingBatch:
 
     @property
     def scored(self) -> set[Key]:
-        """The completions with a valid score, of the groups that it could use."""
+        """The paths of the completions with a valid score, of the groups that it could use."""
         used = (group for group in self.groups if group.prompt.uid not in self.unused)
         pairs = (pair for group in used for pair in zip(group.completions, group.scores, strict=True))
-        return {completion.key for completion, score in pairs if score.valid}
+        return {path.key for completion, score in pairs if score.valid for path in completion.paths}
 
     @property
     def kept(self) -> list[int]:
@@ -84,11 +87,12 @@ class TrainingBatch:
 
     @property
     def drop_counts(self) -> dict[str, int]:
-        """Number of dropped completions, by reason."""
-        return dict(Counter(self.reasons.values()))
+        """Number of dropped completions, by reason; an episode counts once."""
+        dropped = dict.fromkeys((uid, sample, reason) for (uid, sample, _), reason in self.reasons.items())
+        return dict(Counter(reason for *_, reason in dropped))
 
     def records(self, statistics: Mapping[Key, TokenStatistics]) -> dict[Key, CompletionRecord]:
-        """The outcome of each completion; `statistics` as `TrainStack.update` returns them."""
+        """The outcome of each path of each completion; `statistics` as `TrainStack.update` returns them."""
         by_key, scored = {item.key: item for item in self.completions}, self.scored
         measured = {**statistics, **self.rejected}
         return {
@@ -99,7 +103,7 @@ class TrainingBatch:
                 trajectory=by_key.get(key) if key not in self.reasons or key in self.rejected else None,
                 statistics=measured.get(key),
             )
-            for key in (completion.key for group in self.groups for completion in group.completions)
+            for key in (path.key for group in self.groups for path in group.paths)
         }
 
     def _outcome(self, key: Key, statistics: TokenStatistics | None) -> str:
@@ -134,6 +138,7 @@ class BatchBuilder:
     kl_coefficient: float | None = None  # what its coefficient is now, where it is not at its start value
     value_warmup: int = 0  # the first steps, in which only the critic is trained
     unscored: bool = False  # completions without a valid score are trained too: what trains them reads no reward
+    turn_weight: float = 0.0  # of the environment's reward in the score, whose turns pay tokens where they end
 
     @property
     def beta(self) -> float:
@@ -149,7 +154,8 @@ class BatchBuilder:
         """For the step after the one of `batch`."""
         if self.reward_kl is None or KL not in batch.metrics:
             return self
-        beta = self.reward_kl.next(self.beta, batch.metrics[KL], len(batch.scored))
+        samples = len({key[:2] for key in batch.scored})
+        beta = self.reward_kl.next(self.beta, batch.metrics[KL], samples)
         return replace(self, kl_coefficient=beta)
 
     def missing_accuracy_warning(self, groups: Sequence[Group]) -> str:
@@ -193,9 +199,11 @@ class BatchBuilder:
         outcomes = Outcomes.from_groups(ordered, self.rewards)
         advantage, items, metrics = self._with_advantages(ordered, outcomes)
         keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
-        dropped_for = {item.key: reason for item, reason in zip(items, reasons, strict=True) if reason is not None}
-        dropped_for |= {completion.key: reason for group, reason in dropped for completion in group.completions}
-        kept = [item for item, is_kept in zip(items, keep.tolist(), strict=True) if is_kept]
+        owners, is_kept = _owners(ordered), keep.tolist()
+        of_items = [(item.key, reasons[i]) for item, i in zip(items, owners, strict=True)]
+        dropped_for = {key: reason for key, reason in of_items if reason is not None}
+        dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
+        kept = [item for item, i in zip(items, owners, strict=True) if is_kept[i]]
         return TrainingBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
             unused={group.prompt.uid for group, _ in dropped},
@@ -210,40 +218,50 @@ class BatchBuilder:
     def _with_advantages(
         self, groups: Sequence[Group], outcomes: Outcomes
     ) -> tuple[Tensor, list[Trajectory], dict[str, float]]:
-        """The advantage [S] of each completion, its trajectory, and metrics of the reward. Of an advantage of tokens a
-        completion has the mean over its loss tokens, 0 without any."""
+        """The advantage [S] of each completion, the trajectories of its paths, and metrics of the reward. Of an
+        advantage of tokens a completion has the mean over its loss tokens, 0 without any."""
         per_token, metrics = self.advantage.per_token, dict[str, float]()
         of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
         items = [
-            Trajectory.of(group.prompt, completion, group=i, advantage=0.0, **of_engine)
+            Trajectory.of(group.prompt, path, group=i, advantage=0.0, **of_engine)
             for i, group in enumerate(groups)
-            for completion in group.completions
+            for path in group.paths
         ]
-        items = self._with_behavior(items)
+        items, owners = self._with_behavior(items), _owners(groups)
         advantage = torch.zeros_like(outcomes.reward)
-        rows = outcomes.valid.nonzero().flatten().tolist()
+        valid = outcomes.valid.tolist()
+        rows = [row for row, owner in enumerate(owners) if valid[owner]]
         if rows and (per_token or self.reward_kl is not None):
+            from proxima.train.episode_tokens import EpisodeTokens
+
             needs = {*(self.advantage.needs if per_token else ())}
             if self.reward_kl is not None:
                 needs |= {"proximal_log_prob", "reference_log_prob"}
             scored = self.fill([items[row] for row in rows], needs)
-            batch = pack(scored)
-            reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], batch)
+            completions = (completion for group in groups for completion in group.completions)
+            episodes = [completion for completion, own in zip(completions, valid, strict=True) if own]
+            tokens = EpisodeTokens(pack(scored), episodes, self.turn_weight)
+            reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
             if self.reward_kl is not None:
                 outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
-                scored = _with_column(scored, "reward", reward, batch)
+            if self.reward_kl is not None or tokens.paid_by_turn is not None:
+                scored = _with_column(scored, "reward", reward, tokens.batch)
             if per_token:
-                columns, of_values = self._token_advantage(reward, scored, batch)
+                columns, of_values = self._token_advantage(reward, scored, tokens)
                 for name, column in columns.items():
-                    scored = _with_column(scored, name, column, batch)
+                    scored = _with_column(scored, name, column, tokens.batch)
                 metrics |= of_values
+            paths: dict[int, list[Trajectory]] = {}
             for row, item in zip(rows, scored, strict=True):
                 items[row] = item
-                advantage[row] = completion_advantage(item)
+                paths.setdefault(owners[row], []).append(item)
+            for i, own in paths.items():
+                advantage[i] = completion_advantage(*own)
         if not per_token:  # the same for all tokens of a completion
             advantage = self.advantage(outcomes)
-            pairs = zip(items, advantage.tolist(), strict=True)
-            items = [replace(item, advantage=np.asarray(value, np.float32)) for item, value in pairs]
+            values = advantage.tolist()
+            given = zip(items, owners, strict=True)
+            items = [replace(item, advantage=np.asarray(values[i], np.float32)) for item, i in given]
         if count := int((outcomes.valid & ~advantage.isfinite()).sum()):
             raise NotFiniteError(
                 f"{type(self.advantage).__name__} gives {count} completions an advantage of NaN or infinity"
@@ -262,7 +280,7 @@ class BatchBuilder:
             if self.needs_sampling_mask and item.sampling_mask is None and len(item.tokens):
                 remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
                 raise UserError(f"{where}: the engine did not say which tokens could be sampled", remedy=remedy)
-            if item.behavior_log_prob is not None and (absent := np.isnan(item.behavior_log_prob)).any():
+            if item.behavior_log_prob is not None and (absent := _absent(item, item.behavior_log_prob)).any():
                 complete = False
                 if self.reads_behavior:
                     column = f"{self.behavior}_log_prob"
@@ -270,31 +288,35 @@ class BatchBuilder:
                     raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
         return items if complete else [replace(item, behavior_log_prob=None) for item in items]
 
-    def _shaped(self, score: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token."""
+    def _shaped(self, score: Tensor, tokens: "EpisodeTokens") -> tuple[Tensor, Tensor, dict[str, float]]:
+        """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token, but
+        for what the turns are paid."""
+        batch, edges = tokens.batch, tokens.cu_seqlens
         if self.reward_kl is None:
             from proxima.core.advantage.token import place_scores
 
-            return place_scores(score, batch.loss_mask, batch.cu_seqlens), score, {}
-        policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
-        assert policy is not None and batch.reference_log_prob is not None
-        shaped = self.reward_kl(score, policy, batch.reference_log_prob, batch.loss_mask, batch.cu_seqlens, self.beta)
-        metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta, "reward_kl/paid": float(shaped.paid.mean())}
-        return shaped.reward, shaped.total, metrics
+            reward, total, metrics = place_scores(score, batch.loss_mask, edges), score, dict[str, float]()
+        else:
+            policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
+            assert policy is not None and batch.reference_log_prob is not None
+            shaped = self.reward_kl(score, policy, batch.reference_log_prob, batch.loss_mask, edges, self.beta)
+            reward, total = shaped.reward, shaped.total
+            metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta}
+            metrics["reward_kl/paid"] = float(shaped.paid.mean())
+        by_turn = tokens.paid_by_turn
+        return reward if by_turn is None else reward + by_turn, total, metrics
 
     def _token_advantage(
-        self, reward: Tensor, filled: Sequence[Trajectory], batch: PackedBatch
+        self, reward: Tensor, filled: Sequence[Trajectory], tokens: "EpisodeTokens"
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Columns [N]: `advantage` and, where it reads values, `returns`; and metrics of the values. A completion whose
         `bootstrap` no stage fills ends in a terminal state."""
-        needed = {name: getattr(batch, name) for name in self.advantage.needs}
-        facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": batch.cu_seqlens, "group": batch.group}
-        if "value" not in needed:
-            return {"advantage": self.advantage(TokenRewards(**facts | needed))}, {}
+        needs = self.advantage.needs
+        if "value" not in needs:
+            return {"advantage": self.advantage(tokens.rewards(reward, needs))}, {}
         from proxima.core.value import value_metrics
 
-        after = torch.tensor([item.bootstrap for item in filled], dtype=reward.dtype)
-        rewards = TokenRewards(bootstrap=after, **facts | needed)
+        rewards = tokens.rewards(reward, needs, [item.bootstrap for item in filled])
         returns = self.advantage.returns(rewards)
         metrics = value_metrics(rewards, returns, getattr(self.advantage, "gamma", 1.0))
         return {"advantage": self.advantage(rewards), "returns": returns}, metrics
@@ -327,10 +349,23 @@ def split_into_updates(
     return tuple(out)
 
 
-def completion_advantage(trajectory: Trajectory) -> float:
-    """The mean over its loss tokens, reward units; 0 without any."""
-    values = trajectory.advantage if trajectory.loss_mask is None else trajectory.advantage[trajectory.loss_mask]
+def completion_advantage(*paths: Trajectory) -> float:
+    """The mean over the loss tokens of a completion's paths, reward units; 0 without any."""
+    own = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
+    values = np.concatenate(own)
     return float(values.mean(dtype=np.float64)) if values.size else 0.0
+
+
+def _owners(groups: Sequence[Group]) -> list[int]:
+    """Of each path, the number of its completion in the order of the groups."""
+    completions = (completion for group in groups for completion in group.completions)
+    return [i for i, completion in enumerate(completions) for _ in completion.paths]
+
+
+def _absent(item: Trajectory, column: Floats) -> Bools:
+    """[T] where a token that the policy sampled has no value in `column`."""
+    absent: Bools = np.isnan(column)
+    return absent if item.sampled is None else absent & item.sampled
 
 
 def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:

@@ -162,13 +162,18 @@ class NextPolicy(RunStage):
 
     async def _segments(self, version: int) -> list[Segment]:
         """What has to be computed while `version` is the newest."""
-        # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
-        waiting = {partial.key: partial for partial in await self.engine.in_flight() if partial.temperature > 0}
-        waiting |= {whole.key: InFlight.of(whole, prompt.tokens) for prompt, whole in self.unconsumed()}
+        # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed. A later
+        # turn that runs is left out: its context is not the prompt, and its key that of another path.
+        running = [partial for partial in await self.engine.in_flight() if partial.temperature > 0]
+        waiting: dict[Key, tuple[InFlight, Bools | None]] = {one.key: (one, None) for one in running if not one.turn}
+        paths = ((prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
+        waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
         segments = []
-        for completion in waiting.values():
+        for completion, sampled in waiting.values():
             entry = self._entry(completion)
             wanted = completion.policy_version == version - 1
+            if sampled is not None:
+                wanted &= sampled
             if entry is not None:
                 wanted[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
             places = wanted.nonzero()[0]
@@ -214,9 +219,11 @@ class NextPolicy(RunStage):
                 return
             if item.policy_version is None or item.behavior_log_prob is None:
                 continue
-            places = (item.policy_version == version - 1).nonzero()[0]
+            fresh = item.policy_version == version - 1
+            places = (fresh if item.sampled is None else fresh & item.sampled).nonzero()[0]
             if len(places):
-                part = slice(int(places[0]), int(places[-1]) + 1)
+                start = int(places[0])
+                part = slice(start, start + int((places - start == np.arange(len(places))).sum()))  # up to a hole
                 request = part_request(item, part)
                 self._compared.append((request, statistics.log_prob[part], item.behavior_log_prob[part]))
 

@@ -2,7 +2,7 @@
 sections and this machine.
 
     model_section      data_section       train_section      eval_section (also `checkpoint`)    runtime_section
-    algorithm_section  sampling_section   critic_section     reward_section    rollouts_section
+    algorithm_section  sampling_section   critic_section     reward_section    rollouts_section  episode_section
     placement_section  ranks_section: its kinds with several processes
     offline_section    what every run on a fixed data set has; its methods: sft_section, reward_model_section,
                        preference_section

@@ -288,7 +288,7 @@ def advantage_reads_the_kl(algorithm: AlgorithmConfig) -> Findings:
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:
     """The requirement of an advantage, or its class, that the loop lacks: ``needs `value` ``; None if it lacks none.
     `supplied`: the columns that forward stages fill."""
-    missing = sorted(set(advantage.needs) - {"baseline", "group", "score_variance"} - supplied)
+    missing = sorted(set(advantage.needs) - {"baseline", "group", "score_variance", "turn", "state"} - supplied)
     return f"needs `{missing[0]}`" if missing else None
 
 

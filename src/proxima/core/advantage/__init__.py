@@ -2,6 +2,7 @@
 
     group    over the completions of a prompt: grpo, rloo, opo, grpo_passk, gpg, remax, reinforce_pp_baseline, gdpo
     token    over the tokens of a completion: gae, reinforce_pp, optimal_token_baseline; KL in the reward; whitening
+    turn     over the turns of episodes: turn_returns, gigpo
 
 A group advantage takes `Outcomes` and gives [S]; a token advantage takes `TokenRewards` and gives [N]. Each declares
 what must be computed first (`needs`). Invalid rewards enter no mean, standard deviation or batch; their advantage is 0.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         needs_baseline,
     )
     from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, whiten
+    from proxima.core.advantage.turn import Gigpo, TurnReturns
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
@@ -34,6 +36,7 @@ ADVANTAGES = Kinds(
     {
         "gae": "proxima.core.advantage.token:Gae",
         "gdpo": "proxima.core.advantage.group_variants:Gdpo",
+        "gigpo": "proxima.core.advantage.turn:Gigpo",
         "gpg": "proxima.core.advantage.group_variants:Gpg",
         "grpo": "proxima.core.advantage.group:Grpo",
         "grpo_passk": "proxima.core.advantage.group_variants:GrpoPassk",
@@ -43,11 +46,12 @@ ADVANTAGES = Kinds(
         "reinforce_pp_baseline": "proxima.core.advantage.group_variants:ReinforcePpBaseline",
         "remax": "proxima.core.advantage.group_variants:Remax",
         "rloo": "proxima.core.advantage.group:Rloo",
+        "turn_returns": "proxima.core.advantage.turn:TurnReturns",
     }
 )
 
 __all__ = [
-    "ADVANTAGES", "ADVANTAGE_NEEDS", "Advantage", "Gae", "Gdpo", "Gpg", "GroupAdvantage", "GroupStatistics", "Grpo",
-    "GrpoPassk", "Opo", "OptimalTokenBaseline", "ReinforcePp", "ReinforcePpBaseline", "Remax", "Rloo",
-    "TokenAdvantage", "TokenRewards", "needs_baseline", "whiten",
+    "ADVANTAGES", "ADVANTAGE_NEEDS", "Advantage", "Gae", "Gdpo", "Gigpo", "Gpg", "GroupAdvantage", "GroupStatistics",
+    "Grpo", "GrpoPassk", "Opo", "OptimalTokenBaseline", "ReinforcePp", "ReinforcePpBaseline", "Remax", "Rloo",
+    "TokenAdvantage", "TokenRewards", "TurnReturns", "needs_baseline", "whiten",
 ]  # fmt: skip

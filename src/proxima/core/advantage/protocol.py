@@ -11,6 +11,8 @@ from proxima.data import NoFieldError, Outcomes, check_fields
 ADVANTAGE_NEEDS: dict[str, str] = {
     "baseline": "generating and scoring the greedy completion of each prompt supplies it",
     "group": "the data supplies it",
+    "turn": "the data supplies it",
+    "state": "the data supplies it",
     "value": "a forward pass of the critic supplies it",
     "score_variance": "a forward pass of the policy supplies it, with the sum of squared probabilities on request",
 }
@@ -18,18 +20,23 @@ ADVANTAGE_NEEDS: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRewards:
-    """The input of a token advantage, on the packed axis of a `PolicyBatch`.
+    """The input of a token advantage, on the packed axis of a `PolicyBatch`. A sequence is a completion, or a whole
+    episode: the paths that it was forked into, one after the other.
 
     Args:
-        reward: [N] float, reward units; the score of the completion is on its last loss token, see `place_scores`.
-            Values outside the loss are ignored.
-        loss_mask: [N] bool; other tokens are skipped and do not count as time steps.
+        reward: [N] float, reward units; the score of the completion is on its last loss token, see `place_scores`, but
+            for the rewards of turns, each on the last token of its turn. Values outside the loss are ignored.
+        loss_mask: [N] bool; other tokens (observations) are skipped and do not count as time steps.
         cu_seqlens: [S+1] int.
         value: [N] float, the critic's estimate before the token; for `gae`.
         bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, for
             one that ended by itself.
-        group: [S] int, and score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
+        group: [S] int, the same number for the completions of a prompt.
+        score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
             `optimal_token_baseline`.
+        turn: [N] int, the number of the model's turn that the token is of, from 0 and ascending in a sequence; 0 where
+            there is one turn. Anything outside the loss, as for `state`.
+        state: [N] int, the same number for turns of a group that began in the same state, see `Span.state`.
     """
 
     reward: Annotated[Tensor, "float N"]
@@ -39,6 +46,8 @@ class TokenRewards:
     bootstrap: Annotated[Tensor | None, "float S"] = None
     group: Annotated[Tensor | None, "int S"] = None
     score_variance: Annotated[Tensor | None, "float N"] = None
+    turn: Annotated[Tensor | None, "int N"] = None
+    state: Annotated[Tensor | None, "int N"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

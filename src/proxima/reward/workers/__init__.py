@@ -1,8 +1,8 @@
 """Worker processes that can be killed, and threads that can be abandoned.
 
     pool      queues jobs and gives each a deadline            threads   daemon threads for trusted Python
-    process   the script that forks and runs the workers       graders   the functions that the workers run
+    graders   the functions that the workers run
 
-Imports: stdlib, `proxima.data`; `process` and `graders` only the stdlib, so that a worker starts without torch.
-Imported by `proxima.reward`. To add a grader: a function in `graders.py` and its line in `GRADERS`.
+Imports: stdlib, `proxima.data` (`worker` and `fork_server` are there); `graders` only the stdlib, so that a worker
+starts without torch. Imported by `proxima.reward`. To add a grader: a function in `graders.py` and its line in `JOBS`.
 """

@@ -342,7 +342,7 @@ def warm_math() -> None:
     _verified.clear()
 
 
-GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "format": grade_format,
     "function": grade_function,
     "function_batch": grade_function_batch,

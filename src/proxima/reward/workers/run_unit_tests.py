@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.reward.workers import code_process
-from proxima.reward.workers.code_process import decode, encode
-from proxima.reward.workers.process import prctl
+from proxima.data import code_process
+from proxima.data.code_process import decode, encode
+from proxima.data.fork_server import prctl
 
 LINE_BYTES = 16 << 20  # of a reply
 ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -97,6 +97,9 @@ def run_eval(
         _prepare_folder(config, folder, overwrite)
     observer.progress("load", 0, 1, "models")
     with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
+        for loaded in suites:
+            if loaded.world is not None:
+                opened.callback(loaded.world.hosts.close)
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = load_model(config)
         compute = ComputeThread()
@@ -120,7 +123,8 @@ def run_eval(
             observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
             spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
             with closing(make_rewards(config, loaded.suite.rewards, compute)) as rewards:
-                generator = GroupGenerator(engine, rewards, spec, clock.now)
+                episodes = None if loaded.world is None else loaded.world.player(engine, clock.now)
+                generator = GroupGenerator(engine, rewards, spec, clock.now, episodes)
                 groups = compute.serve(Evaluation(loaded.prompts, generator, evaluation_progress(observer)).groups())
             outcome.groups[name] = groups
             facts[name] = _suite_facts(config, loaded, groups, ks)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.config.describe import kind_of
+from proxima.config.sections.episode_section import is_played
 from proxima.data import FieldError, Prompt, UserError
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import check_ks
@@ -26,6 +27,7 @@ from proxima.task.protocol import Rows
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig
     from proxima.config.sections.eval_section import EvalSetConfig
+    from proxima.runtime.launch.episodes import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class EvalSuite:
     limit: int = 0  # the first questions of the data, at most; 0: all
     data: str = ""  # where the questions come from, for people
     remedy: str = ""  # what to do if the data is missing; empty: the error says enough
+    path: str = ""  # of the task in the recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ class LoadedSuite:
     sampling: Sampling  # of the suite, with fewer tokens than the context
     context: int  # tokens of prompt and answer together
     notes: tuple[str, ...] = ()  # warnings about the data
+    world: "World | None" = None  # of a task with an environment or tools
 
 
 def named_suite(
@@ -98,12 +102,12 @@ def recipe_suites(config: "EvaluateConfig") -> list[EvalSuite]:
             "of proxima sft, reward and dpo have no reward, and are measured during the training"
         )
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
-    suites = [_recipe_suite(held_out, config.reward) for held_out in config.eval.all_sets.values()]
+    suites = [_recipe_suite(path, held_out, config.reward) for path, held_out in config.eval.all_sets.items()]
     taken = {suite.name for suite in suites[1:]}
     return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
 
 
-def _recipe_suite(held_out: "EvalSetConfig", reward: Sequence[Any]) -> EvalSuite:
+def _recipe_suite(path: str, held_out: "EvalSetConfig", reward: Sequence[Any]) -> EvalSuite:
     name = held_out.name or kind_of(held_out.task).rpartition(":")[2].lower()
     return EvalSuite(
         name=name,  # a file is named after it
@@ -113,6 +117,7 @@ def _recipe_suite(held_out: "EvalSetConfig", reward: Sequence[Any]) -> EvalSuite
         samples=held_out.samples,
         limit=held_out.limit,
         data=str(getattr(held_out.task, "path", "") or name),
+        path=f"{path}.task",
     )
 
 
@@ -132,7 +137,18 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     needs = evaluation_needs(config, tokenizer, context, [suite.sampling for suite in suites])
     data[0][2].extend(ask_engine(config.engine, needs))
     data[0][2].extend(template_note(tokenizer, config.model.path))  # once, whatever the number of suites
-    return [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
+    loaded = [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
+    played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}
+    if not played:
+        return loaded
+    from proxima.runtime.launch.episodes import make_worlds
+
+    tasks = {path: part.suite.task for path, part in played.items()}
+    prompts = {path: part.prompts for path, part in played.items()}
+    warned: list[str] = []
+    worlds = make_worlds(config, tasks, prompts, tokenizer, context, warned)
+    loaded = [replace(part, world=worlds.get(part.suite.path)) for part in loaded]
+    return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 
 
 def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Rows, list[str]]:

@@ -65,7 +65,8 @@ def make_generator(
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
-    return GroupGenerator(executor, rewards, training_groups(config), services.clock.now)
+    episodes = None if data.world is None else data.world.player(executor, services.clock.now)
+    return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, episodes)
 
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
@@ -135,7 +136,9 @@ def make_evaluation(
         spec, groups = held_out.spec, held_out.groups
         rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
         if held_out.prompts:
-            sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now)
+            world, now = held_out.world, training.now
+            episodes = None if world is None else world.player(training.engine, now)
+            sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, now, episodes)
     if "" not in sets:
         return None
     others = {name: Evaluation(*parts, progress) for name, parts in sets.items() if name}

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.config.comparable import flat_values
+from proxima.config.sections.episode_section import tasks_of
 from proxima.data import FieldError, UserError
+from proxima.data.user_code import user_module_file
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
 from proxima.runtime.state.folder import RunFolder
@@ -35,8 +37,9 @@ def input_hashes(
     config: "RunConfig", source: "PromptSource | StoredRollouts", held_out: Mapping[str, Rows]
 ) -> dict[str, str]:
     """SHA-256 of each file of the model and of reward models, of the training questions (in a replay, of the rollouts)
-    and the held-out ones, and of each file outside proxima that holds a reward (not of what such a file imports), by
-    what it is called in a message; `held_out` has the rows of each set by their name there."""
+    and the held-out ones, and of each file outside proxima that holds a reward, an environment or a tool (not of
+    what such a file imports), by what it is called in a message; `held_out` has the rows of each set by their name
+    there."""
     named = model_hashes(config.model)
     if (distillation := config.algorithm.distillation) is not None:
         taught = model_files(distillation.path)
@@ -45,6 +48,8 @@ def input_hashes(
     named |= _reward_hashes("reward", config.reward)
     for number, spec in enumerate(config.eval.sets):
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
+    for path, task in tasks_of(config).items():
+        named |= _environment_hashes(path, task)
     return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
 
 
@@ -54,6 +59,18 @@ def model_hashes(model: "ModelConfig") -> dict[str, str]:
     if model.lora is None or model.lora.path is None:
         return named
     return named | {f"model.lora.path: {name}": value for name, value in weight_files(model.lora.path).items()}
+
+
+def _environment_hashes(path: str, task: Any) -> dict[str, str]:
+    """SHA-256 of each file outside proxima with the environment or a tool of a task."""
+    given = getattr(task, "environment", None)
+    kind = given.get("kind") if isinstance(given, Mapping) else given
+    named: dict[str, str] = {}
+    for name in filter(None, (kind, *getattr(task, "tools", ()))):
+        module, colon, _ = str(name).partition(":")
+        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
+            named[f"{path}.environment: {file.name}"] = sha256(file.read_bytes()).hexdigest()
+    return named
 
 
 def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:

@@ -187,6 +187,9 @@ def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: fl
         kl_coefficient=kl_coefficient,
         value_warmup=value_warmup(config),
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
+        turn_weight=sum(
+            reward.weight for reward in map(as_reward, config.reward) if getattr(reward, "kind", "") == "environment"
+        ),
     )
 
 

@@ -27,7 +27,8 @@ TRIAL_UID = 1 << 42  # the first uid of tried prompts, which no draw and no reco
 def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Prompt], tokenizer: Any) -> list[str]:
     """Score two made-up completions of a prompt, the row's answer and a plain sentence; if both fail, of more prompts.
 
-    Rewards that run a model are left out, because their weights are not loaded; their `check` has passed.
+    Rewards that run a model are left out, because their weights are not loaded; their `check` has passed. So are those
+    of episodes.
 
     Returns: a warning if none has a score and the config says so.
 
@@ -35,7 +36,7 @@ def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Pro
         FieldError: none has a score; quotes the rewards' own errors.
     """
 
-    tried = [spec for spec in specs if as_reward(spec).where != "compute"]
+    tried = [s for s in specs if as_reward(s).where != "compute" and not getattr(s, "needs_episode", False)]
     if len(tried) < len(specs):  # their scores are missing for those of the whole batch
         tried = [spec for spec in tried if not as_reward(spec).whole_batch]
     how = config.runtime.reward_trial

@@ -132,5 +132,6 @@ class RlWorkload:
         return {"algorithm": algorithm_name(self.config), "replay": replay}
 
     def close(self) -> None:
+        self.data.close()
         if not isinstance(self.data.source, PromptSource):
             self.data.source.close()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.config.sections.algorithm_section import asks_routers
+from proxima.config.sections.episode_section import is_played
 from proxima.data import Prompt
 from proxima.engine.protocol import EngineRequirements
 from proxima.model.pretrained import context_limit, load_config, load_tokenizer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
     from proxima.config.sections.eval_section import EvalSetConfig
     from proxima.config.sections.model_section import ModelConfig
+    from proxima.runtime.launch.episodes import World
     from proxima.runtime.state.replay import StoredRollouts
 
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
@@ -37,6 +39,14 @@ class RunData:
     needs: EngineRequirements  # of the engine that generates
     max_length: int
     notes: list[str]
+    world: "World | None" = None  # of the training task
+
+    def close(self) -> None:
+        """End what was started for the tasks."""
+        if any(world is not None for world in (self.world, *(held_out.world for held_out in self.held_out))):
+            from proxima.runtime.launch.episodes import close_worlds
+
+            close_worlds([self.world, *(held_out.world for held_out in self.held_out)])
 
     @property
     def held_out_rows(self) -> dict[str, Rows]:
@@ -55,6 +65,7 @@ class HeldOutSet:
     rows: Rows
     prompts: list[Prompt]
     groups: GroupSpec
+    world: "World | None" = None
 
 
 def load_run_data(config: "RunConfig") -> RunData:
@@ -105,7 +116,17 @@ def load_run_data(config: "RunConfig") -> RunData:
     for reward, tried in trials.values():
         notes += try_rewards(config, reward, tried, tokenizer)
     needs = rollout_needs(config, tokenizer, context)
-    return RunData(source=source, held_out=held_out, needs=needs, max_length=context, notes=notes)
+    data = RunData(source=source, held_out=held_out, needs=needs, max_length=context, notes=notes)
+    if played := {path: task for path, task in tasks.items() if is_played(task)}:
+        from proxima.runtime.launch.episodes import make_worlds
+
+        paths = [f"{path}.task" for path in config.eval.all_sets]
+        asked = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
+        asked |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
+        worlds = make_worlds(config, played, asked, tokenizer, context, notes)
+        data.world = worlds.get("task")
+        data.held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
+    return data
 
 
 def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:

@@ -76,7 +76,7 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
     values = [s.value for _, s in pairs if s.valid]
     judgements = [s.correct for _, s in pairs if s.valid and s.correct is not None]
-    lengths = [len(c.tokens) for c, _ in pairs]
+    lengths = [c.generated for c, _ in pairs]
     mean = sum(values) / len(values) if values else None
     squares = None if mean is None else sum((v - mean) ** 2 for v in values)
     out: dict[str, Any] = {
@@ -90,6 +90,10 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
         "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
         "tokens/generated": sum(lengths),
     }
+    if any(c.episode is not None for c, _ in pairs):
+        from proxima.rollout.episodes.figures import episode_metrics
+
+        out |= episode_metrics([c for c, _ in pairs])
     if judgements:
         out["accuracy"] = sum(judgements) / len(judgements)
     for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
@@ -101,5 +105,5 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     out["prompts_used"] = len(batch.kept)
     out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
     out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
-    out["tokens/dropped"] = sum(len(c.tokens) for g in batch.groups for c in g.completions if c.key in batch.reasons)
+    out["tokens/dropped"] = sum(c.generated for g in batch.groups for c in g.completions if c.key in batch.reasons)
     return out

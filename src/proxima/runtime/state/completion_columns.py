@@ -102,6 +102,7 @@ def completion_row(completion: Completion) -> dict[str, Any]:
     mask = completion.sampling_mask
     lists = (None, None) if mask is None else (mask.ids, mask.counts)
     own = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
+    own["episode"] = None if completion.episode is None else completion.episode.to_json()
     if completion.routed_experts is None:
         return own
     from proxima.runtime.state.route_columns import route_columns
@@ -126,7 +127,21 @@ def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
         from proxima.runtime.state.route_columns import stored_routes
 
         columns |= stored_routes(row)
+    if row.get("episode") is not None:
+        from proxima.runtime.state.episode_columns import stored_episode
+
+        columns |= stored_episode(row)
     return Completion(**columns, sampling_mask=mask)
+
+
+def stored_completions(rows: Iterable[Mapping[str, Any]], k: int | None) -> tuple[Completion, ...]:
+    """The completions of a prompt's rows, in order; those of an episode, which has a row for each path, as one."""
+    completions = tuple(stored_completion(row, row.get("k", k)) for row in rows)
+    if all(completion.episode is None for completion in completions):
+        return completions
+    from proxima.runtime.state.episode_columns import joined_paths
+
+    return joined_paths(completions)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -134,7 +149,7 @@ def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
-    have experts of their tokens, the file has columns for them.
+    have experts of their tokens, or are of episodes, the file has columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
@@ -143,6 +158,10 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
         from proxima.runtime.state.route_columns import with_routes
 
         schema = with_routes(schema)
+    if any(row.get("episode") is not None for row in rows):
+        from proxima.runtime.state.episode_columns import with_episodes
+
+        schema = with_episodes(schema)
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
     lists = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
     encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in lists.items() if kind in (pa.float32(), pa.int32())}

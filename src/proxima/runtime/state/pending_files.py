@@ -1,5 +1,5 @@
 """What a checkpoint keeps beside the weights: groups that no step has consumed yet, and their next-policy log-probs.
-Parquet, one row a completion, exact to the bit."""
+Parquet, one row a completion or a path of an episode, exact to the bit."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,7 +19,7 @@ from proxima.runtime.state.completion_columns import (
     completion_row,
     schema,
     score_row,
-    stored_completion,
+    stored_completions,
     torn_file,
     write_rows,
 )
@@ -48,10 +48,11 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
             "baseline": group.baseline,
         }
         for completion, score in zip(group.completions, group.scores, strict=True):
-            k = None if completion.top_k is None else completion.top_k.shape[-1]
-            row = completion_row(completion) | score_row(score) | of_group
-            rows.append(row | {"uid": prompt.uid, "k": k})
-            of_group = {}
+            for part in completion.paths:
+                k = None if part.top_k is None else part.top_k.shape[-1]
+                row = completion_row(part) | score_row(score) | of_group
+                rows.append(row | {"uid": prompt.uid, "k": k})
+                of_group = {}
     with path.open("wb") as file:
         write_rows(file, GROUPS, rows)
 
@@ -104,7 +105,9 @@ def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
     )
     return Group(
         prompt=prompt,
-        completions=tuple(stored_completion(row | {"prompt_uid": uid}, row["k"]) for row in rows),
-        scores=tuple(Score(**{name: row[name] for name in OF_SCORE}) for row in rows),
+        completions=stored_completions((row | {"prompt_uid": uid} for row in rows), None),
+        scores=tuple(
+            Score(**{name: row[name] for name in OF_SCORE}) for row in {r["sample"]: r for r in rows}.values()
+        ),
         baseline=first["baseline"],
     )

@@ -27,7 +27,7 @@ from proxima.runtime.state.completion_columns import (
     parsed,
     schema,
     score_row,
-    stored_completion,
+    stored_completions,
     torn_file,
     write_rows,
 )
@@ -51,7 +51,7 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
     Args:
         path: the file, `rollouts/000012.parquet`.
         groups: the step's groups, dropped ones too.
-        records: one for each completion, by its `key`.
+        records: one for each completion, and each path of an episode, by its `key`.
 
     Raises:
         ValueError: a completion has no record, or a record has another number of values than the completion has tokens.
@@ -59,10 +59,11 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
     """
     fields: list[dict[str, Any]] = []
     for group, completion, score in _completions(groups):
-        if completion.key not in records:
-            raise ValueError(f"records: none for prompt {group.prompt.uid}, sample {completion.sample}")
-        fields.append(_common(step, group.prompt, completion, score))
-        fields[-1] |= _training(group, completion, records[completion.key])
+        for part in completion.paths:
+            if part.key not in records:
+                raise ValueError(f"records: none for prompt {group.prompt.uid}, sample {part.sample}, turn {part.turn}")
+            fields.append(_common(step, group.prompt, part, score))
+            fields[-1] |= _training(group, part, records[part.key])
     _write(path, ROLLOUT_SCHEMA, fields)
 
 
@@ -110,7 +111,8 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
     k = max(top, default=0)
     used, dropped = [], []
     for uid, members in groupby(rows, key=itemgetter("prompt_uid")):
-        first, *others = members
+        rows_of = list(members)
+        first = rows_of[0]
         group = Group(
             prompt=Prompt(
                 uid=uid,
@@ -118,8 +120,8 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
                 tokens=first["prompt_tokens"],
                 answer=first["answer"],
             ),
-            completions=tuple(stored_completion(row, k) for row in (first, *others)),
-            scores=tuple(_stored_score(row) for row in (first, *others)),
+            completions=stored_completions(rows_of, k),
+            scores=tuple(_stored_score(row) for row in {row["sample"]: row for row in rows_of}.values()),
             baseline=first["baseline"],
         )
         if first["used"]:

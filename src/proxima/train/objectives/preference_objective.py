@@ -12,7 +12,7 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.preference import Pairwise, PreferencePairs, Sft, completion_log_prob, wpo_weight
 from proxima.core.segment import segment_count
-from proxima.data import PackedBatch, PreferencePair, Trajectory, require
+from proxima.data import PackedBatch, PreferencePair, Trajectory, UserError, require
 from proxima.data.flow import Key
 from proxima.data.transfer import to_device
 from proxima.model import TokenOutputs
@@ -180,6 +180,7 @@ def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, Preferen
 
     Raises:
         ValueError: a group has not exactly two, or both have the same advantage.
+        UserError: a completion of one is an episode that was forked.
     """
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
@@ -188,6 +189,9 @@ def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, Preferen
     for number, members in groups.items():
         members.sort(key=lambda trajectory: -float(trajectory.advantage.mean()))
         advantages = {float(trajectory.advantage.mean()) for trajectory in members}
+        if len({trajectory.sample for trajectory in members}) < len(members):
+            reason = f"an episode of prompt {members[0].uid} has several paths, and a preference compares single ones"
+            raise UserError(reason, remedy="set episode.forks=refuse")
         if len(members) != 2 or len(advantages) != 2:
             got = f"{len(members)} completions with advantages {sorted(advantages)}"
             raise ValueError(f"group {number} has {got}; a pair is two that differ: select with best_and_worst")

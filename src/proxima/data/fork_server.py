@@ -1,9 +1,9 @@
-"""The process side of the pool, run as a script. Standard library only.
+"""The other side of `data.worker`, run as a script. Standard library only.
 
-One parent process, the fork server, loads what the graders need and forks workers on request, so that a new worker
+One parent process, the fork server, loads what the jobs need and forks workers on request, so that a new worker
 costs milliseconds. A worker reads lines of JSON, each a job, and replies to each with a line, until its socket closes.
 That line holds the job's id, a secret: what anybody else writes into the socket can't pass for a reply. The fork server
-kills all workers when its own socket closes, that is, when the run ends, however it ends. What a reward has started
+kills all workers when its own socket closes, that is, when the run ends, however it ends. What a job has started
 ends with its worker: the kernel hands orphans to the fork server, which kills them. Above it is a process that does
 nothing but wait: when the fork server itself is killed, the kernel hands everything below it to that process, which
 kills it.
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 
-def load_graders() -> Any:
-    """The module `graders.py` beside this file, loaded by path: importing the package would load torch."""
-    spec = importlib.util.spec_from_file_location("proxima_graders", Path(__file__).with_name("graders.py"))
+def load_jobs(file: str) -> Any:
+    """The module with the functions that workers run, loaded by path: importing its package might load torch."""
+    spec = importlib.util.spec_from_file_location(f"proxima_{Path(file).stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -41,9 +41,9 @@ def fork_server(control: socket.socket) -> None:
     setup = json.loads(control.makefile("rb", buffering=0).readline())
     sys.path[:] = setup["path"]
     try:
-        graders = load_graders()
+        jobs = load_jobs(setup["jobs"])
         for name in setup["warm_ups"]:
-            graders.WARM_UPS[name]()
+            jobs.WARM_UPS[name]()
     except BaseException as error:
         reply(control, {"error": f"{type(error).__name__}: {error}"[:500]})
         return
@@ -56,7 +56,7 @@ def fork_server(control: socket.socket) -> None:
             break
         request = json.loads(data)
         if request["do"] == "fork":
-            alive.add(pid := fork_worker(control, fds[0], setup, graders))
+            alive.add(pid := fork_worker(control, fds[0], setup, jobs))
             reply(control, {"pid": pid})
         else:
             alive.discard(request["pid"])
@@ -65,7 +65,7 @@ def fork_server(control: socket.socket) -> None:
     kill_children(besides=set())
 
 
-def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders: Any) -> int:
+def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], jobs: Any) -> int:
     """A new worker that serves the socket `fd`; its process id."""
     pid = os.fork()
     if pid:
@@ -80,7 +80,7 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders:
             forbid_side_effects()
         elif setup["memory_mb"]:  # libraries reserve address space that they never use: what counts is what they write
             limit_memory(resource.RLIMIT_DATA, 5, setup["memory_mb"])
-        serve(socket.socket(fileno=fd), graders)
+        serve(socket.socket(fileno=fd), jobs)
     finally:
         os._exit(0)
 
@@ -155,12 +155,13 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         raise PermissionError(f"{event} is not allowed in a reward worker")
 
 
-def serve(channel: socket.socket, graders: Any) -> None:
+def serve(channel: socket.socket, jobs: Any) -> None:
     """Run jobs until the socket closes, or until one exhausts memory or recursion: the state is then not trusted."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=lambda: hang_up(channel))
     pid = os.getpid()
     for line in channel.makefile("rb"):
-        result, last = run(json.loads(line), graders)
+        result, last = run(json.loads(line), jobs)
         if os.getpid() != pid:  # the job forked, and its child returned
             os._exit(0)
         channel.sendall(result)
@@ -168,11 +169,18 @@ def serve(channel: socket.socket, graders: Any) -> None:
             return
 
 
-def run(job: dict[str, Any], graders: Any) -> tuple[bytes, bool]:
+def hang_up(channel: socket.socket) -> None:
+    """Close the socket in a process that a job forked: it must not stay open when the worker ends."""
+    with suppress(OSError):
+        os.close(channel.detach())
+
+
+def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
     """The reply to one job, and whether the worker must end. The kernel kills it when the CPU time is used up."""
     try:
         signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"] or 0.0)
-        line = json.dumps({"id": job["id"], "result": graders.GRADERS[job["grader"]](**job["arguments"])})
+        result = jobs.JOBS[job["job"]](**job["arguments"])
+        line = json.dumps({"id": job["id"], "result": result})  # looked up after the job: one that breaks it fails
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         return line.encode() + b"\n", False
     except BaseException as error:
@@ -185,7 +193,7 @@ def run(job: dict[str, Any], graders: Any) -> tuple[bytes, bool]:
 
 
 def reply(control: socket.socket, message: dict[str, Any]) -> None:
-    """Send one line to the pool."""
+    """Send one line to the run."""
     control.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -203,6 +211,6 @@ def outlive_fork_server(control: socket.socket) -> None:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    from_pool = socket.socket(fileno=int(sys.argv[1]))
-    outlive_fork_server(from_pool)
-    fork_server(from_pool)
+    from_run = socket.socket(fileno=int(sys.argv[1]))
+    outlive_fork_server(from_run)
+    fork_server(from_run)

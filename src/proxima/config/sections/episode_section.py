@@ -1,0 +1,64 @@
+"""Checks of tasks with an environment or tools, and of the section `episode`, an `EpisodeSettings` of
+`proxima.rollout`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.engine.protocol import Sampling
+from proxima.reward import REWARDS
+from proxima.rollout.episodes.settings import EpisodeSettings
+
+
+def tasks_of(config: Any) -> dict[str, Any]:
+    """The tasks of a config by their dotted paths."""
+    tasks = {f"{path}.task": spec.task for path, spec in getattr(config.eval, "all_sets", {}).items()}
+    return {"task": getattr(config, "task", None)} | tasks
+
+
+def is_played(task: Any) -> bool:
+    """Whether a task has episodes: an environment or tools."""
+    return bool(getattr(task, "environment", None) or getattr(task, "tools", ()))
+
+
+def only_rl_plays(r: Resolved[Any]) -> Findings:
+    """A run on a fixed data set generates nothing."""
+    if hasattr(r.config, "episode"):
+        return
+    tasks = {"task": r.get("task"), "eval.task": r.get("eval.task")}
+    for path, task in tasks.items():
+        for name in ("environment", "tools"):
+            if getattr(task, name, None):
+                yield f"{path}.{name}", "has no part in a run on a fixed data set; remove it, or use proxima train"
+
+
+def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
+    """What scores an episode by its environment scores no single answer."""
+    if not hasattr(r.config, "episode"):
+        return
+    rewards = {"task": ("reward", reward)}
+    sets = getattr(r.config.eval, "all_sets", {})
+    rewards |= {
+        f"{path}.task": (f"{path}.reward", spec.reward) if spec.reward else ("reward", reward)
+        for path, spec in sets.items()
+    }
+    for path, task in tasks_of(r.config).items():
+        place, specs = rewards[path]
+        for i, spec in enumerate(specs):
+            if task is not None and REWARDS.holds(spec, "environment") and not getattr(task, "environment", None):
+                message = f"scores by the environment of {path}, which has none"
+                yield f"{place}.{i}.kind", f"{message}; set {path}.environment, or name another reward"
+
+
+def episodes_can_be_trained(
+    task: Any, algorithm: AlgorithmConfig, episode: EpisodeSettings, sampling: Sampling
+) -> Findings:
+    """What asks the engine about running completions knows them by one prompt each, and an episode has one a turn."""
+    if not is_played(task):
+        return
+    if algorithm.proximal == "next":
+        yield "algorithm.proximal", "next follows single answers, not episodes; set it to recompute"
+    if episode.tokens is not None and episode.tokens < sampling.max_tokens:
+        message = f"is less than one turn may have, sampling.max_tokens={sampling.max_tokens}"
+        yield "episode.tokens", f"{message}; raise it, or lower sampling.max_tokens"

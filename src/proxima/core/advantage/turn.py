@@ -1,0 +1,163 @@
+"""Advantages of turns: rewards of the tokens of episodes in, [N] advantages out, the same for all tokens of a turn."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.advantage.group import Grpo, Rloo
+from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
+from proxima.core.padded_blocks import suffix_sums
+from proxima.core.segment import segment_index
+from proxima.data import Outcomes, check_choices, require
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """The turns of S episodes as a table [S, K], K the most turns of one.
+
+    Args:
+        reward: [S, K] reward units, of each turn; 0 where there is none.
+        reached: [S, K] bool, the turn has a loss token.
+        group: [S] int64.
+        tokens, row, column: [n] int64, the loss tokens, and the place of each in the table.
+    """
+
+    reward: Tensor
+    reached: Tensor
+    group: Tensor
+    tokens: Tensor
+    row: Tensor
+    column: Tensor
+
+    @classmethod
+    def of(cls, spec: TokenAdvantage, rewards: TokenRewards) -> "_Turns":
+        mask, group = rewards.loss_mask, required(spec, "group", rewards.group)
+        tokens = mask.nonzero().flatten()
+        row = segment_index(rewards.cu_seqlens, len(mask))[tokens]
+        column = required(spec, "turn", rewards.turn)[tokens].long()
+        size = (len(group), int(column.max()) + 1 if len(column) else 0)
+        reward, reached = rewards.reward.new_zeros(size), mask.new_zeros(size)
+        reward.index_put_((row, column), rewards.reward[tokens], accumulate=True)
+        reached[row, column] = True
+        return cls(reward, reached, group.long(), tokens, row, column)
+
+    def returns(self, gamma: float) -> Tensor:
+        """[S, K] Σ_{l ≥ k} γ^(l−k) r_l; of an episode that has ended, what its last turn has."""
+        width = self.reward.shape[1]
+        if not width:
+            return self.reward
+        column = torch.arange(width, device=self.reward.device)
+        last = torch.where(self.reached, column, 0).amax(1, keepdim=True)
+        return suffix_sums(self.reward, gamma).gather(1, torch.minimum(column, last))
+
+    def compared(self, values: Tensor, valid: Tensor) -> Outcomes:
+        """`values` [S, K] as outcomes [S · K]: a turn is compared with that turn of its group's other episodes."""
+        label = self.group.unique(return_inverse=True)[1][:, None] * values.shape[1]
+        index = label + torch.arange(values.shape[1], device=values.device)
+        return Outcomes.of(values.flatten(), index.flatten(), valid.flatten())
+
+    def of_tokens(self, advantage: Tensor, like: Tensor) -> Tensor:
+        """[N] the advantage [S, K] of each loss token's turn; 0 outside the loss."""
+        out = torch.zeros_like(like)
+        out[self.tokens] = advantage[self.row, self.column].to(like.dtype)
+        return out
+
+
+@dataclass(frozen=True)
+class TurnReturns(TokenAdvantage):
+    """The return from a turn on, minus what the other episodes of the group returned from that turn on.
+
+        G_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}        A_{i,k} = G_{i,k} - mean_{j != i} G_{j, min(k, K_j)}
+
+    r_{i,l} is the reward of turn l of episode i, K_j the last turn of episode j. The baseline of a turn is made of
+    other episodes alone, whose last return stands for those that have ended. So it adds no bias, whoever decides when
+    to stop. The biased form compares the reward of each turn with the mean of those that the others have there, and
+    then adds up what is left:
+
+        biased_per_turn:  A_{i,k} = sum_{l >= k} gamma^(l-k) (r_{i,l} - mean_{j != i, K_j >= l} r_{j,l})
+
+    An episode subtracts as many means as it has turns, so that each further turn costs the mean reward of that turn,
+    which a policy that chooses when to stop learns to avoid. With p_l the probability that turn l is reached, m_l its
+    mean reward, and many episodes, the gradient is that of J minus sum_{l >= 1} m_l grad p_l; docs/bias.md enumerates.
+
+    Args:
+        gamma: discount of a turn, in [0, 1].
+        baseline: `leave_one_out`, which is unbiased; or `biased_per_turn`, to compare with.
+        rewards: `reward`, `turn` [N], `group` [S].
+    Returns: [N] in the rewards' dtype, reward units, 0 outside the loss. Raises: ValueError if a tensor is missing.
+    Edge cases: episodes of one turn: `rloo`, to the bit; so it is for gamma 1 and a reward at the end alone. A group of
+        one episode, or of equal returns from a turn on: 0. An episode without a loss token is in no mean.
+    Source: the leave-one-out baseline (RLOO, arXiv 2402.14740) for the return from a turn on. `biased_per_turn` is the
+        comparison per turn of MT-GRPO, arXiv 2505.11821, added up over turns; its bias: verl issue 7244. Differs:
+        MT-GRPO divides by standard deviations and includes the episode itself in its means.
+    """
+
+    gamma: float = 1.0
+    baseline: Literal["leave_one_out", "biased_per_turn"] = "leave_one_out"
+    needs: ClassVar[frozenset[str]] = frozenset({"group", "turn"})
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
+
+    def __call__(self, rewards: TokenRewards) -> Tensor:
+        turns = _Turns.of(self, rewards)
+        if self.baseline == "leave_one_out":
+            lasting = turns.reached.any(1, keepdim=True).expand_as(turns.reached)
+            advantage = Rloo()(turns.compared(turns.returns(self.gamma), lasting)).view_as(turns.reward)
+        else:
+            centred = Rloo()(turns.compared(turns.reward, turns.reached)).view_as(turns.reward)
+            advantage = suffix_sums(centred, self.gamma)
+        return turns.of_tokens(advantage, rewards.reward)
+
+
+@dataclass(frozen=True)
+class Gigpo(TokenAdvantage):
+    """How much better an episode is than its group, and each of its turns than those that began in the same state.
+
+        A_{i,k} = A^E_i + weight A^S_{i,k}        A^E = (R_i - mean_group R) / F        R_i = sum_k r_{i,k}
+        A^S = (G_{i,k} - mean_state G) / F        G_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}
+
+    The turns of a state are those of all episodes of the group, whichever number they have. F is 1, or the standard
+    deviation of what the mean is of.
+
+    Args:
+        gamma: discount of a turn, in [0, 1].
+        weight: of A^S, >= 0; omega in the paper.
+        scale: F is 1 for `none`, and the standard deviation (ddof = 1) plus epsilon for `group`.
+        epsilon: added to the standard deviation, > 0.
+        rewards: `reward`, `turn`, `state` [N], `group` [S]. A state is what the environment calls it
+            (`Reply.state`), or else the tokens of the last observation; before the first turn it is the prompt.
+    Returns: [N] in the rewards' dtype, 0 outside the loss. Raises: ValueError if a tensor is missing.
+    Edge cases: a turn that is alone in its state has A^S = 0, and so have turns of a state that return the same.
+        Weight 0: `grpo`, to the bit. Episodes of one turn: 1 + weight times `grpo`. One without a loss token is in no
+        mean.
+    Source: GiGPO, arXiv 2505.10978, Eq. 3 to 8; gamma .95, weight 1 and `scale: none` as in its code (verl-agent).
+    Differs: verl-agent takes the mean of A^E over turns, so that a long episode counts for more, and gives a group of
+        one its raw return (P16); it can also merge states that are similar.
+    """
+
+    gamma: float = 0.95
+    weight: float = 1.0
+    scale: Literal["none", "group"] = "none"
+    epsilon: float = 1e-6
+    needs: ClassVar[frozenset[str]] = frozenset({"group", "turn", "state"})
+
+    def __post_init__(self) -> None:
+        Grpo(self.scale, self.epsilon)  # checks both
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
+        require(0 <= self.weight < float("inf"), "weight", self.weight, "must be >= 0 and finite")
+
+    def __call__(self, rewards: TokenRewards) -> Tensor:
+        turns, relative = _Turns.of(self, rewards), Grpo(self.scale, self.epsilon)
+        own = turns.reached.any(1)
+        of_episode = relative(Outcomes.of(turns.reward.sum(1), turns.group, own))
+        state = torch.zeros_like(turns.reached, dtype=torch.long)
+        state[turns.row, turns.column] = required(self, "state", rewards.state)[turns.tokens].long()
+        pairs = torch.stack([turns.group[:, None].expand_as(state), state], -1)[turns.reached]
+        label = pairs.unique(dim=0, return_inverse=True)[1]
+        of_turn = torch.zeros_like(turns.reward)
+        of_turn[turns.reached] = relative(Outcomes.of(turns.returns(self.gamma)[turns.reached], label))
+        return turns.of_tokens(of_episode[:, None] + self.weight * of_turn, rewards.reward)

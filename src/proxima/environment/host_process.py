@@ -1,0 +1,274 @@
+"""What the worker processes of `hosts` run: environments, made and played in them, by number.
+
+Loaded by path, and only the standard library at import, so that a worker starts without torch. Arguments and results
+are JSON values; an exception is the failure of the episode, in one line.
+"""
+
+import asyncio
+import importlib
+import inspect
+import io
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+LONGEST = 1 << 20  # characters of a message
+LOG_BYTES = 1 << 20  # of a worker's output that are kept
+OBSERVATION_ROLES = ("user", "tool", "system")
+OPENING_ROLES = (*OBSERVATION_ROLES, "assistant")
+# What a tool raises when the model's arguments are wrong, which the model is told. Anything else is a fault.
+TOLD = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, FileNotFoundError)
+
+_environments: dict[int, Any] = {}
+_functions: dict[str, Callable[..., Any]] = {}
+_make: Callable[[], Any] = object
+_folder = os.getcwd()
+_runner: asyncio.Runner | None = None
+
+
+class BadAnswer(Exception):
+    """An environment returned something that is no answer; the message is the failure."""
+
+
+class Log(io.TextIOBase):
+    """Where a worker's output goes: the first `LOG_BYTES` into a file, the rest nowhere."""
+
+    def __init__(self, path: str | None) -> None:
+        self._file = open(path or os.devnull, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+        self._left = LOG_BYTES
+
+    def write(self, text: str) -> int:
+        if self._left > 0:
+            self._file.write(text[: self._left])
+            self._left -= len(text)
+        return len(text)
+
+
+def inspect_environment(**spec: Any) -> dict[str, Any]:
+    """What `interface.read_interface` returns, or the field error that it raises."""
+    from proxima.data import FieldError
+    from proxima.environment.interface import read_interface
+
+    try:
+        return read_interface(**spec)
+    except FieldError as error:
+        return {"problem": [error.field, _shown(error.value), error.bound, error.remedy]}
+
+
+def _shown(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (RecursionError, TypeError, ValueError):
+        return repr(value)
+
+
+def load(
+    *, kind: str | None, reference: str | None, arguments: dict[str, Any], tools: list[str], log: str | None
+) -> Any:
+    """Import what the recipe names; the first job of a worker."""
+    from proxima.environment import interface
+
+    global _make
+    sys.stdout = sys.stderr = Log(log)
+    _functions.update(interface.load_tools(tools))
+    if kind is not None and reference is not None:
+        cls = interface.load_class(kind, reference)
+        _make = lambda: interface.make_environment(kind, cls, arguments)  # noqa: E731
+    return {}
+
+
+def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Make an environment and reset it. `opening` are the messages that replace those of the row; None: these."""
+    os.chdir(_folder)  # an earlier one may have changed it
+    environment = _environments[number] = _make()
+    reply = _reply(_reset(environment, row, seed), "reset", default="")
+    content, messages = reply.content, list(row.get("messages") or ())
+    opening: list[dict[str, str]] | None = None
+    if not isinstance(content, str):
+        opening = _messages(content, "reset", OPENING_ROLES)
+    elif _text(content, "reset returned") or not messages:
+        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if last is None:
+            messages, last = [*messages, {"role": "user", "content": ""}], len(messages)
+        messages[last] = {**messages[last], "content": messages[last]["content"] + content}
+        opening = messages
+    if opening is not None and not any(message["content"] for message in opening):
+        raise BadAnswer("reset gave no prompt, and the row has none")
+    return {"opening": opening, "state": _state(reply.state, "reset")}
+
+
+def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
+    if not hasattr(environment, "reset"):
+        return None
+    parameters = inspect.signature(environment.reset).parameters
+    own = {"row": row, "seed": seed, "prompt": row.get("messages")}
+    offered = {**row, **own} if "row" in parameters else {**own, **row}
+    everything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    named = {name: offered[name] for name in parameters if name in offered}
+    return _called(environment.reset, **{**(row if everything else {}), **named})
+
+
+def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The result of a tool as an answer; what it raises because of its arguments, too."""
+    environment = _environments[number]
+    function = _functions.get(tool) or getattr(environment, tool)
+    try:
+        result = _called(function, **arguments)
+    except TOLD as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
+        return _answer(environment, text, tool) | {"error": True}
+    if isinstance(result, list | tuple | dict):
+        try:
+            result = json.dumps(result, ensure_ascii=False)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise BadAnswer(f"{tool} returned a {type(result).__name__} that is no JSON: {error}") from error
+    elif result is None or isinstance(result, bool | int | float):
+        result = str(result)
+    return _answer(environment, result, tool)
+
+
+def respond(*, number: int, text: str) -> dict[str, Any]:
+    """The environment's answer to a message that calls no tool."""
+    environment = _environments[number]
+    return _answer(environment, _called(environment.respond, text), "respond")
+
+
+def end(*, number: int) -> dict[str, Any]:
+    """The reward at the end, None if the environment gives none; the environment is gone after that."""
+    environment = _environments[number]
+    method, value = getattr(environment, "get_reward", None), getattr(environment, "reward", None)
+    if callable(method):
+        value = _number(_called(method), "get_reward")
+    elif value is not None:
+        value = _number(_called(value) if callable(value) else value, "reward")
+    del environment, method
+    drop(number=number)
+    return {"reward": value}
+
+
+def drop(*, number: int) -> dict[str, Any]:
+    _environments.pop(number, None)
+    return {}
+
+
+def _called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What a function or coroutine function returns. All coroutines of a worker run in one event loop, where what they
+    opened stays usable."""
+    global _runner
+    result = function(*arguments, **named)
+    if not inspect.isawaitable(result):
+        return result
+    _runner = _runner or asyncio.Runner()
+    return _runner.run(_awaited(result))
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _reply(result: Any, who: str, default: str | None = None) -> Any:
+    """What was returned as a `Reply`."""
+    from proxima.environment.protocol import Reply
+
+    if isinstance(result, Reply):
+        return result
+    if result is None and default is not None:
+        return Reply(content=default)
+    if not isinstance(result, str | list | tuple):
+        raise BadAnswer(f"{who} returned {_named(result)}, expected a text, messages or a Reply")
+    return Reply(content=result)
+
+
+def _answer(environment: Any, result: Any, who: str) -> dict[str, Any]:
+    reply = _reply(result, who)
+    content = reply.content
+    content = (
+        _text(content, f"{who} returned") if isinstance(content, str) else _messages(content, who, OBSERVATION_ROLES)
+    )
+    done = getattr(environment, "done", None)
+    return {
+        "content": content,
+        "reward": _number(reply.reward, f"Reply.reward of {who}"),
+        "done": _flag(reply.done, f"Reply.done of {who}") or (not callable(done) and _flag(done, "done")),
+        "state": _state(reply.state, who),
+    }
+
+
+def _text(value: Any, subject: str) -> str:
+    if not isinstance(value, str):
+        raise BadAnswer(f"{subject} {_named(value)}, expected a text")
+    if len(value) > LONGEST:
+        raise BadAnswer(f"{subject} a text of {len(value):,} characters; at most {LONGEST:,} are allowed")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadAnswer(f"{subject} a text with a lone surrogate, {error.object[error.start]!r}") from None
+    return value
+
+
+def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, str]]:
+    if not isinstance(value, list | tuple) or not all(isinstance(message, dict) for message in value):
+        raise BadAnswer(f"{who} returned {_named(value)}, expected a list of messages")
+    for message in value:
+        if not {"role", "content"} <= message.keys() <= {"role", "content", "name"}:
+            keys = ", ".join(map(str, message))[:80]
+            raise BadAnswer(f"{who} returned a message with the keys {keys or '(none)'}, expected role and content")
+        if message["role"] not in roles:
+            raise BadAnswer(f"{who} returned a message of role {message['role']!r:.40}, expected {', '.join(roles)}")
+        for text in message.values():
+            _text(text, f"{who} returned")
+    return [dict(message) for message in value]
+
+
+def _number(value: Any, who: str) -> float:
+    number = math.nan
+    if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
+        with suppress(ArithmeticError, RuntimeError, TypeError, ValueError):
+            number = float(value)
+        if not math.isfinite(number):
+            raise BadAnswer(f"{who} is {number}, expected a finite number")
+        return number
+    raise BadAnswer(f"{who} is {_named(value)}, expected a number")
+
+
+def _flag(value: Any, who: str) -> bool:
+    value = value.item() if hasattr(value, "item") else value
+    if value not in (None, True, False):
+        raise BadAnswer(f"{who} is {_named(value)}, expected True or False")
+    return bool(value)
+
+
+def _state(value: Any, who: str) -> str | None:
+    return None if value is None else _text(value, f"Reply.state of {who} is")
+
+
+def _named(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
+    """A job whose failures are named: what a bad answer was, and where an exception was raised."""
+
+    def run(**arguments: Any) -> Any:
+        try:
+            return job(**arguments)
+        except BadAnswer as error:
+            return {"failure": str(error)}
+        except BaseException as error:
+            if frames := [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]:
+                error.add_note(f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}")
+            traceback.print_exc()
+            raise
+
+    return run
+
+
+_JOBS = (load, open_environment, call_tool, respond, end, drop)
+JOBS = {"inspect": inspect_environment, **{job.__name__: _guarded(job) for job in _JOBS}}
+WARM_UPS = {"host": lambda: importlib.import_module("proxima.environment.interface")}

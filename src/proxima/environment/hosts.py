@@ -1,0 +1,280 @@
+"""Worker processes in which environments live, from the side of the run.
+
+Each worker has many environments and runs one call at a time; its calls wait in a queue of their own, and waiting is
+charged to nobody. A call that raises fails its episode alone. A worker that dies, or misses a deadline, or whose socket
+delivers what is no reply, fails the episode whose call it ran; the others that lived in it fail as `collateral`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from proxima.data import Message, ToolCall, require
+from proxima.data.worker import START_SECONDS, ForkServer, JobResult, Worker
+from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
+
+
+class EnvironmentFailure(Exception):
+    """An environment that can't go on.
+
+    Args:
+        reason: one line.
+        collateral: another episode ended the worker; this one may begin again without that counting.
+    """
+
+    def __init__(self, reason: str, *, collateral: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.collateral = reason, collateral
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostLimits:
+    """Limits of the workers.
+
+    Args:
+        workers: processes.
+        call_seconds: wall-clock time of a call.
+        start_seconds: of the import in a new worker, and of the first `reset` there.
+        memory_mb: MiB that a worker may write beyond what it holds at its start; 0: no limit.
+        log: a file to which their output is appended, the first MiB of each worker; None: discarded.
+    """
+
+    workers: int = 2
+    call_seconds: float = 30.0
+    start_seconds: float = START_SECONDS
+    memory_mb: int = 1024
+    log: Path | None = None
+
+    def __post_init__(self) -> None:
+        require(self.workers >= 1, "workers", self.workers, "must be >= 1")
+        require(self.call_seconds > 0, "call_seconds", self.call_seconds, "must be > 0")
+        require(self.start_seconds > 0, "start_seconds", self.start_seconds, "must be > 0")
+        require(self.memory_mb >= 0, "memory_mb", self.memory_mb, "must be >= 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What an environment answered to a turn.
+
+    Args:
+        messages: that the model sees; may be empty.
+        reward: of the turn, in reward units.
+        done: the episode is over.
+        state: what the environment calls its state from now on; None: nothing.
+        error: a tool could not be called as the model asked.
+    """
+
+    messages: tuple[Message, ...] = ()
+    reward: float = 0.0
+    done: bool = False
+    state: str | None = None
+    error: bool = False
+
+
+class Hosts:
+    """The workers of a run. Begins them with the first episodes; may be used from several event loops."""
+
+    def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
+        self.spec, self.limits, self.interface = spec, limits, spec.interface
+        self._numbers = count()
+        self._server = _Server(spec, limits)
+        self._hosts = [_Host(self._server) for _ in range(limits.workers)]
+
+    async def open(self, row: Mapping[str, Any], seed: int) -> "Instance":
+        """A new environment, reset.
+
+        Args:
+            row: columns by name, `messages` among them; JSON values.
+            seed: the same for the completions of a prompt.
+        Raises: EnvironmentFailure.
+        """
+        host, number = min(self._hosts, key=lambda host: len(host.alive)), next(self._numbers)
+        host.alive.add(number)
+        try:
+            arguments = {"number": number, "row": dict(row), "seed": seed}
+            value = await asyncio.wrap_future(host.submit("open_environment", arguments))
+        except BaseException:
+            host.drop(number)
+            raise
+        return Instance(self, host, number, value)
+
+    @property
+    def started(self) -> int:
+        """Workers started so far."""
+        return self._server.started
+
+    def close(self) -> None:
+        """Kill the workers, whatever they are doing. May be called twice."""
+        self._server.close()
+        for host in self._hosts:
+            host.close()
+
+
+class Instance:
+    """An environment in a worker.
+
+    Args:
+        opening: messages that replace the row's; None: the row's.
+        state: what the environment calls the state before the first turn.
+    """
+
+    def __init__(self, hosts: Hosts, host: "_Host", number: int, opened: Mapping[str, Any]) -> None:
+        self._interface, self._host, self._number, self._epoch = hosts.interface, host, number, opened["epoch"]
+        self.opening: tuple[Message, ...] | None = None if opened["opening"] is None else tuple(opened["opening"])
+        self.state: str | None = opened["state"]
+
+    async def call(self, calls: Sequence[ToolCall]) -> list[Answer]:
+        """An answer for each call, in order; empty ones after one that ended the episode.
+
+        Raises: EnvironmentFailure.
+        """
+        answers: list[Answer] = []
+        for call in calls:
+            if answers and answers[-1].done:
+                answers.append(Answer(done=True))
+                continue
+            try:
+                arguments = self._interface.arguments_of(call)
+            except ValueError as error:
+                answers.append(Answer(messages=(_tool_message(call, f"error: {error}"),), error=True))
+                continue
+            value = await self._run("call_tool", tool=call.name, arguments=arguments)
+            content = value.pop("content")
+            messages = (_tool_message(call, content),) if isinstance(content, str) else tuple(content)
+            answers.append(Answer(messages=messages, **value))
+        return answers
+
+    async def respond(self, text: str) -> Answer:
+        """The answer to a message that calls no tool.
+
+        Raises: EnvironmentFailure.
+        """
+        value = await self._run("respond", text=text)
+        content = value.pop("content")
+        if isinstance(content, str):
+            content = [{"role": "user", "content": content}] if content else []
+        return Answer(messages=tuple(content), **value)
+
+    async def end(self) -> float | None:
+        """The reward at the end, None if the environment gives none. Frees the environment.
+
+        Raises: EnvironmentFailure.
+        """
+        reward: float | None = (await self._run("end"))["reward"]
+        self._host.alive.discard(self._number)
+        return reward
+
+    def drop(self) -> None:
+        """Free the environment without its reward. May be called twice."""
+        self._host.drop(self._number, self._epoch)
+
+    async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            future = self._host.submit(job, {"number": self._number, **arguments}, self._epoch)
+            return await asyncio.wrap_future(future)
+        except EnvironmentFailure:
+            self.drop()
+            raise
+
+
+def _tool_message(call: ToolCall, content: str) -> Message:
+    return {"role": "tool", "name": call.name, "content": content}
+
+
+class _Server:
+    """What starts the workers, and is itself started again if it died."""
+
+    def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
+        self.spec, self.limits, self.started = spec, limits, 0
+        self._server: ForkServer | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def worker(self) -> Worker:
+        with self._lock:
+            if self._closed:
+                raise EnvironmentFailure("the workers of the environments are closed")
+            if self._server is None or not self._server.alive:
+                options = {"warm_ups": ["host"], "restricted": False, "memory_mb": self.limits.memory_mb}
+                self._server = ForkServer(HOST_PROCESS, "environment", options)
+            worker = self._server.fork()
+            self.started += 1
+        log = self.limits.log
+        arguments = {**self.spec.to_json(), "log": None if log is None else str(log.resolve())}
+        result = worker.run("load", arguments, self.limits.start_seconds)
+        if result is None or result.error:
+            worker.kill()
+            raise EnvironmentFailure(f"it can't be loaded: {(result and result.error) or 'its worker ended at once'}")
+        return worker
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+
+class _Host:
+    """A worker and its queue; another worker takes the place of one that died.
+
+    `alive` are the numbers of the environments in it, `epoch` counts its workers: a call of an environment of an
+    earlier worker fails.
+    """
+
+    def __init__(self, server: _Server) -> None:
+        self.alive: set[int] = set()
+        self.epoch, self.why = 0, ""
+        self._server = server
+        self._worker: Worker | None = None
+        self._fresh = True  # no reset was done in this worker yet
+        self._queue = ThreadPoolExecutor(1, thread_name_prefix="environment")
+
+    def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
+        """Queue a job; its future raises EnvironmentFailure. `epoch` is that of the environment; None: it is opened."""
+        try:
+            return self._queue.submit(self._run, job, arguments, epoch)
+        except RuntimeError as error:  # shut down
+            raise EnvironmentFailure("the workers of the environments are closed") from error
+
+    def drop(self, number: int, epoch: int | None = None) -> None:
+        if number in self.alive:
+            self.alive.discard(number)
+            with suppress(EnvironmentFailure):
+                self.submit("drop", {"number": number}, self.epoch if epoch is None else epoch)
+
+    def close(self) -> None:
+        self._queue.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None) -> dict[str, Any]:
+        if epoch not in (None, self.epoch):
+            raise EnvironmentFailure(f"another episode ended its worker: {self.why}", collateral=True)
+        result = self._result(job, arguments)
+        if result is None and epoch is None:  # the worker died while it was idle
+            result = self._result(job, arguments)
+        if result is None:
+            raise EnvironmentFailure("its worker died between two calls")
+        failure = result.error or (result.value or {}).get("failure")
+        if failure is not None:
+            raise EnvironmentFailure(failure)
+        self._fresh = self._fresh and epoch is not None
+        return {**(result.value or {}), **({"epoch": self.epoch} if epoch is None else {})}
+
+    def _result(self, job: str, arguments: Mapping[str, Any]) -> JobResult | None:
+        try:
+            worker = self._worker = self._worker or self._server.worker()
+        except RuntimeError as error:
+            raise EnvironmentFailure(str(error)) from error
+        limits = self._server.limits
+        seconds = limits.start_seconds if self._fresh and job == "open_environment" else limits.call_seconds
+        result = worker.run(job, arguments, seconds)
+        if not worker.alive:
+            self._worker, self._fresh, self.epoch = None, True, self.epoch + 1
+            self.why = (result and result.error) or "it died between two calls"
+        return result

@@ -1,0 +1,283 @@
+"""What a recipe names as environment, and what its class and functions offer: tools, answers, a reward.
+
+The user's code runs in a worker process alone, here as in an episode: an import that hangs doesn't hang the run.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from proxima.data import FieldError, ToolCall, require
+from proxima.data.errors import abbreviated, suggestion
+from proxima.data.user_code import import_user_module
+from proxima.data.worker import START_SECONDS, ForkServer
+from proxima.environment import ENVIRONMENTS
+from proxima.environment.tool_calls import DECODER
+
+HOST_PROCESS = str(Path(__file__).with_name("host_process.py"))
+SIGNATURE = "give every parameter a type, and the docstring a line on it under 'Args:'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec:
+    """What a recipe says of an environment.
+
+    Args:
+        kind: a name of `ENVIRONMENTS`, or `module:Class`; None: tools alone.
+        arguments: of the class, by name.
+        tools: plain functions, `module:function`, as tools beside those of the class.
+    """
+
+    kind: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and ":" not in self.kind:
+            known = self.kind in ENVIRONMENTS
+            require(
+                known,
+                "environment",
+                self.kind,
+                "is unknown",
+                remedy=suggestion(self.kind, ENVIRONMENTS, "module:Class"),
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """What a worker needs to make the environment."""
+        reference = ENVIRONMENTS.references.get(self.kind, self.kind) if self.kind else None
+        return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
+
+    @cached_property
+    def interface(self) -> "EnvironmentInterface":
+        """What the environment offers; imports it and makes one, in a worker process.
+
+        Raises: FieldError: it can't be imported or made, a tool is no tool, it has neither tools nor `respond`.
+        """
+        server = ForkServer(HOST_PROCESS, "environment", {"warm_ups": ["host"], "restricted": False, "memory_mb": 0})
+        try:
+            result = server.fork().run("inspect", self.to_json(), START_SECONDS)
+        finally:
+            server.close()
+        if result is None or result.value is None:
+            what = (result and result.error) or "its worker ended"
+            raise FieldError("environment", self.kind, f"can't be loaded: {what}")
+        if "problem" in result.value:
+            name, value, bound, remedy = result.value["problem"]
+            raise FieldError(name, value, bound, remedy=remedy)
+        return EnvironmentInterface(**{**result.value, **{n: tuple(result.value[n]) for n in ("schemas", "columns")}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentInterface:
+    """What an environment offers.
+
+    Args:
+        schemas: of the tools, as chat templates take them (`transformers.utils.get_json_schema`).
+        responds: it answers to a message that calls no tool.
+        reward: what is read at the end; empty: nothing, though turns may have rewards (`Reply.reward`).
+        columns: that `reset` can't do without.
+    """
+
+    schemas: tuple[Mapping[str, Any], ...] = ()
+    responds: bool = False
+    reward: Literal["get_reward", "reward", ""] = ""
+    columns: tuple[str, ...] = ()
+
+    @cached_property
+    def tools(self) -> dict[str, Mapping[str, Any]]:
+        """The schema of each tool's parameters, by the tool's name."""
+        return {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.schemas}
+
+    def require_columns(self, columns: Collection[str]) -> None:
+        """FieldError if `reset` needs a column that rows don't have."""
+        for name in self.columns:
+            has = ", ".join(sorted(columns)) or "none"
+            bound = "has a reset() with this parameter, which is no column"
+            require(name in columns, "environment", name, bound, remedy=f"give it a default, or use a column: {has}")
+
+    def arguments_of(self, call: ToolCall) -> dict[str, Any]:
+        """The arguments of a call as the tool's types want them; ValueError says to the model what is wrong. A text
+        stands for a number, a list or an object where it is the JSON of one: in XML all arguments are texts. An
+        argument without a name is the first one."""
+        if call.name not in self.tools:
+            raise ValueError(f"there is no tool {call.name[:60]!r}, only {', '.join(self.tools) or 'none'}")
+        properties = self.tools[call.name].get("properties", {})
+        given = dict(call.arguments)
+        if "" in given and properties:
+            given = {next(iter(properties)): given.pop(""), **given}
+        for name in given:
+            if name not in properties:
+                raise ValueError(f"{call.name} has no argument {name[:60]!r}, only {', '.join(properties) or 'none'}")
+        for name in self.tools[call.name].get("required", ()):
+            if name not in given:
+                raise ValueError(f"{call.name} needs the argument {name!r}")
+        return {name: _typed(name, value, properties[name]) for name, value in given.items()}
+
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+
+
+def _typed(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
+    """The value as its schema wants it; ValueError if it can't be."""
+    if value is None and schema.get("nullable"):
+        return None
+    for choice in schema.get("anyOf", ()):
+        try:
+            return _typed(name, value, choice)
+        except ValueError:
+            continue
+    named = schema.get("type")
+    kinds = [named] if isinstance(named, str) else list(named or ())
+    if kinds and not _is(value, kinds):
+        value = _converted(value, kinds)
+    if ("anyOf" in schema) or (kinds and not _is(value, kinds)) or ("enum" in schema and value not in schema["enum"]):
+        wanted = (
+            "one of " + ", ".join(map(str, schema["enum"])) if "enum" in schema else " or ".join(kinds) or "another"
+        )
+        raise ValueError(f"{name} must be {wanted}, not {abbreviated(json.dumps(value, ensure_ascii=False), 60)}")
+    if isinstance(value, list) and "items" in schema:
+        return [_typed(name, item, schema["items"]) for item in value]
+    return value
+
+
+def _is(value: Any, kinds: Sequence[str]) -> bool:
+    return any(
+        isinstance(value, TYPES.get(kind, object)) and (type(value) is not bool or kind == "boolean") for kind in kinds
+    )
+
+
+def _converted(value: Any, kinds: Sequence[str]) -> Any:
+    """The value in another form, if that is of a wanted kind: 5 of "5" or 5.0, "5" of 5."""
+    if "string" in kinds and type(value) in (int, float):
+        return str(value)
+    if "integer" in kinds and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        text = value.strip().lower() if value.strip() in ("True", "False", "None") else value.strip()
+        try:
+            read = DECODER.decode(text)
+        except (RecursionError, ValueError):
+            return value
+        return read if _is(read, kinds) else _converted(read, kinds) if isinstance(read, float) else value
+    return value
+
+
+# What follows runs in a worker.
+
+
+def load_class(kind: str, reference: str) -> Callable[..., Any]:
+    """The class, or what makes an environment; FieldError if there is none."""
+    return _loaded("environment", kind, reference)
+
+
+def load_tools(tools: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """The functions by their names; FieldError if one is missing, or two have one name."""
+    functions: dict[str, Callable[..., Any]] = {}
+    for path in tools:
+        function = _loaded("tools", path, path)
+        if functions.setdefault(name := function.__name__, function) is not function:
+            raise FieldError("tools", path, f"is the second tool {name!r}", remedy="rename one of them")
+    return functions
+
+
+def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
+    module_name, _, name = reference.partition(":")
+    form = "module:function" if where == "tools" else "module:Class"
+    if not name or "/" in module_name or module_name.endswith(".py"):
+        example = f"{Path(module_name).stem or 'my_tools'}:{name or form.partition(':')[2]}"
+        raise FieldError(where, value, f"must be {form}", remedy=f"as {example}, from this folder or PYTHONPATH")
+    try:
+        module = import_user_module(module_name)
+    except ModuleNotFoundError as error:
+        bound = f"can't be imported: there is no module {error.name!r}"
+        raise FieldError(where, value, bound, remedy="put its folder on PYTHONPATH, or install it") from error
+    except Exception as error:
+        raise FieldError(where, value, f"can't be imported: {type(error).__name__}: {error}") from error
+    made = getattr(module, name, None)
+    if not callable(made):
+        names = [key for key, known in vars(module).items() if callable(known) and not key.startswith("_")]
+        raise FieldError(where, value, f"has no {name!r}", remedy=suggestion(name, names))
+    return made  # type: ignore[no-any-return]
+
+
+def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """An environment; FieldError if the class doesn't take the arguments."""
+    try:
+        signature = inspect.signature(make)
+        signature.bind(**arguments)
+    except ValueError:  # some classes written in C have no signature
+        pass
+    except TypeError as error:
+        raise FieldError("environment", kind, f"can't be made: {error}", remedy=f"it takes {signature}") from None
+    try:
+        return make(**arguments)
+    except FieldError as error:
+        error.field = f"environment.{error.field}"
+        raise
+    except Exception as error:
+        raise FieldError("environment", kind, f"can't be made: {type(error).__name__}: {error}") from error
+
+
+NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})
+
+
+def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
+    """The public methods that are tools, by name; looked up in the class, for of an object properties are computed."""
+    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
+    return {name: getattr(environment, name) for name in names if name not in NO_TOOLS and not name.startswith("_")}
+
+
+def read_interface(
+    *, kind: str | None, reference: str | None, arguments: Mapping[str, Any], tools: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of an `EnvironmentInterface`, as JSON; FieldError if it is none."""
+    functions = load_tools(tools)
+    schemas = [_schema("tools", path, function) for path, function in zip(tools, functions.values(), strict=True)]
+    if kind is None or reference is None:
+        require(bool(schemas), "tools", tools, "names no tool", remedy="name a function, or remove the field")
+        return {"schemas": schemas, "responds": False, "reward": "", "columns": []}
+    environment = make_environment(kind, load_class(kind, reference), arguments)
+    for name, method in methods_of(environment).items():
+        bound = f"has a method {name!r}, and tools has a function of this name"
+        require(name not in functions, "environment", kind, bound, remedy="rename one of them")
+        schemas.append(_schema("environment", kind, method))
+    responds = callable(getattr(environment, "respond", None))
+    bound = "has neither a tool nor a method `respond`"
+    remedy = "a tool is a public method with types and a docstring"
+    require(responds or bool(schemas), "environment", kind, bound, remedy=remedy)
+    reward = "get_reward" if callable(getattr(environment, "get_reward", None)) else ""
+    reward = reward or ("reward" if hasattr(environment, "reward") else "")
+    return {"schemas": schemas, "responds": responds, "reward": reward, "columns": _columns(environment)}
+
+
+def _columns(environment: Any) -> list[str]:
+    parameters = inspect.signature(environment.reset).parameters.values() if hasattr(environment, "reset") else ()
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.default is p.empty]
+    return [p.name for p in named if p.name not in ("row", "seed", "prompt")]
+
+
+def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The schema of a tool. Without torch, which transformers imports to compare a type with `Tensor`."""
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]
+    name = function.__name__
+    for p in inspect.signature(function).parameters.values():
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            raise FieldError(
+                where, value, f"has the tool {name!r} with the parameter {p}", remedy="name its parameters"
+            )
+    try:
+        schema: dict[str, Any] = chat_template_utils.get_json_schema(function)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise FieldError(where, value, f"has the tool {name!r} without a schema: {reason}", remedy=SIGNATURE) from None
+    return schema

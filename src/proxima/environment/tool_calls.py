@@ -1,0 +1,298 @@
+"""Reads the tool calls in what a model wrote, and tells a model without a template for tools how to write them.
+
+    hermes   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>     Hermes, Qwen2.5, Qwen3, SmolLM3 …
+    llama    {"name": "add", "parameters": {"a": 1}}                           Llama 3; Mistral, a list of them
+    xml      <function=add><parameter=a>1</parameter></function>               Qwen3-Coder; templates without tools
+    code     a fenced block, with the tool's name behind the fence             templates without tools
+
+Any text is read: what begins as a call and is none is told in one line, and never raises.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, cast, get_args
+
+from proxima.data import ToolCall, UserError
+
+ToolFormat = Literal["hermes", "llama", "xml", "code"]
+MOST_CALLS = 32  # of one message
+
+
+@dataclass(frozen=True)
+class ReadMessage:
+    """The calls in a message, in order, and why others could not be read, a line each."""
+
+    calls: tuple[ToolCall, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+def read_calls(text: str, tool_format: ToolFormat, tools: Collection[str] = ()) -> ReadMessage:
+    """The tool calls in a message of the model, behind its thinking. `tools` are the known names: a fenced block with
+    another word behind the fence is no call; where there are none, every word is a name."""
+    before, thought, after = text.partition("</think>")
+    text = after if thought else "" if "<think>" in text else before
+    calls, unreadable = list[ToolCall](), list[str]()
+    for found in READERS[tool_format](text, tools):
+        if len(calls) + len(unreadable) == MOST_CALLS:
+            unreadable.append(f"only {MOST_CALLS} calls of a message are read")
+            break
+        if isinstance(found, str):
+            unreadable.append(found)
+        else:
+            calls.append(found)
+    return ReadMessage(tuple(calls), tuple(unreadable))
+
+
+def format_of(tokenizer: Any) -> ToolFormat:
+    """The format that a tokenizer's chat template teaches; `xml` where it knows no tools.
+
+    Raises: UserError: it shows tools in a form that no reader here knows.
+    """
+    if not knows_tools(tokenizer):
+        return "xml"
+    template = tokenizer.get_chat_template(tools=[{}])
+    marks = {"<function=": "xml", "<tool_call>": "hermes", "<|python_tag|>": "llama", '"parameters":': "llama"}
+    marks |= {"[TOOL_CALLS]": "llama"}
+    for mark, known in marks.items():
+        if mark in template:
+            return cast(ToolFormat, known)
+    what = "the chat template shows tools in a form that isn't known here"
+    raise UserError(what, remedy=f"set episode.tool_format to one of {', '.join(get_args(ToolFormat))}")
+
+
+def knows_tools(tokenizer: Any) -> bool:
+    """Whether the tokenizer's chat template shows the model its tools; else `describe_tools` must."""
+    try:
+        template = tokenizer.get_chat_template(tools=[{}])
+    except ValueError:  # it has none
+        return False
+    return re.search(r"{[%{][^}]*\btools\b", template) is not None
+
+
+def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> str:
+    """What the system message says of tools where the template can't."""
+    functions = [schema["function"] for schema in schemas]
+    lines = ["You can use these tools:", *(_described(function) for function in functions)]
+    name, parameters = functions[0]["name"], list(functions[0]["parameters"].get("properties", {}))
+    lines += ["To use one, write, for example:", EXAMPLES[tool_format](name, parameters)]
+    return "\n".join([*lines, "The result is in the next message."])
+
+
+def _described(function: Mapping[str, Any]) -> str:
+    properties = function["parameters"].get("properties", {})
+    signature = ", ".join(f"{name}: {_type_name(schema)}" for name, schema in properties.items())
+    about = [f"  {name}: {schema['description']}" for name, schema in properties.items() if schema.get("description")]
+    return "\n".join([f"- {function['name']}({signature}): {' '.join(function['description'].split())}", *about])
+
+
+def _type_name(schema: Mapping[str, Any]) -> str:
+    named = schema.get("type", "any")
+    return (
+        " or ".join(map(str, schema["enum"]))
+        if "enum" in schema
+        else named
+        if isinstance(named, str)
+        else "|".join(named)
+    )
+
+
+def _xml_example(name: str, parameters: Sequence[str]) -> str:
+    inside = "".join(f"<parameter={parameter}>...</parameter>\n" for parameter in parameters)
+    return f"<function={name}>\n{inside}</function>"
+
+
+def _code_example(name: str, parameters: Sequence[str]) -> str:
+    inside = "..." if len(parameters) == 1 else json.dumps(dict.fromkeys(parameters, "..."))
+    return f"```{name}\n{inside}\n```"
+
+
+EXAMPLES: dict[str, Callable[[str, Sequence[str]], str]] = {
+    "hermes": lambda name, parameters: f"<tool_call>{_json_example('arguments', name, parameters)}</tool_call>",
+    "llama": lambda name, parameters: _json_example("parameters", name, parameters),
+    "xml": _xml_example,
+    "code": _code_example,
+}
+
+
+def _json_example(key: str, name: str, parameters: Sequence[str]) -> str:
+    return json.dumps({"name": name, key: dict.fromkeys(parameters, "...")})
+
+
+Found = list[ToolCall | str]  # a call, or why it is none
+
+
+def _hermes(text: str, tools: Collection[str]) -> Found:
+    found: Found = []
+    start = text.find("<tool_call>")
+    while start >= 0 and len(found) <= MOST_CALLS:
+        at = start + len("<tool_call>")
+        try:
+            value, end = _json_at(text, at)
+            rest = text[end:].lstrip() if len(text) - end < 200 else text[end : end + 200].lstrip()
+            if rest and not rest.startswith("</tool_call>"):
+                raise ValueError("</tool_call> does not follow the JSON of a call")
+            found.append(_call(value))
+            at = end
+        except ValueError as error:
+            found.append(str(error))
+        start = text.find("<tool_call>", at)
+    return found
+
+
+def _llama(text: str, tools: Collection[str]) -> Found:
+    """Only a message that is nothing but calls has any: JSON in a sentence is an answer."""
+    body = text.strip()
+    tagged = body.startswith(("<|python_tag|>", "[TOOL_CALLS]"))
+    body = body.removeprefix("<|python_tag|>").removeprefix("[TOOL_CALLS]").lstrip()
+    if not tagged and not re.match(r'\[?\s*{\s*"(name|type|function|parameters|arguments)"', body):
+        return []
+    found: Found = []
+    at = 0
+    while at < len(body) and len(found) <= MOST_CALLS:
+        try:
+            value, at = _json_at(body, at)
+        except ValueError as error:
+            return [*found, str(error)]
+        for call in value if isinstance(value, list) else [value]:
+            try:
+                found.append(_call(call))
+            except ValueError as error:
+                found.append(str(error))
+        while at < len(body) and body[at] in ";, \t\r\n":
+            at += 1
+    return found
+
+
+def _xml(text: str, tools: Collection[str]) -> Found:
+    found: Found = []
+    for part in text.split("<function=")[1 : MOST_CALLS + 2]:
+        try:
+            found.append(_xml_call(part))
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def _xml_call(part: str) -> ToolCall:
+    name, bracket, body = part.partition(">")
+    name = name.strip().strip("\"'")
+    if not bracket or not name or not re.fullmatch(r"[^\s<>]{1,200}", name):
+        raise ValueError("<function=NAME> is not complete")
+    body, closed, _ = body.partition("</function>")
+    arguments: dict[str, Any] = {}
+    first, *parameters = body.split("<parameter=")
+    for parameter in parameters:
+        key, bracket, rest = parameter.partition(">")
+        value, end, after = rest.partition("</parameter>")
+        key = key.strip().strip("\"'")
+        if not bracket or not end:
+            raise ValueError(f"<parameter={key[:40]}> of {name} is not closed")
+        if key in arguments:
+            raise ValueError(f"the parameter {key[:40]} of {name} is there twice")
+        if after.strip():
+            raise ValueError(f"there is text between the parameters of {name}")
+        arguments[key] = value.removeprefix("\n").removesuffix("\n")
+    if first.strip() and not parameters:
+        raise ValueError(f"{name} has a text in place of <parameter=...>")
+    if not closed and not parameters:
+        raise ValueError(f"<function={name}> is not closed")
+    return ToolCall(name=name, arguments=arguments)
+
+
+FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[ \t]*$", re.MULTILINE)
+
+
+def _code(text: str, tools: Collection[str]) -> Found:
+    found: Found = []
+    opened: re.Match[str] | None = None
+    for fence in FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+            continue
+        if fence[1]:
+            continue  # a fence with a word inside a block is its text
+        if _is_call(opened[1], tools):
+            found.append(_code_call(opened[1], text[opened.end() : fence.start()].strip("\n")))
+        opened = None
+    if opened is not None and _is_call(opened[1], tools):
+        found.append(f"the block ```{opened[1][:40]} is not closed")
+    return found
+
+
+def _is_call(word: str, tools: Collection[str]) -> bool:
+    return bool(word) and (not tools or word in tools)
+
+
+def _code_call(name: str, body: str) -> ToolCall:
+    """The block's text is the first argument, or JSON of all of them."""
+    if body.lstrip().startswith("{"):
+        try:
+            value, end = _json_at(body, 0)
+            if not body[end:].strip() and isinstance(value, dict):
+                return ToolCall(name=name, arguments=value)
+        except ValueError:
+            pass
+    return ToolCall(name=name, arguments={"": body} if body.strip() else {})
+
+
+READERS: dict[str, Callable[[str, Collection[str]], Found]] = {
+    "hermes": _hermes, "llama": _llama, "xml": _xml, "code": _code,
+}  # fmt: skip
+
+
+def _call(value: Any) -> ToolCall:
+    if not isinstance(value, dict):
+        raise ValueError("a call must be an object with name and arguments")
+    value = value["function"] if isinstance(value.get("function"), dict) else value
+    name = value.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError("a call must have a name")
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    if isinstance(arguments, str):  # as the API of OpenAI writes them
+        arguments, _ = _json_at(arguments, 0)
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of {name[:60]} must be an object")
+    return ToolCall(name=name.strip(), arguments=arguments)
+
+
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON that begins at a place, and where it ends; ValueError, in one line for the model, if there is none that
+    another program would read in the same way."""
+    start = len(text) - len(text[at:].lstrip()) if text[at : at + 1].isspace() else at
+    if text[start : start + 1] not in ("{", "["):
+        raise ValueError("a call must begin with {")
+    try:
+        value, end = DECODER.raw_decode(text, start)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("the JSON of a call has half a surrogate pair") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the JSON of a call is broken: {error.msg} at character {error.pos - start}") from None
+    except RecursionError:
+        raise ValueError("the JSON of a call is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"the JSON of a call is broken: {str(error)[:100]}") from None
+    return value, end
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key is there twice")
+    return made
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError("a number is too large")
+    return value
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)

@@ -1,0 +1,34 @@
+"""What the environment gave."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.data import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentReward(WeightedReward):
+    """The reward of the episode by its environment: the sum over its turns and of what it gave at the end.
+
+    Args:
+        correct_from: the least reward of an episode that counts as correct; null: accuracy is not measured.
+    Returns: Score of any value; sets `correct` with `correct_from`.
+    Raises: ValueError for an episode without a reward, and for an answer that is no episode.
+    """
+
+    correct_from: float | None = None
+
+    kind = "environment"
+    where = "inline"
+    needs_episode = True  # so that no made-up text is scored
+
+    def unreadable(self, answer: Any) -> str | None:
+        return None
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        reward = None if completion.episode is None else completion.episode.reward
+        if reward is None:
+            what = "is no episode" if completion.episode is None else "got no reward from its environment"
+            raise ValueError(f"the completion {what}")
+        return Score(value=reward, correct=None if self.correct_from is None else reward >= self.correct_from)

@@ -1,0 +1,37 @@
+"""What the episodes of a step were like."""
+
+from collections.abc import Sequence
+
+from proxima.data import Completion, Span
+
+
+def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Means and counts over the episodes, failed ones only in the counts that say so; empty without an episode.
+
+    Returns: `episode/turns/mean`, `episode/turns/max`; and counts: `calls` of tools, `unreadable` calls, `errors` of
+        tools, `observation_tokens`, episodes `cut` by a limit, `failed`, begun again (`retried`: how often), `forks`.
+    """
+    episodes = [completion for completion in completions if completion.episode is not None]
+    if not episodes:
+        return {}
+    facts = [completion.episode for completion in episodes if completion.episode is not None]
+    spans = [[*_spans(completion)] for completion in episodes]
+    turns = [sum(span.sampled for span in of) for of, fact in zip(spans, facts, strict=True) if not fact.failure]
+    everything = [span for of in spans for span in of]
+    counts = {
+        "calls": sum(len(span.calls) for span in everything if span.sampled),
+        "unreadable": sum(len(span.unreadable) for span in everything if span.sampled),
+        "errors": sum(span.error for span in everything),
+        "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths)
+        - sum(c.generated for c in episodes),
+        "cut": sum(bool(fact.cut) for fact in facts),
+        "failed": sum(bool(fact.failure) for fact in facts),
+        "retried": sum(fact.attempts - 1 for fact in facts),
+        "forks": sum(fact.forks for fact in facts),
+    }
+    means = {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)} if turns else {}
+    return {f"episode/{name}": float(value) for name, value in (means | counts).items()}
+
+
+def _spans(completion: Completion) -> list[Span]:
+    return [span for path in completion.paths if path.episode is not None for span in path.episode.spans]

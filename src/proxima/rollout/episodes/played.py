@@ -1,0 +1,169 @@
+"""An episode while it is played, and the completion that it becomes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxima.data import Completion, Episode, Message, Prompt, SamplingMask, Span, ToolCall
+from proxima.data.episode import Cut
+from proxima.engine.protocol import Request
+from proxima.environment.hosts import Instance
+from proxima.rollout.episodes.conversation import Conversation, Path
+
+PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
+NOT_SAMPLED = {"routed_experts": -1}  # what these columns have where the model wrote nothing; the others 0
+
+
+@dataclass(eq=False)
+class Turn:
+    """A message of the model, and what came of it.
+
+    Args:
+        completion: what the engine sampled.
+        state: of the environment before it; None: it gives none.
+        answers: the messages that answer it; each with whether it is an error.
+    """
+
+    completion: Completion
+    state: str | None
+    calls: tuple[ToolCall, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    reward: float = 0.0
+    answers: list[tuple[Message, bool]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Played:
+    """An attempt at an episode.
+
+    Args:
+        request: of the episode; its `sampling` is of each turn.
+        opening: the prompt that it begins with.
+        instance: its environment.
+        seconds: that calls of the environment took.
+    """
+
+    request: Request
+    opening: Prompt
+    instance: Instance
+    conversation: Conversation
+    seconds: float = 0.0
+    state: str | None = None
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens after the prompt, of the last path."""
+        return len(self.conversation.context) - len(self.conversation.prompt)
+
+    def next_request(self, max_tokens: int) -> Request:
+        """Of the next turn."""
+        prompt, sampling = self.opening, self.request.sampling
+        if self.turns:
+            prompt = replace(prompt, tokens=self.conversation.context)
+        if max_tokens < sampling.max_tokens:
+            sampling = replace(sampling, max_tokens=max_tokens)
+        return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling)
+
+    def add(self, completion: Completion) -> Turn:
+        """A turn of the model."""
+        self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason)
+        self.turns.append(Turn(completion, self.state))
+        return self.turns[-1]
+
+    def completion(self, *, cut: Cut, reward: float | None, attempts: int) -> Completion:
+        """The whole episode. What follows the last turn is no part of it: nothing is conditioned on that."""
+        paths = self.conversation.paths()
+        columns = [self._columns(path, number) for number, path in enumerate(paths)]
+        episodes = [
+            Episode(spans=tuple(map(self._span, path.spans)), cut=cut, attempts=attempts, forks=len(paths) - 1)
+            for path in paths
+        ]
+        *older, (last, episode) = zip(columns, episodes, strict=True)
+        return Completion(
+            **last,
+            finish_reason="length" if cut else "stop",
+            episode=replace(episode, reward=reward),
+            earlier=tuple(Completion(**of, finish_reason="stop", episode=path) for of, path in older),
+            opening=None if self.opening is self.request.prompt else self.opening,
+        )
+
+    def _span(self, span: Span) -> Span:
+        """The span, with what is known of its turn or of its answer."""
+        turn = self.turns[span.turn]
+        if span.role != "assistant":
+            return replace(span, error=any(error for _, error in turn.answers))
+        return replace(span, state=turn.state, reward=turn.reward, calls=turn.calls, unreadable=turn.unreadable)
+
+    def _columns(self, path: Path, number: int) -> dict[str, Any]:
+        """The columns of a path: of each sampled token what the engine said, of the others nothing but the version of
+        the turn before them."""
+        turns = [turn.completion for turn in self.turns]
+        ends = np.cumsum([part.tokens for part in path.spans])
+        places = [
+            (turns[part.turn], int(end) - part.tokens, int(end))
+            for part, end in zip(path.spans, ends, strict=True)
+            if part.sampled
+        ]
+        first, length = turns[0], len(path.tokens)
+        columns: dict[str, Any] = {}
+        for name in PER_TOKEN:
+            values = [getattr(completion, name) for completion, _, _ in places]
+            if all(value is not None for value in values):
+                columns[name] = _placed(values, [place[1:] for place in places], length, NOT_SAMPLED.get(name, 0))
+        if first.untruncated_log_prob is first.sampled_log_prob:
+            columns["untruncated_log_prob"] = columns["sampled_log_prob"]
+        columns["policy_version"] = _versions(columns["policy_version"], path.sampled)
+        if all(completion.sampling_mask is not None for completion, _, _ in places):
+            columns["sampling_mask"] = _masks(places, length)
+        return columns | {
+            "prompt_uid": first.prompt_uid,
+            "sample": first.sample,
+            "turn": number,
+            "tokens": path.tokens,
+            "sampled": path.sampled,
+            "text": places[-1][0].text,
+            "temperature": first.temperature,
+            "prompt_routed_experts": first.prompt_routed_experts,
+        }
+
+
+def _placed(values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], length: int, other: int) -> Any:
+    """[length, …] the values at their places."""
+    column = np.full((length, *values[0].shape[1:]), other, values[0].dtype)
+    for value, (start, end) in zip(values, places, strict=True):
+        column[start:end] = value
+    return column
+
+
+def _versions(versions: NDArray[Any], sampled: NDArray[Any]) -> NDArray[Any]:
+    """Of a token that was not sampled, that of the sampled one before it, or of the first."""
+    before = np.maximum.accumulate(np.where(sampled, np.arange(len(sampled)), -1))
+    return versions[np.where(before < 0, int(sampled.argmax()), before)]
+
+
+def _masks(places: Sequence[tuple[Completion, int, int]], length: int) -> SamplingMask:
+    parts, at = [], 0
+    for completion, start, end in places:
+        assert completion.sampling_mask is not None
+        parts += [_empty_sets(start - at), completion.sampling_mask]
+        at = end
+    return SamplingMask.joined([*parts, _empty_sets(length - at)])
+
+
+def _empty_sets(count: int) -> SamplingMask:
+    return SamplingMask.of_counts(np.empty(0, np.int32), np.zeros(count, np.int64))
+
+
+def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
+    """An episode without a result: no reward scores it."""
+    empty = Completion.of_text(request.prompt.uid, request.sample, "", finish_reason="abort")
+    return replace(
+        empty,
+        sampled=np.zeros(0, np.bool_),
+        temperature=request.sampling.temperature,
+        episode=Episode(failure=" ".join(failure.split())[:300], attempts=attempts),
+    )

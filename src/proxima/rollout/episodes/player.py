@@ -1,0 +1,319 @@
+"""Plays episodes: like an engine's `generate`, but each completion has several turns.
+
+The first turns of a prompt's completions go to the engine in one call, so that it reads the opening once; each further
+turn is a call of its own, as the episodes go on. The draws of a turn are keyed by (seed, uid, sample, turn) and the
+environment's seed by (seed, uid): an episode that is played again, after a kill or a failure of its environment, is the
+same one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from proxima.data import Completion, Message, Prompt
+from proxima.data.episode import Cut
+from proxima.data.random import EPISODE_SEED, mix
+from proxima.engine.protocol import Engine, Request
+from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts
+from proxima.environment.tool_calls import ToolFormat, read_calls
+from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
+from proxima.rollout.episodes.played import Played, Turn, failed_episode
+from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.task.prompts import with_system
+
+COLLATERAL = 16  # attempts that others' faults may end, beside `retries`
+T = TypeVar("T")
+
+
+class GivenUp(Exception):
+    """An episode that would fail again in the same way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How the episodes of a task are played.
+
+    Args:
+        settings: their limits.
+        context: tokens of prompt and episode together.
+        tool_format: how the model writes calls; None: it has no tools.
+        tools: their names.
+        responds: the environment answers what calls no tool.
+        rewards: there is an environment, whose turns have rewards.
+        instructions: text of the system message that describes the tools, where the chat template can't.
+        system: the system prompt of openings that have none.
+    """
+
+    settings: EpisodeSettings
+    context: int
+    tool_format: ToolFormat | None = None
+    tools: frozenset[str] = frozenset()
+    responds: bool = False
+    rewards: bool = False
+    instructions: str = ""
+    system: str | None = None
+
+
+class Episodes:
+    """Plays the episodes of a task.
+
+    Args:
+        engine: samples the turns.
+        hosts: run the environments; the caller closes them.
+        template: what renders the messages.
+        rules: the limits, and how the model writes calls.
+        now: seconds.
+
+    `seconds` is the time that environments took so far, all episodes together.
+    """
+
+    def __init__(
+        self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, now: Callable[[], float]
+    ) -> None:
+        self.engine, self.hosts, self.template, self.rules, self.now = engine, hosts, template, rules, now
+        self.seconds = 0.0
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Stream one finished episode per request, in any order. Closing it leaves no environment behind.
+
+        Raises:
+            Exception: of the engine.
+        """
+        arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
+        groups: dict[int, list[Request]] = {}
+        for request in requests:
+            groups.setdefault(request.prompt.uid, []).append(request)
+        tables = [GroupTable(self, group, arrivals.put_nowait) for group in groups.values()]
+        try:
+            for table in tables:
+                table.start(table.play)
+            for _ in requests:
+                arrival = await arrivals.get()
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                yield arrival
+        finally:
+            for table in tables:
+                table.close()
+            await asyncio.gather(*(task for table in tables for task in table.tasks), return_exceptions=True)
+
+    async def timed(self, call: Awaitable[T], before: float = 0.0) -> tuple[T, float]:
+        """What a call of an environment returns, and the seconds of its episode's calls with those `before`.
+
+        Raises:
+            EnvironmentFailure: of the call, or the episode takes too long.
+        """
+        began, limit = self.now(), self.rules.settings.seconds
+        try:
+            result = await call
+        finally:
+            taken = self.now() - began
+            self.seconds += taken
+        if before + taken > limit:
+            raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
+        return result, before + taken
+
+
+class GroupTable:
+    """The episodes of one prompt.
+
+    Args:
+        player: the settings.
+        requests: of the prompt.
+        deliver: gets each finished episode, and any other exception than those of an environment.
+    """
+
+    def __init__(
+        self, player: Episodes, requests: Sequence[Request], deliver: Callable[[Completion | BaseException], None]
+    ) -> None:
+        self.player, self.rules, self.requests, self.deliver = player, player.rules, requests, deliver
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.open: set[Any] = set()  # instances that nobody has ended
+        self.opening: Prompt | None = None  # of the first that opened
+
+    def start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        """Do it beside the others; what it raises is delivered."""
+
+        async def run() -> None:
+            try:
+                await work(*arguments)
+            except BaseException as error:
+                self.deliver(error)
+
+        task = asyncio.create_task(run())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def close(self) -> None:
+        """End what still runs."""
+        for task in self.tasks:
+            task.cancel()
+        for instance in self.open:
+            instance.drop()
+
+    async def begin(self) -> list[Played | Exception]:
+        """The openings of all episodes of the prompt, or why one has none."""
+        return await asyncio.gather(*map(self._begin, self.requests))
+
+    async def play(self) -> None:
+        """All episodes of the prompt: their openings together, then each on its own."""
+        begun = await self.begin()
+        played = {each.request.sample: each for each in begun if isinstance(each, Played)}
+        for request, each in zip(self.requests, begun, strict=True):
+            if not isinstance(each, Played):
+                self.start(self._play, request, each, None)
+        if not played:
+            return
+        first = [each.next_request(self._room(each)) for each in played.values()]
+        async with aclosing(self.player.engine.generate(first)) as stream:  # type: ignore[type-var]
+            async for completion in stream:
+                each = played.pop(completion.sample)
+                self.start(self._play, each.request, each, completion)
+        if played:
+            raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
+
+    async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
+        """An episode to its end; begun again where its environment fails."""
+        retries, collateral, attempts = self.rules.settings.retries, COLLATERAL, 1
+        while True:
+            try:
+                if not isinstance(begun, Played):
+                    raise begun
+                self.deliver(await self._to_end(begun, first, attempts))
+                return
+            except (EnvironmentFailure, GivenUp, ForkRefused) as failure:
+                if isinstance(begun, Played):
+                    self._drop(begun.instance)
+                if isinstance(failure, EnvironmentFailure) and failure.collateral and collateral:
+                    collateral -= 1
+                elif isinstance(failure, EnvironmentFailure) and retries:
+                    retries -= 1
+                else:
+                    self.deliver(failed_episode(request, str(failure), attempts))
+                    return
+            attempts += 1
+            begun = await self._begin(request)
+
+    async def _begin(self, request: Request) -> Played | Exception:
+        """A fresh environment and its opening; or why there is none."""
+        prompt = request.prompt
+        row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
+        seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
+        try:
+            instance, seconds = await self.player.timed(self.player.hosts.open(row, seed))
+        except EnvironmentFailure as failure:
+            return failure
+        self.open.add(instance)
+        try:
+            messages = self._opening(instance.opening, prompt)
+            conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
+            opening = self._checked(prompt, messages, conversation)
+        except GivenUp as reason:
+            self._drop(instance)
+            return reason
+        return Played(request, opening, instance, conversation, seconds, instance.state)
+
+    def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
+        """The messages that an episode begins with."""
+        messages = prompt.messages if given is None else with_system(given, self.rules.system)
+        if not any(message["content"] for message in messages if message["role"] == "user"):
+            raise GivenUp("neither `reset` of the environment nor the row gives a message")
+        if not self.rules.instructions:
+            return tuple(messages)
+        if messages[0]["role"] != "system":
+            return {"role": "system", "content": self.rules.instructions}, *messages
+        return {**messages[0], "content": f"{messages[0]['content']}\n\n{self.rules.instructions}"}, *messages[1:]
+
+    def _checked(self, prompt: Prompt, messages: tuple[Message, ...], conversation: Conversation) -> Prompt:
+        """The prompt that these messages make, the same for all episodes."""
+        tokens, context = conversation.prompt, self.rules.context
+        if len(tokens) >= context:
+            raise GivenUp(f"its opening has {len(tokens)} tokens, and the context {context} (model.max_length)")
+        if self.opening is None:
+            same = messages == prompt.messages and np.array_equal(tokens, prompt.tokens)
+            self.opening = prompt if same else replace(prompt, messages=messages, tokens=tokens)
+        if not np.array_equal(self.opening.tokens, tokens):
+            reason = "`reset` gives the completions of a prompt different messages"
+            raise GivenUp(f"{reason}: everything random must come from the row and the seed")
+        return self.opening
+
+    # ---- turns -------------------------------------------------------------------------------------------------------
+
+    async def _to_end(self, played: Played, first: Completion | None, attempts: int) -> Completion:
+        cut: Cut = ""
+        while True:
+            room, left = self._room(played), self._context_left(played)
+            completion = first or await self._sample(played.next_request(room))
+            first = None
+            turn = played.add(completion)
+            if completion.finish_reason == "abort":
+                raise GivenUp("the engine aborted a turn of it")
+            if completion.finish_reason == "length":
+                cut = "context" if len(completion.tokens) >= left else "tokens"
+                break
+            if await self._answered(played, turn):
+                break
+            if len(played.turns) == self.rules.settings.turns:
+                cut = "turns"
+                break
+            played.conversation.observe(self._shown([message for message, _ in turn.answers]))
+            if self._room(played) < 1:
+                cut = "context" if self._context_left(played) < 1 else "tokens"
+                break
+        at_end, played.seconds = await self.player.timed(played.instance.end(), played.seconds)
+        self.open.discard(played.instance)
+        return played.completion(cut=cut, reward=self._total(played, at_end), attempts=attempts)
+
+    async def _sample(self, request: Request) -> Completion:
+        async with aclosing(self.player.engine.generate([request])) as stream:  # type: ignore[type-var]
+            async for completion in stream:
+                return completion
+        raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
+
+    async def _answered(self, played: Played, turn: Turn) -> bool:
+        """Let tools and environment answer the turn; True if the episode ends with it."""
+        answers = list[Answer]()
+        if self.rules.tool_format:
+            read = read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools)
+            turn.calls, turn.unreadable = read.calls, read.unreadable
+            if turn.calls:
+                called, played.seconds = await self.player.timed(played.instance.call(turn.calls), played.seconds)
+                answers += called
+            turn.answers = [({"role": "tool", "content": f"error: {why}"}, True) for why in turn.unreadable]
+        if self.rules.responds and not answers and not turn.unreadable:
+            text = turn.completion.text
+            response, played.seconds = await self.player.timed(played.instance.respond(text), played.seconds)
+            answers = [response]
+        for answer in answers:
+            turn.reward += answer.reward
+            turn.answers += [(message, answer.error) for message in answer.messages]
+            played.state = played.state if answer.state is None else answer.state
+        return not turn.answers or any(answer.done for answer in answers)
+
+    def _shown(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The answers as the chat template takes them: one that knows no tools knows no role `tool` either."""
+        if not self.rules.instructions or all(message["role"] != "tool" for message in messages):
+            return messages
+        return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
+
+    def _total(self, played: Played, at_end: float | None) -> float | None:
+        """The reward of the whole episode; None: its environment gives none."""
+        of_turns = [turn.reward for turn in played.turns]
+        return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
+
+    def _context_left(self, played: Played) -> int:
+        return self.rules.context - len(played.conversation.context)
+
+    def _room(self, played: Played) -> int:
+        """Tokens that the next turn may have."""
+        limit = self.rules.settings.tokens
+        room = min(self._context_left(played), played.request.sampling.max_tokens)
+        return room if limit is None else min(room, limit - played.length)
+
+    def _drop(self, instance: Any) -> None:
+        self.open.discard(instance)
+        instance.drop()

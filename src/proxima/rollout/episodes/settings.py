@@ -1,0 +1,40 @@
+"""The settings of episodes."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from proxima.data import require
+
+Forks = Literal["train", "refuse"]
+ToolFormat = Literal["auto", "hermes", "llama", "xml", "code"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """How long an episode may be, and where its environment runs. An episode beyond `turns` or `tokens` ends there, and
+    is scored and trained; one whose environment fails or takes too long is begun again."""
+
+    turns: Annotated[int, "messages of the model at most; `sampling.max_tokens` bounds each of them"] = 8
+    tokens: Annotated[int | None, "tokens after the prompt at most, those of answers too; null: the context"] = None
+    call_seconds: Annotated[float, "that a call of the environment or of a tool may take"] = 30.0
+    seconds: Annotated[float, "that all calls of an episode may take together"] = 600.0
+    retries: Annotated[int, "how often an episode whose environment failed is begun again"] = 2
+    workers: Annotated[int, "processes in which environments run"] = 2
+    memory_mb: Annotated[int, "MiB that such a process may need; 0: no limit"] = 1024
+    forks: Annotated[
+        Forks, "where the chat template rewrites what the model saw: train each version, or refuse the episode"
+    ] = "train"
+    tool_format: Annotated[
+        ToolFormat, "how the model writes a call; auto: as its chat template does, or else in XML tags"
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        for name, least in (("turns", 1), ("retries", 0), ("workers", 1), ("memory_mb", 0)):
+            require(getattr(self, name) >= least, name, getattr(self, name), f"must be >= {least}")
+        bound, remedy = "must be >= 1: an episode has one turn at least", "null: the context is the limit"
+        require(self.tokens is None or self.tokens >= 1, "tokens", self.tokens, bound, remedy=remedy)
+        for name in ("call_seconds", "seconds"):
+            require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "must be > 0 and finite")
+        bound = f"must be >= call_seconds={self.call_seconds:g}, or no call could take as long"
+        require(self.seconds >= self.call_seconds, "seconds", self.seconds, bound)

@@ -1,0 +1,33 @@
+"""How episodes are stored: a row a path, with columns that the files of other runs don't have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from proxima.data import Completion, Episode
+
+COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "sampled": (pa.list_(pa.field("element", pa.bool_(), nullable=False)), "false: the model did not write the token"),
+    "episode": (pa.string(), "JSON: the messages, and how it ended"),
+}
+
+
+def with_episodes(plain: pa.Schema) -> pa.Schema:
+    """The schema, with these columns."""
+    for name, (kind, doc) in COLUMNS.items():
+        plain = plain.append(pa.field(name, kind, metadata={"doc": doc}))
+    return plain
+
+
+def stored_episode(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a path."""
+    return {"sampled": row["sampled"], "episode": Episode.from_json(row["episode"])}
+
+
+def joined_paths(paths: Sequence[Completion]) -> tuple[Completion, ...]:
+    """Each sample with all its paths, which follow one another, the last of them last."""
+    samples = (tuple(members) for _, members in groupby(paths, key=lambda path: path.sample))
+    return tuple(replace(last, earlier=tuple(earlier)) for *earlier, last in samples)

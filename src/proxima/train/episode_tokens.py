@@ -1,0 +1,131 @@
+"""The tokens of episodes as a token advantage reads them: a sequence an episode, its turns, and what these are paid."""
+
+from collections.abc import Hashable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from proxima.core.advantage import TokenRewards
+from proxima.data import Completion, PackedBatch
+
+
+class TrainedTurn(NamedTuple):
+    """A turn of the model in a path: its number, its reward by the environment, which tokens of the path it wrote, and
+    what stands for the state that it saw."""
+
+    number: int
+    reward: float
+    places: NDArray[np.intp]
+    state: Hashable
+
+
+def turns_of(path: Completion) -> Iterator[TrainedTurn]:
+    """The turns that are trained in a path; a completion without an episode is one turn.
+
+    The state before a turn is `Span.state`, or else the tokens of the path between the model's message before it and
+    the turn: the last observation, which is empty before the first turn.
+
+    Raises:
+        ValueError: the spans do not have the tokens of the path.
+    """
+    count = len(path.tokens)
+    sampled = np.ones(count, np.bool_) if path.sampled is None else path.sampled
+    if path.episode is None:
+        yield TrainedTurn(0, 0.0, sampled.nonzero()[0], b"")
+        return
+    start = seen = 0  # of the span; of what came after the model's last message
+    for span in path.episode.spans:
+        end = start + span.tokens
+        if span.sampled:
+            state = path.tokens[seen:start].tobytes() if span.state is None else span.state
+            yield TrainedTurn(span.turn, span.reward, start + sampled[start:end].nonzero()[0], state)
+        if span.role == "assistant":
+            seen = end
+        start = end
+    if start != count:
+        place = f"prompt {path.prompt_uid}, sample {path.sample}, turn {path.turn}"
+        raise ValueError(f"{place}: its spans have {start} tokens, its path {count}")
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeTokens:
+    """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths are the
+    time steps of an episode: each is sampled in one path alone, and the paths are in the order of time.
+
+    Args:
+        batch: the paths.
+        episodes: the completions that they are of.
+        turn_weight: of the rewards of turns, as the score has them.
+    """
+
+    batch: PackedBatch
+    episodes: Sequence[Completion]
+    turn_weight: float = 0.0
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """[S+1] the number of the first path of each episode, and that of all paths."""
+        return [0, *accumulate(len(episode.paths) for episode in self.episodes)]
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """[S+1] the edges of the episodes on the axis of the tokens."""
+        return self.batch.cu_seqlens[self.ends]
+
+    @cached_property
+    def turns(self) -> list[tuple[int, TrainedTurn]]:
+        """The turns of all paths with the number of the episode, their `places` on the axis of the tokens."""
+        edges, path = self.batch.cu_seqlens.tolist(), 0
+        out: list[tuple[int, TrainedTurn]] = []
+        for i, episode in enumerate(self.episodes):
+            for each in episode.paths:
+                out += [(i, turn._replace(places=edges[path] + turn.places)) for turn in turns_of(each)]
+                path += 1
+        return out
+
+    @cached_property
+    def paid_by_turn(self) -> Tensor | None:
+        """[N] float64, reward units, what is paid before the end: a turn's weighted reward at its last token, and minus
+        their sum at the episode's last loss token, for the score has it already. So the rewards of an episode's tokens
+        add up to its score. A turn without a token is paid at the end. None: no turn is paid."""
+        last = {(i, turn.number): turn for i, turn in self.turns if len(turn.places)}
+        if not any(self.turn_weight * turn.reward for turn in last.values()):
+            return None
+        paid = torch.zeros(len(self.batch.loss_mask), dtype=torch.float64)
+        end = {i: turn.places[-1] for (i, _), turn in last.items()}
+        for (i, _), turn in last.items():
+            paid[turn.places[-1]] += self.turn_weight * turn.reward
+            paid[end[i]] -= self.turn_weight * turn.reward
+        return paid
+
+    def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
+        """The input of a token advantage that has these `needs`.
+
+        Args:
+            reward: [N] reward units.
+            needs: the advantage's.
+            bootstrap: of each path; that of an episode is its last one's.
+        """
+        batch, ends = self.batch, self.ends
+        more: dict[str, Any] = {name: getattr(batch, name) for name in needs - {"turn", "state"}}
+        more |= {name: column for name, column in self._turn_columns().items() if name in needs}
+        if bootstrap is not None:
+            more["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in ends[1:]], dtype=reward.dtype)
+        facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": self.cu_seqlens}
+        return TokenRewards(**facts | more | {"group": batch.group[ends[:-1]]})
+
+    def _turn_columns(self) -> dict[str, Tensor]:
+        """`turn` and `state`, [N] int64."""
+        group = self.batch.group[self.ends[:-1]].tolist()
+        numbers: dict[Hashable, int] = {}
+        columns = {name: torch.full((len(self.batch.loss_mask),), -1) for name in ("turn", "state")}
+        for i, turn in self.turns:
+            columns["turn"][turn.places] = turn.number
+            columns["state"][turn.places] = numbers.setdefault((group[i], turn.state), len(numbers))
+        return columns

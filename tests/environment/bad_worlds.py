@@ -1,0 +1,60 @@
+"""Classes and functions that are no environments and no tools."""
+
+
+class NoTypes:
+    def turn(self, way):
+        """Turn.
+
+        Args:
+            way: where to
+        """
+
+
+class NoDocstring:
+    def turn(self, way: str) -> str:
+        return way
+
+
+class NoArgs:
+    def turn(self, way: str) -> str:
+        """Turn."""
+
+
+class Unknown:
+    def turn(self, way: object) -> str:
+        """Turn.
+
+        Args:
+            way: where to
+        """
+
+
+class Stars:
+    def turn(self, *ways: str) -> str:
+        """Turn.
+
+        Args:
+            ways: where to
+        """
+
+
+class Nothing:
+    def reset(self):
+        pass
+
+
+class Raises:
+    def __init__(self):
+        raise OSError("no board")
+
+
+def calculate(expression: str) -> str:
+    """Compute.
+
+    Args:
+        expression: a sum
+    """
+
+
+def untyped(x):
+    return x

@@ -1,0 +1,158 @@
+"""An environment that misbehaves in the way that its row names."""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from proxima.environment import Reply
+
+
+def forks(children, seconds):
+    for _ in range(children):
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+    time.sleep(seconds)
+
+
+def forks_and_returns():
+    os.fork()
+
+
+def writes_to_all_files():
+    for fd in range(3, 64):
+        with suppress(OSError):
+            os.write(fd, b'{"id": 1}\n')
+
+
+def circular():
+    inside = [{"role": "user", "content": "x"}]
+    inside.append(inside)
+    return inside
+
+
+def deletes_its_module():
+    for name in [name for name in sys.modules if name.endswith("hostile")]:
+        del sys.modules[name]
+
+
+def changes_directory():
+    folder = f"/tmp/proxima-hostile-{os.getpid()}"
+    os.mkdir(folder)
+    os.chdir(folder)
+    shutil.rmtree(folder)
+
+
+def breaks_json():
+    json.dumps = None
+
+
+def recursion():
+    return recursion()
+
+
+def leaves_threads():
+    for _ in range(8):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+def spins():
+    while True:
+        pass
+
+
+def raises(error):
+    raise error
+
+
+class Circle:
+    """Freeing it takes forever."""
+
+    def __del__(self):
+        time.sleep(60)
+
+
+RESPOND = {
+    "good": lambda: "yes",
+    "raises": lambda: raises(OSError("no disk")),
+    "interrupt": lambda: raises(KeyboardInterrupt()),
+    "base": lambda: raises(BaseException("all")),
+    "hangs": lambda: time.sleep(60),
+    "spins": spins,
+    "spins in C": lambda: re.match(r"(?:a+)+$", "a" * 40 + "!"),
+    "async hang": lambda: asyncio.sleep(60),
+    "forks": lambda: forks(1, 0),
+    "forks and returns": forks_and_returns,
+    "many forks": lambda: forks(100, 60),
+    "exits": lambda: os._exit(3),
+    "sys.exit": lambda: sys.exit(0),
+    "segfault": lambda: ctypes.string_at(0),
+    "kills itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "alarm": lambda: [signal.setitimer(signal.ITIMER_REAL, 0.01), time.sleep(60)],
+    "prints": lambda: [print("x" * 1000) for _ in range(20_000)] and "printed",
+    "prints to files": lambda: [os.write(fd, b"x" * 65536) for fd in (1, 2) for _ in range(100)] and "printed",
+    "writes to all files": writes_to_all_files,
+    "closes all files": lambda: os.closerange(3, 256),
+    "closes input": lambda: os.close(0) or "closed",
+    "closes output": lambda: sys.stdout.close() or "closed",
+    "eats memory": lambda: [bytearray(1 << 24) for _ in range(1000)] and "eaten",
+    "recursion": recursion,
+    "breaks json": breaks_json,
+    "changes directory": lambda: changes_directory() or "gone",
+    "leaves threads": lambda: leaves_threads() or "left",
+    "deletes its module": lambda: deletes_its_module() or "deleted",
+    "stops collecting": lambda: gc.disable() or "stopped",
+    "None": lambda: None,
+    "number": lambda: float("nan"),
+    "object": object,
+    "bytes": lambda: b"bytes",
+    "generator": lambda: (x for x in "ab"),
+    "circular": circular,
+    "dict": lambda: {"role": "user", "content": "x"},
+    "long text": lambda: "x" * 50_000_000,
+    "surrogate": lambda: "half \ud83d",
+    "no messages": lambda: [{"text": "x"}],
+    "image": lambda: [{"role": "user", "content": [{"type": "image"}]}],
+    "wrong role": lambda: [{"role": "assistant", "content": "I win"}],
+    "done is a text": lambda: Reply(content="x", done="false"),
+    "reward is a text": lambda: Reply(content="x", reward="1"),
+    "reward is NaN": lambda: Reply(content="x", reward=float("nan")),
+    "reward is infinite": lambda: Reply(content="x", reward=float("inf")),
+    "state is a number": lambda: Reply(content="x", state=3),
+}
+RESET = {
+    "reset raises": lambda: raises(ValueError("no")),
+    "reset hangs": lambda: time.sleep(60),
+    "reset returns a number": lambda: 3,
+    "reset returns nothing": list,
+}
+END = {
+    "end raises": lambda: raises(ZeroDivisionError("no")),
+    "end hangs": lambda: time.sleep(60),
+    "end is None": lambda: None,
+    "end is NaN": lambda: float("nan"),
+    "end is a text": lambda: "1",
+    "end exits": lambda: os._exit(0),
+}
+
+
+class Hostile:
+    def reset(self, kind, **columns):
+        self.kind = kind
+        self.circle = Circle() if kind == "freeing hangs" else None
+        return RESET[kind]() if kind in RESET else None
+
+    def respond(self, text):
+        return RESPOND.get(self.kind, RESPOND["good"])()
+
+    def get_reward(self):
+        return END[self.kind]() if self.kind in END else 1.0

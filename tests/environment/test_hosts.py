@@ -1,0 +1,376 @@
+"""Environments in worker processes: order, limits, blame, and what hostile ones do."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from proxima.data import ToolCall
+from proxima.environment import EnvironmentFailure, EnvironmentSpec, HostLimits, Hosts
+from tests.environment.hostile import END, RESET, RESPOND
+
+QUESTION = ({"role": "user", "content": "What?"},)
+DONE = "done"  # the episode ends with its reward
+NONSENSE = "expected a text, messages or a Reply"
+TIME = "timed out after 0.5 s"
+OUTCOMES = {
+    "raises": r"OSError: no disk \(hostile.py:\d+\)",
+    "interrupt": "KeyboardInterrupt",
+    "base": "BaseException: all",
+    "hangs": TIME,
+    "spins": TIME,
+    "spins in C": TIME,
+    "async hang": TIME,
+    "forks": f"respond returned None, {NONSENSE}",
+    "forks and returns": f"respond returned None, {NONSENSE}",
+    "many forks": TIME,
+    "exits": "its worker ended",
+    "sys.exit": "SystemExit: 0",
+    "segfault": r"its worker died \(SIGSEGV\)",
+    "kills itself": r"its worker died \(SIGKILL\)",
+    "alarm": r"its worker died \(SIGALRM\)",
+    "prints": DONE,
+    "prints to files": DONE,
+    "writes to all files": "something wrote into its worker's socket",
+    "closes all files": "its worker ended",
+    "closes input": DONE,
+    "closes output": DONE,
+    "eats memory": "MemoryError: above the worker's limit",
+    "recursion": "RecursionError",
+    "breaks json": "its worker ended",
+    "changes directory": DONE,
+    "leaves threads": DONE,
+    "deletes its module": DONE,
+    "stops collecting": DONE,
+    "None": f"respond returned None, {NONSENSE}",
+    "number": f"respond returned a value of type float, {NONSENSE}",
+    "object": f"respond returned a value of type object, {NONSENSE}",
+    "bytes": f"respond returned a value of type bytes, {NONSENSE}",
+    "generator": f"respond returned a value of type generator, {NONSENSE}",
+    "circular": "respond returned a value of type list, expected a list of messages",
+    "dict": f"respond returned a value of type dict, {NONSENSE}",
+    "long text": "respond returned a text of 50,000,000 characters; at most 1,048,576 are allowed",
+    "surrogate": "respond returned a text with a lone surrogate",
+    "no messages": "respond returned a message with the keys text, expected role and content",
+    "image": "respond returned a value of type list, expected a text",
+    "wrong role": "respond returned a message of role 'assistant', expected user, tool, system",
+    "done is a text": "Reply.done of respond is a value of type str, expected True or False",
+    "reward is a text": "Reply.reward of respond is a value of type str, expected a number",
+    "reward is NaN": "Reply.reward of respond is nan, expected a finite number",
+    "reward is infinite": "Reply.reward of respond is inf, expected a finite number",
+    "state is a number": "Reply.state of respond is a value of type int, expected a text",
+    "reset raises": r"ValueError: no \(hostile.py:\d+\)",
+    "reset hangs": TIME,
+    "reset returns a number": f"reset returned a value of type int, {NONSENSE}",
+    "reset returns nothing": "reset gave no prompt, and the row has none",
+    "end raises": "ZeroDivisionError: no",
+    "end hangs": TIME,
+    "end is None": "get_reward is None, expected a number",
+    "end is NaN": "get_reward is nan, expected a finite number",
+    "end is a text": "get_reward is a value of type str, expected a number",
+    "end exits": "its worker ended",
+    "freeing hangs": TIME,
+}
+
+
+def spec(name, **arguments):
+    return EnvironmentSpec(kind=f"tests.environment.{name}", arguments=arguments)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=0.5, memory_mb=128))
+    yield made
+    assert family(os.getpid(), "fork_server.py") != []
+    made.close()
+    assert family(os.getpid(), "fork_server.py") == []
+
+
+async def play(hosts, kind):
+    """The reward, or why there is none."""
+    try:
+        instance = await hosts.open({"messages": QUESTION, "kind": kind}, seed=0)
+        (message,) = (await instance.respond("go")).messages
+        assert message["role"] == "user"
+        return await instance.end()
+    except EnvironmentFailure as failure:
+        return failure
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_a_hostile_environment_costs_its_own_episode(hosts, kind):
+    async def run():
+        bystander = await hosts.open({"messages": QUESTION, "kind": "good"}, seed=0)
+        epoch = hosts._hosts[0].epoch
+        hostile = await play(hosts, kind)
+        try:
+            beside = await bystander.respond("?")
+        except EnvironmentFailure as failure:
+            beside = failure
+        bystander.drop()
+        return hostile, beside, hosts._hosts[0].epoch - epoch, await play(hosts, "good")
+
+    hostile, beside, killed, after = asyncio.run(run())
+    if OUTCOMES[kind] == DONE:
+        assert hostile == 1.0 and killed == 0
+    else:
+        assert not hostile.collateral
+        assert re.search(OUTCOMES[kind], hostile.reason), hostile.reason
+        assert len(hostile.reason) < 200 and "\n" not in hostile.reason
+    assert killed <= 1 and after == 1.0
+    if killed:
+        assert beside.collateral and beside.reason == f"another episode ended its worker: {hostile.reason}"
+    else:
+        assert beside.messages == ({"role": "user", "content": "yes"},)
+    assert not hosts._hosts[0].alive
+
+
+def test_every_hostile_kind_has_an_outcome():
+    assert {*RESPOND, *RESET, *END, "freeing hangs"} - {"good"} == set(OUTCOMES)
+
+
+def everything():
+    """Each process that runs, by number: its parent and its command line. No zombies."""
+    listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
+    lines = [line.split(None, 3) for line in listed.splitlines()]
+    return {int(pid): (int(above), args) for pid, above, stat, args in lines if "Z" not in stat}
+
+
+def below(pid, above, processes):
+    while pid in processes and pid != above:
+        pid = processes[pid][0]
+    return pid == above
+
+
+def family(above, name):
+    """The command lines of the processes below one that hold a name."""
+    processes = everything()
+    return [
+        args for pid, (_, args) in processes.items() if pid != above and name in args and below(pid, above, processes)
+    ]
+
+
+def at_once(*coroutines):
+    async def run():
+        return await asyncio.gather(*coroutines)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def opened():
+    made = []
+
+    def open_hosts(name, tools=(), **limits):
+        kind = f"tests.environment.worlds:{name}" if name else None
+        made.append(Hosts(EnvironmentSpec(kind=kind, tools=tools), HostLimits(**{"workers": 1, **limits})))
+        return made[-1]
+
+    yield open_hosts
+    for hosts in made:
+        hosts.close()
+
+
+def test_many_hostile_episodes_at_once(hosts):
+    """Each hostile one fails once by its own fault however often others end its worker; every good one ends well."""
+    hostile = [kind for kind, outcome in OUTCOMES.items() if outcome not in (DONE, TIME)]
+
+    async def until_its_own(kind):
+        tries = 0
+        while isinstance(result := await play(hosts, kind), EnvironmentFailure) and result.collateral:
+            tries += 1
+            assert tries <= len(hostile)
+        return result
+
+    kinds = [kind for pair in zip(hostile, ["good"] * len(hostile), strict=True) for kind in pair]
+    for kind, result in zip(kinds, at_once(*map(until_its_own, kinds)), strict=True):
+        assert result == 1.0 if kind == "good" else re.search(OUTCOMES[kind], result.reason), (kind, result)
+
+
+def test_calls_keep_their_order_and_stay_apart(opened):
+    hosts = opened("Counter", workers=2)
+
+    async def count(number):
+        instance = await hosts.open({"messages": QUESTION, "start": number}, seed=number)
+        answers = [await instance.call([ToolCall(name="add", arguments={"count": 1})] * 2) for _ in range(3)]
+        return [a.messages[0]["content"] for pair in answers for a in pair], await instance.end()
+
+    for number, (contents, reward) in enumerate(at_once(*(count(i) for i in range(20)))):
+        assert contents == [str(number + i) for i in range(1, 7)] and reward == number + 6
+    assert hosts.started == 2 and not any(host.alive for host in hosts._hosts)
+
+
+def test_calls_that_cannot_be_made_are_told_to_the_model(opened):
+    hosts = opened("Counter")
+    told = {
+        ("nothing", ()): "error: there is no tool 'nothing', only add, choose, fetch, finish",
+        ("add", (("number", 1),)): "error: add has no argument 'number', only count",
+        ("add", ()): "error: add needs the argument 'count'",
+        ("add", (("count", "many"),)): 'error: count must be integer, not "many"',
+        ("add", (("count", True),)): "error: count must be integer, not true",
+        ("add", (("count", -1),)): "error: only forwards",
+        ("add", (("count", 1000),)): "error: KeyError: 1000",
+        ("choose", (("way", "up"),)): 'error: way must be one of left, right, not "up"',
+    }
+
+    async def run():
+        instance = await hosts.open({"messages": QUESTION, "start": 0}, seed=0)
+        calls = [ToolCall(name=name, arguments=dict(arguments)) for name, arguments in told]
+        return await instance.call(calls)
+
+    answers = asyncio.run(run())
+    assert [answer.messages[0]["content"] for answer in answers] == list(told.values())
+    assert all(answer.error and not answer.done and answer.messages[0]["role"] == "tool" for answer in answers)
+
+
+def test_a_fault_of_the_environment_in_a_tool_is_no_observation(opened):
+    async def run(hosts):
+        instance = await hosts.open({"messages": QUESTION, "start": 0}, seed=0)
+        await instance.call([ToolCall(name="add", arguments={"count": 404})])
+
+    with pytest.raises(EnvironmentFailure, match="ConnectionError: no server"):
+        asyncio.run(run(hosts := opened("Counter")))
+    assert not hosts._hosts[0].alive
+
+
+def test_coroutines_share_a_loop_and_done_ends_the_calls(opened):
+    hosts = opened("Counter")
+
+    async def run():
+        instance = await hosts.open({"messages": QUESTION, "start": 0}, seed=0)
+        first, second = await instance.call([ToolCall(name="fetch")] * 2)
+        assert first.messages[0]["content"] == second.messages[0]["content"]
+        return await instance.call([ToolCall(name="finish"), ToolCall(name="add", arguments={"count": 1})])
+
+    finished, skipped = asyncio.run(run())
+    assert finished.done and finished.reward == 2.0 and finished.messages[0]["content"] == "over"
+    assert skipped.done and skipped.messages == () and not skipped.error
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "opening"),
+    [
+        ("Columns", {"messages": QUESTION, "a": 1, "b": 2}, "What?a=1 b=2 seed=7"),
+        ("Columns", {"messages": QUESTION, "a": 1, "b": 2, "seed": 3}, "What?a=1 b=2 seed=3"),
+        ("Row", {"messages": QUESTION, "seed": 3}, "What?messages, seed seed=7"),
+        ("Row", {}, " seed=7"),
+        ("NoReset", {"messages": QUESTION}, None),
+    ],
+)
+def test_what_reset_gets_and_gives(opened, name, row, opening):
+    instance = asyncio.run(opened(name).open(row, seed=7))
+    assert instance.opening == (None if opening is None else ({"role": "user", "content": opening},))
+    assert instance.state == ("begun" if name == "Columns" else None)
+
+
+def test_functions_without_a_class(opened):
+    hosts = opened(None, tools=("proxima.environment.calculator:calculate",))
+
+    async def run():
+        instance = await hosts.open({"messages": QUESTION}, seed=0)
+        answers = await instance.call([ToolCall(name="calculate", arguments={"expression": "2*3"})])
+        return instance.opening, answers[0].messages[0]["content"], await instance.end()
+
+    assert asyncio.run(run()) == (None, "6", None)
+
+
+def test_output_goes_to_a_file_that_does_not_grow(opened, tmp_path):
+    log = tmp_path / "environment.log"
+    hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, log=log))
+    try:
+        assert asyncio.run(play(hosts, "prints")) == 1.0
+        assert isinstance(asyncio.run(play(hosts, "raises")), EnvironmentFailure)
+    finally:
+        hosts.close()
+    assert 1_000_000 < log.stat().st_size <= 1 << 20
+
+
+def test_the_first_reset_of_a_worker_may_take_longer(opened):
+    async def run():
+        hosts = opened("SlowStart", call_seconds=0.3, start_seconds=30)
+        for _ in range(2):
+            await (await hosts.open({"messages": QUESTION}, seed=0)).respond("")
+        return hosts.started
+
+    assert asyncio.run(run()) == 1
+
+
+@pytest.mark.parametrize("how", ["idle", "fork server"])
+def test_processes_that_others_kill_are_replaced(opened, how):
+    hosts = opened("NoReset")
+
+    async def run():
+        first = await hosts.open({"messages": QUESTION}, seed=0)
+        worker, server = hosts._hosts[0]._worker, hosts._server._server
+        os.kill(worker._pid if how == "idle" else parent(worker._pid), signal.SIGKILL)
+        server._process.wait() if how != "idle" else time.sleep(0.1)
+        with pytest.raises(EnvironmentFailure, match="between two calls|its worker died|its worker ended"):
+            await first.respond("")
+        second = await hosts.open({"messages": QUESTION}, seed=0)
+        return await second.respond("")
+
+    assert asyncio.run(run()).messages[0]["content"] == "yes"
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_close_while_a_call_runs_and_after():
+    async def run():
+        hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1))
+        instance = await hosts.open({"messages": QUESTION, "kind": "hangs"}, seed=0)
+        call = asyncio.ensure_future(instance.respond(""))
+        waiting = asyncio.ensure_future(instance.respond(""))
+        await asyncio.sleep(0.2)
+        begun = time.monotonic()
+        hosts.close()
+        hosts.close()
+        results = await asyncio.gather(call, waiting, return_exceptions=True)
+        with pytest.raises(EnvironmentFailure, match="closed"):
+            await hosts.open({"messages": QUESTION}, seed=0)
+        return results, time.monotonic() - begun
+
+    (called, waited), seconds = asyncio.run(run())
+    assert isinstance(called, EnvironmentFailure) and isinstance(waited, asyncio.CancelledError | EnvironmentFailure)
+    assert seconds < 10
+
+
+ORPHANS = """
+import asyncio, sys
+from proxima.environment import EnvironmentSpec, HostLimits, Hosts
+async def main():
+    hosts = Hosts(EnvironmentSpec(kind="tests.environment.hostile:Hostile"), HostLimits(call_seconds=600))
+    row = {"kind": "many forks", "messages": [{"role": "user", "content": "x"}]}
+    instances = [await hosts.open(row, seed=0) for _ in range(2)]
+    asyncio.get_running_loop().call_later(0.5, lambda: print(hosts._server._server._process.pid, flush=True))
+    await asyncio.gather(*(instance.respond("") for instance in instances))
+asyncio.run(main())
+"""
+
+
+def test_no_process_outlives_the_run():
+    run = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    run.stdout.readline()
+    assert len(family(run.pid, "fork_server.py")) > 100
+    processes = everything()
+    mark = {pid for pid in processes if below(pid, run.pid, processes)}
+    run.kill()
+    run.communicate()
+    for _ in range(600):
+        if not mark & everything().keys():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still running: {mark & everything().keys()}")
+
+
+@pytest.mark.parametrize("field", ["workers", "call_seconds", "start_seconds"])
+def test_bad_limits(field):
+    with pytest.raises(ValueError, match=f"{field}=0 must be >"):
+        HostLimits(**{field: 0})

@@ -1,0 +1,233 @@
+"""What a class offers, and every complaint before the run."""
+
+import asyncio
+import re
+
+import pytest
+from transformers.utils import chat_template_utils
+
+from proxima.data import FieldError, ToolCall
+from proxima.environment import EnvironmentSpec, HostLimits, Hosts
+from proxima.environment.interface import EnvironmentInterface, read_interface
+from tests.environment import bad_worlds
+
+SCHEMALESS = "has the tool 'turn' without a schema: "
+BAD = {
+    "NoTypes": f"{SCHEMALESS}Argument way is missing a type hint in function turn; give every parameter a type",
+    "NoDocstring": f"{SCHEMALESS}Cannot generate JSON schema for turn because it has no docstring",
+    "NoArgs": f"{SCHEMALESS}Cannot generate JSON schema for turn because the docstring has no description",
+    "Unknown": f"{SCHEMALESS}Couldn't convert the type hint",
+    "Stars": "has the tool 'turn' with the parameter *ways: str; name its parameters",
+    "Nothing": "has neither a tool nor a method `respond`; a tool is a public method with types and a docstring",
+    "Raises": "can't be made: OSError: no board",
+    "Missing": "has no 'Missing'; known: ",
+    "Raise": "has no 'Raise'; did you mean 'Raises'?",
+}
+
+
+@pytest.fixture(autouse=True)
+def torch_is_there_again(monkeypatch):
+    """What a worker tells transformers must not be told in this process."""
+    monkeypatch.setattr(chat_template_utils, "is_torch_available", chat_template_utils.is_torch_available)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_class_that_is_no_environment(name):
+    kind = f"tests.environment.bad_worlds:{name}"
+    with pytest.raises(FieldError) as raised:
+        read_interface(**EnvironmentSpec(kind=kind).to_json())
+    assert raised.value.field == "environment" and raised.value.value == kind
+    assert BAD[name] in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_bad_ones_are_all_tried():
+    classes = {name for name, value in vars(bad_worlds).items() if isinstance(value, type)}
+    assert classes == set(BAD) - {"Missing", "Raise"}
+
+
+CALCULATE = "proxima.environment.calculator:calculate"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "gues"}, "environment='gues' is unknown; did you mean 'guess'?"),
+        ({"kind": "./maze.py:Maze"}, "must be module:Class; as maze:Maze, from this folder or PYTHONPATH"),
+        ({"kind": "no_such_module:Maze"}, "can't be imported: there is no module 'no_such_module'; put its folder"),
+        (
+            {"kind": "guess", "arguments": {"lo": 1}},
+            "can't be made: got an unexpected keyword argument 'lo'; it takes (lo",
+        ),
+        ({"kind": "guess", "arguments": {"high": 1}}, "environment.high=1 must be above low=1"),
+        (
+            {"kind": "calculator", "tools": (CALCULATE,)},
+            "has a method 'calculate', and tools has a function of this name",
+        ),
+        (
+            {"tools": (CALCULATE, "tests.environment.bad_worlds:calculate")},
+            "is the second tool 'calculate'; rename one",
+        ),
+        ({"tools": ("calculate",)}, "tools='calculate' must be module:function; as calculate:function"),
+        ({"tools": ("tests.environment.bad_worlds:untyped",)}, "has the tool 'untyped' without a schema"),
+        ({}, "tools=[] names no tool"),
+    ],
+)
+def test_a_recipe_that_names_no_environment(fields, message):
+    with pytest.raises(FieldError, match=re.escape(message)):
+        read_interface(**EnvironmentSpec(**fields).to_json())
+
+
+def test_a_complaint_comes_back_from_the_worker_whole():
+    with pytest.raises(FieldError) as raised:
+        _ = EnvironmentSpec(kind="guess", arguments={"high": 1}).interface
+    error = raised.value
+    assert (error.field, error.value, error.bound) == ("environment.high", 1, "must be above low=1")
+
+
+def test_an_import_that_ends_or_hangs_does_not_end_or_hang_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("proxima.environment.interface.START_SECONDS", 1.0)
+    for name, body, message in [
+        ("exits", "import os; os._exit(0)", "can't be loaded: its worker ended"),
+        ("sleeps", "import time; time.sleep(600)", "can't be loaded: timed out after 1 s"),
+        ("broken", "1 +", "can't be imported: SyntaxError"),
+        ("absent", "import nothing_like_this", "there is no module 'nothing_like_this'"),
+    ]:
+        (tmp_path / f"{name}_world.py").write_text(body)
+        with pytest.raises(FieldError, match=re.escape(message)):
+            _ = EnvironmentSpec(kind=f"{name}_world:World").interface
+
+
+TRL = '''
+class Adder:
+    # The contract of TRL 1.16's environment_factory: no arguments, reset(**columns), tools, perhaps get_reward.
+    def __init__(self):
+        self.total = 0
+        self.done = False
+
+    def reset(self, target: int = 3, **kwargs) -> str | None:
+        self.total, self.target = 0, target
+        return f" The total is 0, the target {target}."
+
+    def _hidden(self):
+        pass
+
+    @property
+    def costly(self):
+        raise RuntimeError("computed")
+
+    async def add(self, amount: int, times: int = 1) -> str:
+        """
+        Add to the total.
+
+        Args:
+            amount: What to add.
+            times: How often.
+
+        Returns:
+            The total so far.
+        """
+        self.total += amount * times
+        if self.total > self.target:
+            raise ValueError("Game over.")
+        return f"{self.total}"
+
+    def peek(self) -> dict:
+        """Look at the total."""
+        return {"total": self.total}
+
+    async def get_reward(self) -> float:
+        return 1.0 if self.total == self.target else 0.0
+'''
+
+
+def test_a_class_written_for_trl_runs_unchanged(tmp_path, monkeypatch):
+    (tmp_path / "trl_world.py").write_text(TRL)
+    monkeypatch.chdir(tmp_path)
+    spec = EnvironmentSpec(kind="trl_world:Adder")
+    interface = spec.interface
+    assert list(interface.tools) == ["add", "peek"] and not interface.responds and interface.reward == "get_reward"
+    assert interface.tools["add"] == {
+        "type": "object",
+        "properties": {
+            "amount": {"type": "integer", "description": "What to add."},
+            "times": {"type": "integer", "description": "How often."},
+        },
+        "required": ["amount"],
+    }
+    hosts = Hosts(spec, HostLimits(workers=1))
+
+    async def run():
+        row = {"messages": [{"role": "user", "content": "Add."}], "target": 4, "other": None}
+        instance, other = await hosts.open(row, seed=0), await hosts.open(row, seed=0)
+        many, one = {"amount": 2, "times": "2"}, {"amount": 1}
+        calls = [("add", many), ("peek", {})]
+        answers = await instance.call([ToolCall(name=name, arguments=arguments) for name, arguments in calls])
+        answers += await other.call([ToolCall(name="add", arguments=a) for a in (many, one)])
+        contents = [answer.messages[0]["content"] for answer in answers]
+        return instance.opening, contents, await instance.end(), await other.end()
+
+    try:
+        opening, contents, *rewards = asyncio.run(run())
+    finally:
+        hosts.close()
+    assert opening == ({"role": "user", "content": "Add. The total is 0, the target 4."},)
+    assert contents == ["4", '{"total": 4}', "4", "error: Game over."] and rewards == [1.0, 0.0]
+
+
+def test_columns_that_reset_needs():
+    interface = EnvironmentSpec(kind="tests.environment.worlds:Columns").interface
+    assert interface.columns == ("b",) and interface.responds and interface.reward == ""
+    interface.require_columns(["a", "b"])
+    with pytest.raises(FieldError, match="'b' has a reset.. with this parameter, which is no column; .* a column: a"):
+        interface.require_columns(["a"])
+
+
+def test_where_the_reward_comes_from():
+    spec = EnvironmentSpec(kind="tests.environment.worlds:Counter")
+    assert read_interface(**spec.to_json())["reward"] == "reward"
+
+
+ARGUMENTS = [
+    ({"type": "integer"}, 5, 5),
+    ({"type": "integer"}, "5", 5),
+    ({"type": "integer"}, 5.0, 5),
+    ({"type": "integer"}, "5.0", 5),
+    ({"type": "integer"}, 5.5, None),
+    ({"type": "integer"}, True, None),
+    ({"type": "number"}, 5, 5),
+    ({"type": "number"}, "0.5", 0.5),
+    ({"type": "number"}, "1e999", None),
+    ({"type": "string"}, 5, "5"),
+    ({"type": "string"}, "5", "5"),
+    ({"type": "string"}, ["5"], None),
+    ({"type": "boolean"}, "true", True),
+    ({"type": "boolean"}, "False", False),
+    ({"type": "boolean"}, 1, None),
+    ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+    ({"type": "array", "items": {"type": "integer"}}, ["1", 2], [1, 2]),
+    ({"type": "array", "items": {"type": "integer"}}, ["x"], None),
+    ({"type": "object"}, '{"a": 1}', {"a": 1}),
+    ({"type": ["integer", "string"]}, "5", "5"),
+    ({"type": "integer", "nullable": True}, None, ...),
+    ({"type": "integer"}, None, None),
+    ({"type": "string", "enum": ["a", "b"]}, "a", "a"),
+    ({"type": "string", "enum": ["a", "b"]}, "c", None),
+    ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, [1], [1]),
+    ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, "x", None),
+    ({}, {"any": [1]}, {"any": [1]}),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "typed"), ARGUMENTS, ids=range(len(ARGUMENTS)))
+def test_arguments_as_the_types_want_them(schema, value, typed):
+    function = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {"x": schema}}}
+    interface = EnvironmentInterface(schemas=({"type": "function", "function": function},))
+    call = ToolCall(name="f", arguments={"x": value})
+    if typed is None:
+        with pytest.raises(ValueError, match="^x must be .*, not "):
+            interface.arguments_of(call)
+        return
+    got = interface.arguments_of(call)["x"]
+    assert got == (None if typed is ... else typed) and type(got) is type(None if typed is ... else typed)
+    assert interface.arguments_of(ToolCall(name="f", arguments={"": value})) == {"x": got}

@@ -1,0 +1,221 @@
+"""Tool calls in what a model wrote: every format, and any text at all."""
+
+import json
+import time
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.data import ToolCall, UserError
+from proxima.environment.tool_calls import (
+    MOST_CALLS,
+    ReadMessage,
+    ToolFormat,
+    describe_tools,
+    format_of,
+    knows_tools,
+    read_calls,
+)
+
+FORMATS = get_args(ToolFormat)
+
+
+def call(name, **arguments):
+    return ToolCall(name=name, arguments=arguments)
+
+
+READABLE = [
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', [call("add", a=1)]),
+    ("hermes", 'So: <tool_call>{"arguments": {}, "name": "go"}</tool_call><|im_end|>', [call("go")]),
+    ("hermes", '<tool_call>{"name": "go"}</tool_call> or <tool_call>{"name": "stay"}', [call("go"), call("stay")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', [call("f", x="</tool_call>")]),
+    ("hermes", '<think><tool_call>{"name": "a"}</tool_call></think><tool_call>{"name": "b"}</tool_call>', [call("b")]),
+    ("hermes", '<think>or <tool_call>{"name": "a"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "say", "arguments": "{\\"x\\": 1}"}</tool_call>', [call("say", x=1)]),
+    ("hermes", '{"name": "add", "arguments": {"a": 1}} is JSON', []),
+    ("llama", '{"name": "add", "parameters": {"a": 1}}', [call("add", a=1)]),
+    ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "go"}', [call("add", a=1), call("go")]),
+    ("llama", '{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}', [call("add", a=1)]),
+    ("llama", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', [call("add", a=1)]),
+    ("llama", 'The object {"name": "Ann"} has a name.', []),
+    ("llama", '{"answer": 3}', []),
+    ("llama", "Seven.", []),
+    ("xml", "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>", [call("add", a="1")]),
+    ("xml", "<function=f><parameter=a>1</parameter><parameter=b>2</parameter></function>", [call("f", a="1", b="2")]),
+    ("xml", "<function=go></function> then <function=run>\n</function>", [call("go"), call("run")]),
+    ("xml", "<function=f><parameter=c>if a < b:\n  <b>\n</parameter></function>", [call("f", c="if a < b:\n  <b>")]),
+    ("xml", "a < b and c > d", []),
+    ("code", "First\n```add\n1 + 2\n```\nthen", [ToolCall(name="add", arguments={"": "1 + 2"})]),
+    ("code", '```add\n{"a": 1, "b": 2}\n```', [call("add", a=1, b=2)]),
+    ("code", "```other\nx\n```\n```add\n{x\n```", [ToolCall(name="add", arguments={"": "{x"})]),
+    ("code", "```\nx\n```", []),
+]  # fmt: skip
+UNREADABLE = [
+    ("hermes", '<tool_call>{"name": "add", "argu', "is broken"),
+    ("hermes", "<tool_call>add(1)</tool_call>", "must begin with {"),
+    ("hermes", '<tool_call>{"name": "add"} and more', "does not follow"),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "must have a name"),
+    ("hermes", '<tool_call>["add"]</tool_call>', "must be an object with name"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "arguments of add must be an object"),
+    ("hermes", '<tool_call>{"name": "add", "name": "sub"}</tool_call>', "a key is there twice"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "too large"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\ud83d"}}</tool_call>', "surrogate"),
+    ("hermes", '<tool_call>{"name": "x", "arguments": ' + '{"a": ' * 100_000, "nested too deeply"),
+    ("hermes", '<tool_call>{"name": "x", "arguments": {"a": ' + "9" * 5000 + "}}", "is broken"),
+    ("llama", '{"name": "add", "parameters": {"a"', "is broken"),
+    ("llama", '<|python_tag|>search.call(query="x")', "must begin with {"),
+    ("xml", "<function=add><parameter=a>1</function>", "is not closed"),
+    ("xml", "<function=add", "is not complete"),
+    ("xml", "<function=add>", "is not closed"),
+    ("xml", "<function=add>1+2</function>", "in place of"),
+    ("xml", "<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>", "twice"),
+    ("code", "```add\n1 + 2", "is not closed"),
+]
+
+
+@pytest.mark.parametrize(("tool_format", "text", "calls"), READABLE)
+def test_calls_that_can_be_read(tool_format, text, calls):
+    assert read_calls(text, tool_format, ["add"] if tool_format == "code" else ()) == ReadMessage(tuple(calls))
+
+
+@pytest.mark.parametrize(("tool_format", "text", "why"), UNREADABLE, ids=range(len(UNREADABLE)))
+def test_calls_that_cannot(tool_format, text, why):
+    read = read_calls(text, tool_format)
+    assert read.calls == () and len(read.unreadable) == 1 and why in read.unreadable[0], read
+
+
+def test_one_broken_call_leaves_the_others():
+    text = '<tool_call>{"name": "a"}</tool_call><tool_call>{</tool_call><tool_call>{"name": "b"}</tool_call>'
+    read = read_calls(text, "hermes")
+    assert [call.name for call in read.calls] == ["a", "b"] and len(read.unreadable) == 1
+
+
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,20}", fullmatch=True)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(TEXTS, inside, max_size=3),
+    max_leaves=8,
+)
+CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=st.dictionaries(TEXTS, VALUES, max_size=3)), max_size=4)
+PLAIN = st.text(st.characters(exclude_characters="<`{["), max_size=20)
+WRITE = {
+    "hermes": lambda c, key="arguments": f"<tool_call>\n{json.dumps({'name': c.name, key: c.arguments})}\n</tool_call>",
+    "llama": lambda c: json.dumps({"name": c.name, "parameters": c.arguments}, ensure_ascii=False),
+}
+
+
+@given(CALLS, PLAIN)
+def test_what_is_written_is_read_hermes(calls, between):
+    text = between + between.join(map(WRITE["hermes"], calls))
+    assert read_calls(text, "hermes") == ReadMessage(tuple(calls))
+
+
+@given(CALLS, st.sampled_from(["; ", "\n", ""]))
+def test_what_is_written_is_read_llama(calls, between):
+    assert read_calls(between.join(map(WRITE["llama"], calls)), "llama") == ReadMessage(tuple(calls))
+
+
+@given(st.lists(st.tuples(NAMES, st.dictionaries(NAMES, TEXTS, max_size=3)), max_size=4), PLAIN)
+def test_what_is_written_is_read_xml(calls, between):
+    inside = ["".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in a.items()) for _, a in calls]
+    text = between.join(f"<function={name}>\n{i}</function>" for (name, _), i in zip(calls, inside, strict=True))
+    written = tuple(ToolCall(name=name, arguments=arguments) for name, arguments in calls)
+    if not any("<" in value for _, arguments in calls for value in arguments.values()):
+        assert read_calls(text, "xml") == ReadMessage(written)
+
+
+MARKS = ["<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}}", "<function=x>", "<parameter=y>", "```x\n"]
+MARKS += [
+    "</parameter>",
+    "</function>",
+    "```",
+    "\n",
+    '"',
+    "\\",
+    "\\ud800",
+    "[",
+    "]",
+    "<|python_tag|>",
+    "NaN",
+    "1e999",
+    ";",
+]
+SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map("".join)
+
+
+@given(SCRAPS, st.sampled_from(FORMATS), st.integers(0, 200))
+def test_any_text_is_read(text, tool_format, cut):
+    for part in (text, text[:cut]):
+        read = read_calls(part, tool_format)
+        assert len(read.calls) + len(read.unreadable) <= MOST_CALLS + 1
+        assert all(why and "\n" not in why and len(why) < 200 for why in read.unreadable)
+        for found in read.calls:
+            assert found.name == found.name.strip() != ""
+            json.dumps(found.arguments, allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_long_text_takes_no_time(tool_format, mark):
+    begun = time.process_time()
+    read_calls("<tool_call>" + mark * (300_000 // len(mark)), tool_format)
+    read_calls(mark * (300_000 // len(mark)), tool_format)
+    assert time.process_time() - begun < 2
+
+
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add\n  numbers.",
+        "parameters": {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}},
+    },
+}
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_a_described_tool_can_be_called_as_described(tool_format):
+    text = describe_tools([SCHEMA], tool_format)
+    assert "- add(a: integer, b: 1 or 2): Add numbers.\n  a: one\n" in text
+    lines = text.splitlines()
+    example = "\n".join(lines[lines.index("To use one, write, for example:") + 1 : -1])
+    assert read_calls(example, tool_format) == ReadMessage((call("add", a="...", b="..."),))
+
+
+class Tokenizer:
+    def __init__(self, template):
+        self.template = template
+
+    def get_chat_template(self, tools=None):
+        if self.template is None:
+            raise ValueError("no template")
+        return self.template
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_format", "tools"),
+    [
+        (None, "xml", False),
+        ("{% for message in messages %}{{ message['content'] }}{% endfor %}", "xml", False),
+        ("{% for m in messages %}{% endfor %} your tools: <tool_call>", "xml", False),
+        ("{%- if tools %}<tool_call>{% endif %}", "hermes", True),
+        ("{%- if tools is defined %}<tool_call><function=name>{% endif %}", "xml", True),
+        ("{%- if not tools is defined %}{% endif %}<|python_tag|>", "llama", True),
+        ("{{ tools | tojson }}[TOOL_CALLS]", "llama", True),
+    ],
+)
+def test_the_format_of_a_template(template, tool_format, tools):
+    assert (format_of(Tokenizer(template)), knows_tools(Tokenizer(template))) == (tool_format, tools)
+
+
+def test_a_template_of_another_form_is_refused():
+    with pytest.raises(UserError, match="isn't known here; set episode.tool_format"):
+        format_of(Tokenizer("{% if tools %}<<call>>{% endif %}"))

@@ -1,0 +1,81 @@
+"""Environments that behave, for the tests of the workers."""
+
+import asyncio
+import time
+from typing import Literal
+
+from proxima.environment import Environment, Reply
+
+started = []
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.reward = None
+        self.done = False
+
+    def reset(self, start: int, **columns) -> None:
+        self.reward = start
+
+    def add(self, count: int) -> int:
+        """Go on.
+
+        Args:
+            count: how far
+        """
+        if count < 0:
+            raise ValueError("only forwards")
+        if count == 404:
+            raise ConnectionError("no server")
+        if count > 100:
+            raise KeyError(count)
+        self.reward += count
+        return self.reward
+
+    async def fetch(self) -> str:
+        """Tell the loop."""
+        await asyncio.sleep(0)
+        return str(id(asyncio.get_running_loop()))
+
+    def finish(self) -> Reply:
+        """End it."""
+        self.done = True
+        return Reply(content="over", reward=2.0)
+
+    def choose(self, way: Literal["left", "right"] = "left") -> str:
+        """Turn.
+
+        Args:
+            way: to go
+        """
+        return way
+
+
+class Columns:
+    def reset(self, b, a=0, seed=0):
+        return Reply(content=f"a={a} b={b} seed={seed}", state="begun")
+
+    def respond(self, text):
+        return ""
+
+
+class Row(Environment):
+    def reset(self, row, seed):
+        return f"{', '.join(row)} seed={seed}"
+
+    def respond(self, text):
+        return ""
+
+
+class NoReset:
+    def respond(self, text):
+        return "yes"
+
+
+class SlowStart:
+    def reset(self):
+        if not started:
+            started.append(time.sleep(1.0))
+
+    def respond(self, text):
+        return "yes"

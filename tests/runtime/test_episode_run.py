@@ -1,0 +1,163 @@
+"""Runs whose completions are episodes: what they store, and what is left of them after kills."""
+
+import json
+import random
+import threading
+import time
+import uuid
+from contextlib import suppress
+
+import pytest
+
+from proxima.config import EvaluateConfig, resolve
+from proxima.runtime.launch.eval_run import run_eval
+from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows, stored_groups
+from tests.runtime.episode_world import MARK, episode_recipe, go, kill_workers, marked, whole
+from tests.runtime.interruptions import PLACES, Died, die_at
+from tests.runtime.kill_after import kill_after
+from tests.runtime.test_async_run import assert_whole
+from tests.runtime.tiny_run import Watcher, assert_same, traces
+from tests.warm import address
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """Of all processes of a test, which must leave none."""
+    address()  # of the server that forks, which outlives the test
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    yield value
+    deadline = time.monotonic() + 20
+    while (left := marked(value)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("episodes") / "run"
+    watcher = Watcher()
+    assert go(folder, episode_recipe(tiny_model("llama")), observer=watcher).status == "done"
+    assert watcher.warnings == []
+    return folder
+
+
+def test_what_is_stored(unbroken):
+    run = RunFolder(unbroken)
+    records = [r for r in run.read_metrics() if r["kind"] == "train"]
+    for record in records:
+        rows = read_rows(run.rollout_file(record["step"]))
+        episodes = [json.loads(row["episode"]) for row in rows]
+        assert len(rows) == 16 and record["reward/mean"] == pytest.approx(sum(row["reward"] for row in rows) / 16)
+        assert record["tokens/generated"] == sum(sum(row["sampled"]) for row in rows)
+        assert record["episode/observation_tokens"] == sum(len(r["tokens"]) - sum(r["sampled"]) for r in rows) > 0
+        turns = [[span for span in episode["spans"] if span["sampled"]] for episode in episodes]
+        assert record["episode/turns/mean"] == sum(map(len, turns)) / 16 > 1
+        assert (
+            record["episode/cut"]
+            == sum(row["finish_reason"] == "length" for row in rows)
+            == sum(bool(episode["cut"]) for episode in episodes)
+        )
+        for row, episode, of in zip(rows, episodes, turns, strict=True):
+            assert sum(span["tokens"] for span in episode["spans"]) == len(row["tokens"])
+            assert row["reward"] == episode["reward"] == pytest.approx(sum(span["reward"] for span in of))
+            assert row["text"] == of[-1]["text"] and row["sampled"][-1]
+            observed = [value for value, own in zip(row["sampled_log_prob"], row["sampled"], strict=True) if not own]
+            assert not any(observed) and set(row["policy_version"]) == {record["step"] - 1}
+        assert len({row["question"] for row in rows}) == 4 and all(row["question"][-2] == " " for row in rows)
+        assert {tuple(row["prompt_tokens"]) for row in rows if row["sample"] == 0} == {
+            tuple(row["prompt_tokens"]) for row in rows
+        }
+
+
+def test_it_happens_again(unbroken, tiny_model, tmp_path):
+    go(tmp_path / "run", episode_recipe(tiny_model("llama")))
+    assert_same(traces(tmp_path / "run"), traces(unbroken))
+
+
+@pytest.mark.parametrize("place", ["at the end of generating", "while training", "after step 1"])
+def test_a_resumed_run_is_the_unbroken_one(place, unbroken, tiny_model, tmp_path, mark):
+    tree = episode_recipe(tiny_model("llama"))
+    with pytest.raises(Died):
+        go(tmp_path / "run", tree, observer=die_at(*PLACES[place]))
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(unbroken))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_of_trainer_and_workers_lose_and_double_nothing(seed, unbroken, tiny_model, tmp_path, mark):
+    tree = episode_recipe(tiny_model("llama"), episode__retries=50)
+    draw = random.Random(seed)
+    kill_after(draw.uniform(0.0, 0.5), tmp_path / "run", tree, module="tests.runtime.episode_world")
+    done, killed = threading.Event(), list[int]()
+
+    def kill() -> None:
+        while not done.wait(draw.uniform(0.02, 0.3)) and len(killed) < 5:
+            killed.append(kill_workers(mark))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        assert go(tmp_path / "run", tree, resume=True).status == "done"
+    finally:
+        done.set()
+        killer.join()
+    found, expected = whole(tmp_path / "run"), whole(unbroken)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_asynchronously(seed, tiny_model, tmp_path, mark, warm_processes):
+    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "engine__kind": "local_process"}
+    tree = episode_recipe(
+        tiny_model("llama"), **overlap, engine__threads=1, train__steps=8, episode__retries=50, checkpoint__every=2
+    )
+    draw = random.Random(seed)
+    kill_after(draw.uniform(0.0, 1.0), tmp_path / "run", tree, module="tests.runtime.episode_world")
+
+    def on(event, *facts):
+        if event == "step":
+            kill_workers(mark)
+        if event == "step" and facts[0]["step"] % 3 == 0:
+            for process in warm_processes:
+                process.kill()
+
+    last = draw.randrange(3, 6)
+    with suppress(Died):
+        go(tmp_path / "run", tree, resume=True, observer=die_at("step", lambda record, sample: record["step"] >= last))
+    assert go(tmp_path / "run", tree, resume=True, observer=Watcher(on)).status == "done"
+    records = assert_whole(tmp_path / "run", steps=8)
+    assert sum(record["episode/failed"] for record in records) == 0
+
+
+def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
+    world = {"kind": "tests.runtime.episode_world:Echo", "fail_on": 5}
+    tree = episode_recipe(tiny_model("llama"), task__environment=world, episode__retries=1)
+    assert go(tmp_path / "run", tree).status == "done"
+    failed = 0
+    for record in (r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"):
+        file = RunFolder(tmp_path / "run").rollout_file(record["step"])
+        rows = [row for row in read_rows(file) if not row["valid"]]
+        assert record["episode/failed"] == record["reward/invalid"] == record["episode/retried"] == len(rows)
+        assert all("no answer" in row["error"] and row["reward"] is None and not row["tokens"] for row in rows)
+        used, dropped = stored_groups(file)
+        assert sum(not s.valid for group in (*used, *(g for g, _ in dropped)) for s in group.scores) == len(rows)
+        failed += len(rows)
+    assert failed
+
+
+def test_its_rollouts_are_trained_on_again(unbroken, tiny_model, tmp_path):
+    tree = episode_recipe(tiny_model("llama"), rollouts=str(unbroken), eval__task=None, eval__every=0)
+    assert go(tmp_path / "run", tree).status == "done"
+    found, expected = traces(tmp_path / "run"), traces(unbroken)
+    assert found["rollouts"] == expected["rollouts"]
+    assert_same({"tensors": found["tensors"]}, {"tensors": expected["tensors"]})
+
+
+def test_an_evaluation_alone(tiny_model, tmp_path, mark):
+    config = resolve(episode_recipe(tiny_model("llama")), root=EvaluateConfig).config
+    outcome = run_eval(config, load_suites(config, recipe_suites(config)), folder=tmp_path / "eval")
+    (groups,) = outcome.groups.values()
+    assert all(c.episode is not None and c.episode.turns for group in groups for c in group.completions)
