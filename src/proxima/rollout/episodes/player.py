@@ -180,7 +180,7 @@ class GroupTable:
             raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
 
     async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
-        """An episode to its end; begun again where its environment fails."""
+        """An episode to its end; begun again where its environment fails, with the first turn that was sampled."""
         retries, collateral, attempts = self.rules.settings.retries, COLLATERAL, 1
         while True:
             try:
