@@ -163,10 +163,10 @@ def test_turns_and_the_calls_of_the_engine():
     first, second = play(player(engine, world), 2)
     assert [[request.key for request in call] for call in engine.calls] == [[(7, 0, 0), (7, 1, 0)], [(7, 0, 1)]]
     assert engine.calls[0][0].prompt is engine.calls[0][1].prompt  # whose KV is shared
-    opening = ids("uhi") + [END] + ids("a")
+    opening = [*ids("uhi"), END, *ids("a")]
     assert engine.calls[1][0].prompt.tokens.tolist() == opening + ids("one") + [END] + ids("ugo") + [END] + ids("a")
-    observed = ids("ugo") + [END] + ids("a")
-    assert first.tokens.tolist() == ids("one") + [END] + observed + ids("two") + [END]
+    observed = [*ids("ugo"), END, *ids("a")]
+    assert first.tokens.tolist() == [*ids("one"), END, *observed, *ids("two"), END]
     assert first.sampled.tolist() == [True] * 4 + [False] * len(observed) + [True] * 4
     own = np.array([-0.01, -0.02, -0.03, -0.04], np.float32)
     assert first.sampled_log_prob.tolist() == [*own, *[0.0] * len(observed), *(own - 1)]
@@ -213,7 +213,8 @@ def test_a_template_without_tools_gets_their_description_and_answers_of_the_user
     (completion,) = play(episodes)
     assert completion.opening.messages[0] == {"role": "system", "content": "You can add."}
     assert completion.episode.spans[1].role == "user"
-    episodes = player(Engine([CALL, "2"]), World([Answer(), None], openings=["new"]), tool_format="hermes", context=2000)
+    world = World([Answer(), None], openings=["new"])
+    episodes = player(Engine([CALL, "2"]), world, tool_format="hermes", context=2000)
     episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
     (completion,) = play(episodes)
     assert [m["content"] for m in completion.opening.messages] == ["Be brief.\n\nYou can add.", "new"]
