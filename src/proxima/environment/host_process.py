@@ -142,12 +142,12 @@ def respond(*, number: int, text: str) -> dict[str, Any]:
 def end(*, number: int) -> dict[str, Any]:
     """The reward at the end, None if the environment gives none; the environment is gone after that."""
     environment = _environments[number]
-    method, value = getattr(environment, "get_reward", None), getattr(environment, "reward", None)
-    if callable(method):
-        value = _number(_called(method), "get_reward")
-    elif value is not None:
-        value = _number(_called(value) if callable(value) else value, "reward")
-    del environment, method
+    value: float | None = None
+    if callable(getattr(environment, "get_reward", None)):
+        value = _number(_called(environment.get_reward), "get_reward")
+    elif (found := getattr(environment, "reward", None)) is not None:
+        value = _number(_called(found) if callable(found) else found, "reward")
+    del environment
     drop(number=number)
     return {"reward": value}
 
