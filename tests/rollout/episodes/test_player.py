@@ -86,8 +86,8 @@ class Engine:
 class World:
     """The n-th environment that is opened, over all episodes, does what `scripts[n]` says; the last one goes on."""
 
-    def __init__(self, *scripts, openings=(None,), seconds=0.0, clock=None):
-        self.scripts, self.openings, self.seconds, self.clock = scripts, openings, seconds, clock
+    def __init__(self, *scripts, openings=(None,), seconds=0.0):
+        self.scripts, self.openings, self.seconds = scripts, openings, seconds
         self.opened, self.alive, self.rows = 0, 0, []
 
     async def open(self, row, seed):
@@ -103,11 +103,11 @@ class World:
 class Instance:
     def __init__(self, world, script, opening):
         self.world, self.script, self.state, self.freed = world, script, "begun", False
+        self.seconds = 0.0
         self.opening = None if opening is None else ({"role": "user", "content": opening},)
 
     def _next(self):
-        if self.world.clock is not None:
-            self.world.clock[0] += self.world.seconds
+        self.seconds += self.world.seconds
         step = self.script.pop(0)
         if isinstance(step, Exception):
             raise step
@@ -132,7 +132,7 @@ class Instance:
         self.freed = True
 
 
-def player(engine, world, template=SHORT, clock=None, tool_format=None, context=200, **settings):
+def player(engine, world, template=SHORT, tool_format=None, context=200, **settings):
     TOKENIZER.chat_template = template
     rules = Rules(
         settings=EpisodeSettings(**settings),
@@ -141,8 +141,7 @@ def player(engine, world, template=SHORT, clock=None, tool_format=None, context=
         responds=tool_format is None,
         rewards=True,
     )
-    now = (lambda: 0.0) if clock is None else (lambda: clock[0])
-    return Episodes(engine, world, TurnTemplate(TOKENIZER, {}), rules, now)
+    return Episodes(engine, world, TurnTemplate(TOKENIZER, {}), rules)
 
 
 def requests(samples, **sampling):
@@ -297,9 +296,8 @@ def test_openings_that_can_not_be(openings, failure):
 
 
 def test_an_environment_that_takes_long_is_given_up():
-    clock = [0.0]
-    world = World([said("go"), said("go"), DONE], seconds=4.0, clock=clock)
-    episodes = player(Engine(["a", "b", "c"]), world, clock=clock, retries=1, seconds=10.0, call_seconds=5.0)
+    world = World([said("go"), said("go"), DONE], seconds=4.0)
+    episodes = player(Engine(["a", "b", "c"]), world, retries=1, seconds=10.0, call_seconds=5.0)
     (completion,) = play(episodes)
     assert completion.episode.failure == "its environment took longer than 10 s (episode.seconds)"
     assert completion.episode.attempts == 2 and episodes.taken() == 24.0 and episodes.taken() == 0.0

@@ -43,14 +43,13 @@ class Played:
         request: of the episode; its `sampling` is of each turn.
         opening: the prompt that it begins with.
         instance: its environment.
-        seconds: that calls of the environment took.
+        state: what the environment calls its state now.
     """
 
     request: Request
     opening: Prompt
     instance: Instance
     conversation: Conversation
-    seconds: float = 0.0
     state: str | None = None
     turns: list[PlayedTurn] = field(default_factory=list)
 

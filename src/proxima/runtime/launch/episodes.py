@@ -1,9 +1,7 @@
 """From a task with an environment or tools to what plays its episodes, and the checks of both before weights load."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, Prompt, within
@@ -15,6 +13,7 @@ from proxima.environment.tool_calls import describe_tools, format_of, knows_tool
 from proxima.rollout.episodes.conversation import ForkRefused
 from proxima.rollout.episodes.played import Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
+from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.template_check import check_template
 from proxima.rollout.episodes.turn_template import TurnTemplate
 
@@ -32,9 +31,9 @@ class World:
     template: TurnTemplate
     rules: Rules
 
-    def player(self, engine: Engine, now: Callable[[], float]) -> Episodes:
+    def player(self, engine: Engine) -> Episodes:
         """With the engine that samples the turns."""
-        return Episodes(engine, self.hosts, self.template, self.rules, now)
+        return Episodes(engine, self.hosts, self.template, self.rules)
 
 
 def make_worlds(
@@ -44,7 +43,6 @@ def make_worlds(
     tokenizer: Any,
     context: int,
     notes: list[str],
-    log: Path | None = None,
 ) -> dict[str, World]:
     """The worlds of those tasks that have one, by the path of each. Tasks with equal environments share the processes.
 
@@ -64,16 +62,7 @@ def make_worlds(
                 spec = _spec(task)
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
-                    limits = config.episode
-                    hosts = Hosts(
-                        spec,
-                        HostLimits(
-                            workers=limits.workers,
-                            call_seconds=limits.call_seconds,
-                            memory_mb=limits.memory_mb,
-                            log=log,
-                        ),
-                    )
+                    hosts = Hosts(spec, _limits(config.episode))
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
@@ -92,6 +81,11 @@ def close_worlds(worlds: Iterable[World | None]) -> None:
     for world in worlds:
         if world is not None:
             world.hosts.close()
+
+
+def _limits(settings: EpisodeSettings) -> HostLimits:
+    facts = {name: getattr(settings, name) for name in ("workers", "call_seconds", "memory_mb")}
+    return HostLimits(**facts)
 
 
 def _spec(task: Any) -> EnvironmentSpec:
@@ -160,7 +154,7 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
 
 async def _openings(world: World, prompt: Prompt, seed: int) -> list[Played | Exception]:
     requests = [Request(prompt=prompt, sample=sample, sampling=Sampling(), seed=seed) for sample in range(2)]
-    table = GroupTable(world.player(None, asyncio.get_running_loop().time), requests, lambda completion: None)  # type: ignore[arg-type]
+    table = GroupTable(world.player(None), requests, lambda completion: None)  # type: ignore[arg-type]
     try:
         return await table.begin()
     finally:

@@ -119,7 +119,7 @@ def run_eval(
             observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
             spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
             with closing(make_rewards(config, loaded.suite.rewards, compute)) as rewards:
-                player = player_of(loaded.world, engine, clock.now)
+                player = player_of(loaded.world, engine)
                 generator = GroupGenerator(engine, rewards, spec, clock.now, player)
                 groups = compute.serve(Evaluation(loaded.prompts, generator, evaluation_progress(observer)).groups())
             outcome.groups[name] = groups

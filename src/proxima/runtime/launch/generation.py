@@ -51,9 +51,9 @@ def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], com
     return rewards
 
 
-def player_of(world: "World | None", engine: Engine, now: Callable[[], float]) -> "Episodes | None":
+def player_of(world: "World | None", engine: Engine) -> "Episodes | None":
     """What plays the episodes of a task; None for one without."""
-    return None if world is None else world.player(engine, now)
+    return None if world is None else world.player(engine)
 
 
 def make_generator(
@@ -72,8 +72,8 @@ def make_generator(
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
-    now = services.clock.now
-    return GroupGenerator(executor, rewards, training_groups(config), now, player_of(data.world, executor, now))
+    player = player_of(data.world, executor)
+    return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, player)
 
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
@@ -143,7 +143,7 @@ def make_evaluation(
         spec, groups = held_out.spec, held_out.groups
         rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
         if held_out.prompts:
-            player = player_of(held_out.world, training.engine, training.now)
+            player = player_of(held_out.world, training.engine)
             sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now, player)
     if "" not in sets:
         return None
