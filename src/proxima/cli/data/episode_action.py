@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def inspect_episode(
             raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
         prompt = _prompt(data.source, row)
         engine = Script(data.world, tuple(say))
-        played = data.world.player(engine, time.monotonic)  # type: ignore[arg-type]  # it only generates
+        played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates
         completion = _first(played.generate([engine.request(prompt, resolved.config.sampling)]))
         notes = data.notes
     shown = [_path(engine.tokenizer, completion.opening or prompt, path) for path in (*completion.earlier, completion)]
