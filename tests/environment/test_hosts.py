@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from proxima.data import ToolCall
-from proxima.environment import EnvironmentFailure, EnvironmentSpec, HostLimits, Hosts
+from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
+from proxima.environment.interface import EnvironmentSpec
 from tests.environment.hostile import END, RESET, RESPOND
 
 QUESTION = ({"role": "user", "content": "What?"},)
@@ -85,7 +86,7 @@ def spec(name, **arguments):
 
 @pytest.fixture(scope="module")
 def hosts():
-    made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=0.5, memory_mb=128))
+    made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=0.5, memory_mb=256))
     yield made
     assert family(os.getpid(), "fork_server.py") != []
     made.close()
@@ -344,7 +345,8 @@ def test_close_while_a_call_runs_and_after():
 
 ORPHANS = """
 import asyncio, sys
-from proxima.environment import EnvironmentSpec, HostLimits, Hosts
+from proxima.environment.hosts import HostLimits, Hosts
+from proxima.environment.interface import EnvironmentSpec
 async def main():
     hosts = Hosts(EnvironmentSpec(kind="tests.environment.hostile:Hostile"), HostLimits(call_seconds=600))
     row = {"kind": "many forks", "messages": [{"role": "user", "content": "x"}]}

@@ -7,8 +7,8 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from proxima.data import FieldError, ToolCall
-from proxima.environment import EnvironmentSpec, HostLimits, Hosts
-from proxima.environment.interface import EnvironmentInterface, read_interface
+from proxima.environment.hosts import HostLimits, Hosts
+from proxima.environment.interface import EnvironmentInterface, EnvironmentSpec, read_interface
 from tests.environment import bad_worlds
 
 SCHEMALESS = "has the tool 'turn' without a schema: "

@@ -30,7 +30,7 @@ READABLE = [
     ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', [call("add", a=1)]),
     ("hermes", 'So: <tool_call>{"arguments": {}, "name": "go"}</tool_call><|im_end|>', [call("go")]),
     ("hermes", '<tool_call>{"name": "go"}</tool_call> or <tool_call>{"name": "stay"}', [call("go"), call("stay")]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', [call("f", x="</tool_call>")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}', [call("f", x="</tool_call>")]),
     ("hermes", '<think><tool_call>{"name": "a"}</tool_call></think><tool_call>{"name": "b"}</tool_call>', [call("b")]),
     ("hermes", '<think>or <tool_call>{"name": "a"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "say", "arguments": "{\\"x\\": 1}"}</tool_call>', [call("say", x=1)]),

@@ -158,6 +158,10 @@ def test_its_rollouts_are_trained_on_again(unbroken, tiny_model, tmp_path):
 
 def test_an_evaluation_alone(tiny_model, tmp_path, mark):
     config = resolve(episode_recipe(tiny_model("llama")), root=EvaluateConfig).config
-    outcome = run_eval(config, load_suites(config, recipe_suites(config)), folder=tmp_path / "eval")
+    suites = load_suites(config, recipe_suites(config))
+    try:
+        outcome = run_eval(config, suites, folder=tmp_path / "eval")
+    finally:
+        suites[0].world.hosts.close()
     (groups,) = outcome.groups.values()
     assert all(c.episode is not None and c.episode.turns for group in groups for c in group.completions)

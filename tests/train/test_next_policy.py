@@ -185,7 +185,7 @@ def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
     late = completion([2, 2, 2, 2], turn=1, sampled=[False, False, True, True])
     early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True])
     flying = InFlight.of(completion([1], turn=1), np.int32([*prompt(0).tokens, 10, 11]))
-    found, held = Recording(), [(prompt(0), replace(late, earlier=(early,)))]
+    found, held = Recording(), [(prompt(1), replace(late, earlier=(early,), opening=prompt(0)))]
     cache = NextPolicy(found, lambda: held)
     found.flying = [flying]
     run(cache, 2, 3)

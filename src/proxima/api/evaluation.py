@@ -133,6 +133,9 @@ def run_evaluation(
                 resolved.config, opened, ks=ks, folder=folder, overwrite=overwrite, observer=view or EvalObserver()
             )
         finally:
+            for suite in opened:
+                if suite.world is not None:
+                    suite.world.hosts.close()
             if view is not None:
                 view.close()
 

@@ -16,7 +16,7 @@
     user_code      imports what a recipe names                     text_files     reads what a user names
     kinds          tables of kinds, and packages that import at first use
     worker         processes that can be killed, for what may hang or crash; `fork_server` is their side
-    code_process   the process that runs code of a model
+    code_process   the process that runs code of a model, which `code_runner` starts
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
 construction. Nothing is padded. Classes are imported on first use: a command without torch or numpy does not load it.

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.environment.hosts import Answer, EnvironmentFailure, HostLimits, Hosts, Instance
-    from proxima.environment.interface import EnvironmentInterface, EnvironmentSpec
     from proxima.environment.protocol import Environment, Reply
 
 __getattr__, __dir__ = lazy_imports(__name__)
@@ -29,18 +27,10 @@ ENVIRONMENTS = Kinds(
         "agent": "proxima.environment.agents:AgentSpec",
         "calculator": "proxima.environment.calculator:Calculator",
         "guess": "proxima.environment.guess:Guess",
+        "python": "proxima.environment.python_code:PythonCode",
+        "search": "proxima.environment.search:Search",
+        "sqlite": "proxima.environment.sqlite:Sqlite",
     }
 )
 
-__all__ = [
-    "ENVIRONMENTS",
-    "Answer",
-    "Environment",
-    "EnvironmentFailure",
-    "EnvironmentInterface",
-    "EnvironmentSpec",
-    "HostLimits",
-    "Hosts",
-    "Instance",
-    "Reply",
-]
+__all__ = ["ENVIRONMENTS", "Environment", "Reply"]

@@ -67,7 +67,7 @@ def _shown(value: Any) -> Any:
         return repr(value)
 
 
-def load(
+def load_environment(
     *, kind: str | None, reference: str | None, arguments: dict[str, Any], tools: list[str], log: str | None
 ) -> Any:
     """Import what the recipe names; the first job of a worker."""
@@ -142,12 +142,12 @@ def respond(*, number: int, text: str) -> dict[str, Any]:
 def end(*, number: int) -> dict[str, Any]:
     """The reward at the end, None if the environment gives none; the environment is gone after that."""
     environment = _environments[number]
-    method, value = getattr(environment, "get_reward", None), getattr(environment, "reward", None)
-    if callable(method):
-        value = _number(_called(method), "get_reward")
-    elif value is not None:
-        value = _number(_called(value) if callable(value) else value, "reward")
-    del environment, method
+    value: float | None = None
+    if callable(getattr(environment, "get_reward", None)):
+        value = _number(_called(environment.get_reward), "get_reward")
+    elif (found := getattr(environment, "reward", None)) is not None:
+        value = _number(_called(found) if callable(found) else found, "reward")
+    del environment
     drop(number=number)
     return {"reward": value}
 
@@ -269,6 +269,6 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_JOBS = (load, open_environment, call_tool, respond, end, drop)
+_JOBS = (load_environment, open_environment, call_tool, respond, end, drop)
 JOBS = {"inspect": inspect_environment, **{job.__name__: _guarded(job) for job in _JOBS}}
 WARM_UPS = {"host": lambda: importlib.import_module("proxima.environment.interface")}

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from proxima.data import Message, ToolCall, require
@@ -122,12 +123,14 @@ class Instance:
     Args:
         opening: messages that replace the row's; None: the row's.
         state: what the environment calls the state before the first turn.
+        seconds: that its calls took so far, without their wait for the worker.
     """
 
     def __init__(self, hosts: Hosts, host: "_Host", number: int, opened: Mapping[str, Any]) -> None:
         self._interface, self._host, self._number, self._epoch = hosts.interface, host, number, opened["epoch"]
         self.opening: tuple[Message, ...] | None = None if opened["opening"] is None else tuple(opened["opening"])
         self.state: str | None = opened["state"]
+        self.seconds: float = opened["seconds"]
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Answer]:
         """An answer for each call, in order; empty ones after one that ended the episode.
@@ -177,10 +180,12 @@ class Instance:
     async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
         try:
             future = self._host.submit(job, {"number": self._number, **arguments}, self._epoch)
-            return await asyncio.wrap_future(future)
+            value = await asyncio.wrap_future(future)
         except EnvironmentFailure:
             self.drop()
             raise
+        self.seconds += value.pop("seconds")
+        return value
 
 
 def _tool_message(call: ToolCall, content: str) -> Message:
@@ -207,7 +212,7 @@ class _Server:
             self.started += 1
         log = self.limits.log
         arguments = {**self.spec.to_json(), "log": None if log is None else str(log.resolve())}
-        result = worker.run("load", arguments, self.limits.start_seconds)
+        result = worker.run("load_environment", arguments, self.limits.start_seconds)
         if result is None or result.error:
             worker.kill()
             raise EnvironmentFailure(f"it can't be loaded: {(result and result.error) or 'its worker ended at once'}")
@@ -234,6 +239,7 @@ class _Host:
         self._server = server
         self._worker: Worker | None = None
         self._fresh = True  # no reset was done in this worker yet
+        self._seconds = 0.0  # of the last job
         self._queue = ThreadPoolExecutor(1, thread_name_prefix="environment")
 
     def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
@@ -264,7 +270,8 @@ class _Host:
         if failure is not None:
             raise EnvironmentFailure(failure)
         self._fresh = self._fresh and epoch is not None
-        return {**(result.value or {}), **({"epoch": self.epoch} if epoch is None else {})}
+        facts = {"seconds": self._seconds} | ({"epoch": self.epoch} if epoch is None else {})
+        return {**(result.value or {}), **facts}
 
     def _result(self, job: str, arguments: Mapping[str, Any]) -> JobResult | None:
         try:
@@ -273,7 +280,9 @@ class _Host:
             raise EnvironmentFailure(str(error)) from error
         limits = self._server.limits
         seconds = limits.start_seconds if self._fresh and job == "open_environment" else limits.call_seconds
+        began = monotonic()
         result = worker.run(job, arguments, seconds)
+        self._seconds = monotonic() - began
         if not worker.alive:
             self._worker, self._fresh, self.epoch = None, True, self.epoch + 1
             self.why = (result and result.error) or "it died between two calls"

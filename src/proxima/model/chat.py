@@ -107,10 +107,28 @@ def render_chat(
     Raises:
         UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
     """
-    safe = [{**message, "content": with_stand_ins(message["content"], tokenizer)} for message in messages]
+    return render_safe([SafeMessage(message, tokenizer) for message in messages], tokenizer, arguments, complete)
+
+
+class SafeMessage:
+    """A message as a template is given it: `safe`, with stand-ins for control texts, and `neutral`, with other words.
+    Made once for each message of a chat that is rendered again and again."""
+
+    __slots__ = ("neutral", "safe")
+
+    def __init__(self, message: Message, tokenizer: Tokenizer) -> None:
+        self.safe = {**message, "content": with_stand_ins(message["content"], tokenizer)}
+        self.neutral = {**message, "content": re.sub(r"\S+", "x", message["content"])}
+
+
+def render_safe(
+    messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool = False
+) -> str:
+    """As `render_chat`."""
+    safe = [message.safe for message in messages]
     if tokenizer.chat_template is not None:
         chat = _rendered(safe, tokenizer, arguments, complete)
-        _refuse_made_tokens(chat, safe, tokenizer, arguments, complete)
+        _refuse_made_tokens(chat, messages, tokenizer, arguments, complete)
         return chat
     if arguments:
         remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
@@ -198,7 +216,7 @@ def _variables(template: str) -> set[str] | None:
 
 
 def _refuse_made_tokens(
-    chat: str, messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool
+    chat: str, messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool
 ) -> None:
     """Refuse a chat with more control tokens than the template writes around other words: one that changes its text
     (`lower`, `replace`, `trim` between two contents) can make one of a text that contains none.
@@ -207,12 +225,12 @@ def _refuse_made_tokens(
         UserError: names the message.
     """
     hashable: Any = tokenizer
-    pattern = control_pattern(hashable)
-    neutral = [{**message, "content": re.sub(r"\S+", "x", message["content"])} for message in messages]
+    pattern = _any_of(control_texts(hashable))
+    neutral = [message.neutral for message in messages]
     written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
     if made := Counter(pattern.findall(chat)) - written:
         what = f"the chat template makes the control token {next(iter(made))} of a message's own text"
-        shown = " | ".join(message["content"] for message in messages)
+        shown = " | ".join(message.safe["content"] for message in messages)
         raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
 
 
@@ -223,7 +241,7 @@ def with_stand_ins(text: str, tokenizer: Tokenizer) -> str:
     """The text with a private-use character in place of each control text, for what goes into a template."""
     hashable: Any = tokenizer
     table = _stand_ins(hashable)
-    return re.sub("|".join(map(re.escape, table)), lambda match: table[match[0]], text)
+    return _any_of(tuple(table)).sub(lambda match: table[match[0]], text)
 
 
 @lru_cache(maxsize=8)
@@ -243,10 +261,9 @@ def control_texts(tokenizer: Any) -> tuple[str, ...]:
     return tuple(sorted({token.content for token in added if token.special}, key=lambda text: (-len(text), text)))
 
 
-@lru_cache(maxsize=8)
-def control_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Matches the text of a control token."""
-    return re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")
+@lru_cache(maxsize=16)
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
 
 def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

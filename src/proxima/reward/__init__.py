@@ -20,6 +20,7 @@ from proxima.data.kinds import Kinds, lazy_imports
 
 if TYPE_CHECKING:
     from proxima.reward.base import WeightedReward
+    from proxima.reward.environment_reward import EnvironmentReward
     from proxima.reward.exact import Exact
     from proxima.reward.function import Function, FunctionBatch
     from proxima.reward.http import Http
@@ -42,7 +43,7 @@ REWARDS = Kinds(
         "accuracy_1_5_2": "proxima.reward.math.accuracy_1_5_2:Accuracy152",
         "boxed": "proxima.reward.math.number:Boxed",
         "diversity": "proxima.reward.repetition:Diversity",
-        "environment": "proxima.reward.environment:EnvironmentReward",
+        "environment": "proxima.reward.environment_reward:EnvironmentReward",
         "exact": "proxima.reward.exact:Exact",
         "format": "proxima.reward.regex:Format",
         "function": "proxima.reward.function:Function",

@@ -52,8 +52,8 @@ def units(completion: Completion, unit: Unit) -> Sequence[Hashable]:
     wrote."""
     if unit == "words":
         return completion.text.lower().split()
-    tokens = completion.tokens if completion.sampled is None else completion.tokens[completion.sampled]
-    return tokens.tolist()
+    tokens: list[int] = completion.tokens[... if completion.sampled is None else completion.sampled].tolist()
+    return tokens
 
 
 def ngrams(of: Sequence[Hashable], n: int) -> list[tuple[Hashable, ...]]:

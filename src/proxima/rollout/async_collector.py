@@ -140,7 +140,7 @@ class AsyncCollector(Collector):
         generated, self._tokens = self._tokens, 0  # not those that left with the step: some were generated earlier
         idle = self._idle.seconds - self._idle_before  # first, so that it is never more than
         elapsed = self.generator.now() - self._step_began
-        return {
+        return super().step_metrics(seconds) | {
             "idle/trainer": seconds["generate"] / seconds["step"] if seconds["step"] else 0.0,
             "idle/engine": min(1.0, idle / elapsed) if elapsed else 0.0,
             "tokens_per_second/generate": generated / elapsed if elapsed else 0.0,

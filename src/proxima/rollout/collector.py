@@ -189,8 +189,11 @@ class Collector:
 
         Args:
             seconds: of its stages, and of the whole `step`.
+
+        Returns: `time/environment`, seconds that environments took, of all episodes together, where there are any.
         """
-        return {}
+        player = None if self.generator is None else self.generator.episodes
+        return {} if player is None else {"time/environment": player.taken()}
 
     def abandon(self) -> None:
         """End what runs between two steps; nothing is collected after this."""

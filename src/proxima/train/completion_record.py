@@ -44,5 +44,5 @@ class CompletionRecord:
 
     @property
     def token_reward(self) -> Floats | None:
-        """[T] reward units, where it is more than the score on the last loss token."""
+        """[T] reward units, where it is more than the score on the last loss token: a KL, or turns that are paid."""
         return None if self.trajectory is None else self.trajectory.reward

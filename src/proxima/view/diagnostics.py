@@ -20,8 +20,10 @@ def nothing_learned(record: Record) -> str | None:
 
 def often_truncated(record: Record) -> str | None:
     share = record.get("truncated_fraction") or 0.0
-    text = f"{percent(share)} of the completions reached the length limit, often before their answer"
-    return f"{text}; raise sampling.max_tokens" if share > 0.5 else None
+    text, limits = "completions reached the length limit, often before their answer", "sampling.max_tokens"
+    if "episode/cut" in record:
+        text, limits = "episodes reached a limit", "sampling.max_tokens, episode.turns or episode.tokens"
+    return f"{percent(share)} of the {text}; raise {limits}" if share > 0.5 else None
 
 
 def mostly_masked(record: Record) -> str | None:

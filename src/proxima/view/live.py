@@ -28,6 +28,7 @@ METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("reward", "reward/mean", lambda v: fixed(v, 3)),
     ("accuracy", "accuracy", lambda v: fixed(v, 3)),
     ("length", "length/mean", lambda v: f"{fixed(v, 1)} tokens"),
+    ("turns", "episode/turns/mean", lambda v: fixed(v, 1)),
     ("entropy", "entropy/mean", lambda v: f"{fixed(v, 3)} nats"),
     ("KL", "approx_kl", lambda v: f"{fixed(v, 5)} nats"),
     ("masked", "masked_fraction", percent),

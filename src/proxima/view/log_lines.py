@@ -227,6 +227,7 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
         f" reward {fixed(record.get('reward/mean')):>5}",
         f"length {fixed(record.get('length/mean'), 1):>5}",
+        turns(record),
         f"kl {fixed(record.get('approx_kl'), 4):>6}",
         f"masked {percent(record.get('masked_fraction')):>5}",
         "" if explained is None else f"explained {fixed(explained):>5}",
@@ -239,6 +240,14 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         f"eta {duration(left)}" if left else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def turns(record: Record) -> str:
+    """Turns of the mean episode, and how many episodes failed; empty where the prompts are answered at once."""
+    if (mean := record.get("episode/turns/mean")) is None:
+        return ""
+    failed = record.get("episode/failed") or 0
+    return f"turns {fixed(mean, 1)}" + (f", {count(failed)} failed" if failed else "")
 
 
 def example_step_line(record: Record, steps: int, left: float | None) -> str:

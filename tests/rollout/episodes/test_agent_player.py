@@ -59,7 +59,6 @@ def play(policy, spec, *, samples=1, context=2000, tool_format="hermes", max_tok
             EpisodeSettings(**{"retries": 0, "call_seconds": 1, "seconds": 60} | settings),
             context,
             tool_format,
-            asyncio.get_running_loop().time,
         )
         asked = [Request(prompt=prompt(), sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
         try:

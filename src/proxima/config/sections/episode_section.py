@@ -13,7 +13,8 @@ from proxima.rollout.episodes.settings import EpisodeSettings
 
 def tasks_of(config: Any) -> dict[str, Any]:
     """The tasks of a config by their dotted paths."""
-    tasks = {f"{path}.task": spec.task for path, spec in getattr(config.eval, "all_sets", {}).items()}
+    sets = getattr(getattr(config, "eval", None), "all_sets", None) or {}
+    tasks = {f"{path}.task": spec.task for path, spec in sets.items()}
     return {"task": getattr(config, "task", None)} | tasks
 
 
@@ -24,7 +25,7 @@ def is_played(task: Any) -> bool:
 
 def only_rl_plays(r: Resolved[Any]) -> Findings:
     """A run on a fixed data set generates nothing."""
-    if hasattr(r.config, "episode"):
+    if "episode" in type(r.config).__dataclass_fields__:
         return
     tasks = {"task": r.get("task"), "eval.task": r.get("eval.task")}
     for path, task in tasks.items():
@@ -35,10 +36,10 @@ def only_rl_plays(r: Resolved[Any]) -> Findings:
 
 def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
     """What scores an episode by its environment scores no single answer."""
-    if not hasattr(r.config, "episode"):
+    if r.get("episode") is None:
         return
     rewards = {"task": ("reward", reward)}
-    sets = getattr(r.config.eval, "all_sets", {})
+    sets = r.get("eval.all_sets") or {}
     rewards |= {
         f"{path}.task": (f"{path}.reward", spec.reward) if spec.reward else ("reward", reward)
         for path, spec in sets.items()

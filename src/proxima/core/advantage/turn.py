@@ -14,7 +14,7 @@ from proxima.data import Outcomes, check_choices, require
 
 
 @dataclass(frozen=True)
-class _Turns:
+class _TurnTable:
     """The turns of S episodes as a table [S, K], K the most turns of one.
 
     Args:
@@ -32,7 +32,7 @@ class _Turns:
     column: Tensor
 
     @classmethod
-    def of(cls, spec: TokenAdvantage, rewards: TokenRewards) -> "_Turns":
+    def of(cls, spec: TokenAdvantage, rewards: TokenRewards) -> "_TurnTable":
         mask, group = rewards.loss_mask, required(spec, "group", rewards.group)
         tokens = mask.nonzero().flatten()
         row = segment_index(rewards.cu_seqlens, len(mask))[tokens]
@@ -90,8 +90,8 @@ class TurnReturns(TokenAdvantage):
     Edge cases: episodes of one turn: `rloo`, to the bit; so it is for gamma 1 and a reward at the end alone. A group of
         one episode, or of equal returns from a turn on: 0. An episode without a loss token is in no mean.
     Source: the leave-one-out baseline (RLOO, arXiv 2402.14740) for the return from a turn on. `biased_per_turn` is the
-        comparison per turn of MT-GRPO, arXiv 2505.11821, added up over turns; its bias: verl issue 7244. Differs:
-        MT-GRPO divides by standard deviations and includes the episode itself in its means.
+        comparison per turn of MT-GRPO, arXiv 2505.11821, added up over turns; its bias: verl issue 7244.
+    Differs: MT-GRPO divides by standard deviations, and its means include the episode itself.
     """
 
     gamma: float = 1.0
@@ -103,7 +103,7 @@ class TurnReturns(TokenAdvantage):
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
-        turns = _Turns.of(self, rewards)
+        turns = _TurnTable.of(self, rewards)
         if self.baseline == "leave_one_out":
             lasting = turns.reached.any(1, keepdim=True).expand_as(turns.reached)
             advantage = Rloo()(turns.compared(turns.returns(self.gamma), lasting)).view_as(turns.reward)
@@ -151,7 +151,7 @@ class Gigpo(TokenAdvantage):
         require(0 <= self.weight < float("inf"), "weight", self.weight, "must be >= 0 and finite")
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
-        turns, relative = _Turns.of(self, rewards), Grpo(self.scale, self.epsilon)
+        turns, relative = _TurnTable.of(self, rewards), Grpo(self.scale, self.epsilon)
         own = turns.reached.any(1)
         of_episode = relative(Outcomes.of(turns.reward.sum(1), turns.group, own))
         state = torch.zeros_like(turns.reached, dtype=torch.long)

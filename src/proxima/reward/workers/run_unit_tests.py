@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.data import code_process
 from proxima.data.code_process import decode, encode
+from proxima.data.code_runner import kill_group, start_code
 from proxima.data.fork_server import prctl
 
 LINE_BYTES = 16 << 20  # of a reply
-ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PR_SET_DUMPABLE = 4  # whether other processes may read this one's memory
 PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19  # what lets root's programs read it all the same
 Test = Callable[[], object]
@@ -48,7 +46,7 @@ class Code:
         self.given: dict[int, str] = {}  # names of the objects that the row's setup defines, in both processes
         self.broken = False
         self._channel, theirs = socket.socketpair()
-        self._process = start(folder, theirs.fileno(), limits, subprocess.DEVNULL, subprocess.DEVNULL)
+        self._process = start_code(folder, theirs.fileno(), limits)
         theirs.close()
         self._replies = self._channel.makefile("rb")
 
@@ -171,28 +169,6 @@ def _change(argument: Any, after: Any) -> None:
         elif isinstance(argument, dict | set):
             argument.clear()
             argument.update(after)
-
-
-def start(folder: str, fd: int, arguments: Sequence[int], stdin: Any, stdout: Any) -> "subprocess.Popen[bytes]":
-    """The process of the code, in a session of its own and without the environment of this one."""
-    return subprocess.Popen(
-        [sys.executable, "-I", code_process.__file__, str(fd), *map(str, arguments)],
-        cwd=folder,
-        env={**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
-        pass_fds=[fd] if fd >= 0 else [],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process and its whole group, unless it was waited for."""
-    if process.returncode is None:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def hide_memory() -> None:
@@ -336,7 +312,7 @@ def _run_programs(
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
             stdin.write(given.encode("utf-8", "replace"))
             stdin.seek(0)
-            process = start(folder, -1, limits, stdin, stdout)
+            process = start_code(folder, -1, limits, stdin, stdout)
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

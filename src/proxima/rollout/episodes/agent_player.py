@@ -77,9 +77,6 @@ class AgentEpisodes:
         settings: their limits.
         context: tokens of prompt and episode together.
         tool_format: how the model writes calls.
-        now: seconds.
-
-    `seconds` is the time that agents took so far, all episodes together, with their waiting for turns.
     """
 
     def __init__(
@@ -90,12 +87,10 @@ class AgentEpisodes:
         settings: EpisodeSettings,
         context: int,
         tool_format: ToolFormat,
-        now: Callable[[], float],
     ) -> None:
-        self.engine, self.agents, self.settings, self.now = engine, agents, settings, now
+        self.engine, self.agents, self.settings = engine, agents, settings
         self.context, self.tool_format = context, tool_format
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
-        self.seconds = 0.0
         self._episodes: dict[str, AgentEpisode] = {}  # by the key of each
         self._endpoint: ChatEndpoint | None = None
         self._users = 0
@@ -164,7 +159,7 @@ class AgentEpisodes:
                 return failed_episode(request, str(failure), attempts)
 
     async def _attempt(self, request: Request, openings: dict[int, Prompt], attempts: int) -> Completion:
-        key, began, limit = secrets.token_urlsafe(24), self.now(), self.settings.seconds
+        key, limit = secrets.token_urlsafe(24), self.settings.seconds
         episode = self._episodes[key] = AgentEpisode(request)
         assert self._endpoint is not None
         prompt = request.prompt
@@ -181,7 +176,6 @@ class AgentEpisodes:
                 raise
             reward = None  # it did not survive the limit: what it has done until then is scored
         finally:
-            self.seconds += self.now() - began
             del self._episodes[key]
         if episode.broken is not None:
             raise episode.broken

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import accumulate, islice
 from typing import Literal
 
 import numpy as np
@@ -66,8 +66,8 @@ class Conversation:
         self, template: TurnTemplate, opening: Sequence[Message], forks: Literal["train", "refuse"] = "train"
     ) -> None:
         self._template, self._forks = template, forks
-        self._messages = list(opening)
-        self._opening = self._seen = template.render(opening)
+        self._messages = [template.message(message) for message in opening]
+        self._opening = self._seen = template.render(self._messages)
         self.prompt: Ints = np.array(template.encode_opening(self._opening), np.int32)
         self._nodes: list[_Node] = []
         self._ended: list[list[_Node]] = []
@@ -99,10 +99,10 @@ class Conversation:
         if self._awaits_turn:
             raise ValueError("Conversation.observe: no turn since the last messages.")
         template, (*_, turn) = self._template, self._nodes
-        following = [{**m, "content": m["content"].encode(errors="replace").decode()} for m in messages]
+        following = [template.message(message) for message in messages]
         own = template.without_end(turn.tokens, self._messages, following)
         wrote, end = turn.tokens[:own], template.decode(turn.tokens[own:])
-        history = [*self._messages, {"role": "assistant", "content": template.decode(wrote)}]
+        history = [*self._messages, template.message({"role": "assistant", "content": template.decode(wrote)})]
         chat = template.render([*history, *following])
         turn = replace(turn, text=template.safe(template.decode(wrote, after_text=True)) + end)
         seen, nodes = self._seen + turn.text, [*self._nodes[:-1], turn]
@@ -115,7 +115,7 @@ class Conversation:
             self._ended.append(nodes)
             nodes = self._carried_over(nodes, chat[:place])
             seen = chat[:place]
-        self._nodes = [*nodes, self._observation(following, seen, chat[len(seen) :])]
+        self._nodes = [*nodes, self._observation(messages, seen, chat[len(seen) :])]
         self._messages = [*history, *following]
         self._seen, self._awaits_turn = chat, True
         return forks
@@ -161,20 +161,20 @@ class Conversation:
 
     def _refuse(self, chat: str, seen: str, nodes: Sequence[_Node]) -> None:
         """Raise if a fork can't be, because it begins within the opening, or may not be."""
-        place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chat, seen, strict=False)))
+        inside = not chat.startswith(self._opening)
+        if self._forks == "train" and not inside:
+            return
+        pairs = enumerate(zip(chat, seen, strict=False))
+        place = next((i for i, (now, then) in pairs if now != then), min(len(chat), len(seen)))
         remedy = "use a chat template that leaves earlier turns as they were"
         shown = f"{seen[place : place + 40]!r} becomes {chat[place : place + 40]!r}"
-        if place < len(self._opening):
+        if inside:
             raise UserError(f"the chat template rewrites the opening after a turn: {shown}", remedy=remedy)
-        if self._forks == "train":
-            return
-        start = len(self._opening)
-        for node in nodes:
-            start += len(node.text)
-            if place < start:
-                break
-        what = f"turn {node.span.turn}" if node.span.role == "assistant" else f"the answer to turn {node.span.turn}"
-        raise ForkRefused(f"the chat template rewrites {what}: {shown}", remedy=f"{remedy}, or set episode.forks=train")
+        ends = accumulate((len(node.text) for node in nodes), initial=len(self._opening))
+        changed = next((n for n, end in zip(nodes, islice(ends, 1, None), strict=True) if place < end), nodes[-1])
+        whose = "turn" if changed.span.role == "assistant" else "the answer to turn"
+        what = f"the chat template rewrites {whose} {changed.span.turn}: {shown}"
+        raise ForkRefused(what, remedy=f"{remedy}, or set episode.forks=train")
 
 
 def _path(nodes: Sequence[_Node]) -> Path:

@@ -18,7 +18,7 @@ NOT_SAMPLED = {"routed_experts": -1}  # what these columns have where the model 
 
 
 @dataclass(eq=False)
-class Turn:
+class PlayedTurn:
     """A message of the model, and what came of it.
 
     Args:
@@ -43,16 +43,15 @@ class Played:
         request: of the episode; its `sampling` is of each turn.
         opening: the prompt that it begins with.
         instance: its environment.
-        seconds: that calls of the environment took.
+        state: what the environment calls its state now.
     """
 
     request: Request
     opening: Prompt
     instance: Instance
     conversation: Conversation
-    seconds: float = 0.0
     state: str | None = None
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[PlayedTurn] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -68,10 +67,10 @@ class Played:
             sampling = replace(sampling, max_tokens=max_tokens)
         return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling)
 
-    def add(self, completion: Completion) -> Turn:
+    def add(self, completion: Completion) -> PlayedTurn:
         """A turn of the model."""
         self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason)
-        self.turns.append(Turn(completion, self.state))
+        self.turns.append(PlayedTurn(completion, self.state))
         return self.turns[-1]
 
     def completion(self, *, cut: Cut, reward: float | None, attempts: int) -> Completion:

@@ -18,10 +18,10 @@ from proxima.data import Completion, Message, Prompt
 from proxima.data.episode import Cut
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, Request
-from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts
+from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
 from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from proxima.rollout.episodes.played import Played, Turn, failed_episode
+from proxima.rollout.episodes.played import Played, PlayedTurn, failed_episode
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.prompts import with_system
 
@@ -66,16 +66,16 @@ class Episodes:
         hosts: run the environments; the caller closes them.
         template: what renders the messages.
         rules: the limits, and how the model writes calls.
-        now: seconds.
-
-    `seconds` is the time that environments took so far, all episodes together.
     """
 
-    def __init__(
-        self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, now: Callable[[], float]
-    ) -> None:
-        self.engine, self.hosts, self.template, self.rules, self.now = engine, hosts, template, rules, now
+    def __init__(self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules) -> None:
+        self.engine, self.hosts, self.template, self.rules = engine, hosts, template, rules
         self.seconds = 0.0
+
+    def taken(self) -> float:
+        """Seconds that environments took since the last call, all episodes together."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it leaves no environment behind.
@@ -101,22 +101,6 @@ class Episodes:
                 table.close()
             await asyncio.gather(*(task for table in tables for task in table.tasks), return_exceptions=True)
 
-    async def timed(self, call: Awaitable[T], before: float = 0.0) -> tuple[T, float]:
-        """What a call of an environment returns, and the seconds of its episode's calls with those `before`.
-
-        Raises:
-            EnvironmentFailure: of the call, or the episode takes too long.
-        """
-        began, limit = self.now(), self.rules.settings.seconds
-        try:
-            result = await call
-        finally:
-            taken = self.now() - began
-            self.seconds += taken
-        if before + taken > limit:
-            raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
-        return result, before + taken
-
 
 class GroupTable:
     """The episodes of one prompt.
@@ -132,7 +116,7 @@ class GroupTable:
     ) -> None:
         self.player, self.rules, self.requests, self.deliver = player, player.rules, requests, deliver
         self.tasks: set[asyncio.Task[None]] = set()
-        self.open: set[Any] = set()  # instances that nobody has ended
+        self.open: set[Instance] = set()  # instances that nobody has ended
         self.opening: Prompt | None = None  # of the first that opened
 
     def start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
@@ -177,7 +161,7 @@ class GroupTable:
             raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
 
     async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
-        """An episode to its end; begun again where its environment fails."""
+        """An episode to its end; begun again where its environment fails, with the first turn that was sampled."""
         retries, collateral, attempts = self.rules.settings.retries, COLLATERAL, 1
         while True:
             try:
@@ -204,10 +188,11 @@ class GroupTable:
         row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
         seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
         try:
-            instance, seconds = await self.player.timed(self.player.hosts.open(row, seed))
+            instance = await self.player.hosts.open(row, seed)
         except EnvironmentFailure as failure:
             return failure
         self.open.add(instance)
+        self.player.seconds += instance.seconds
         try:
             messages = self._opening(instance.opening, prompt)
             conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
@@ -215,7 +200,7 @@ class GroupTable:
         except GivenUp as reason:
             self._drop(instance)
             return reason
-        return Played(request, opening, instance, conversation, seconds, instance.state)
+        return Played(request, opening, instance, conversation, instance.state)
 
     def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
         """The messages that an episode begins with."""
@@ -264,9 +249,22 @@ class GroupTable:
             if self._room(played) < 1:
                 cut = "context" if self._context_left(played) < 1 else "tokens"
                 break
-        at_end, played.seconds = await self.player.timed(played.instance.end(), played.seconds)
+        at_end = await self._charged(played.instance, played.instance.end())
         self.open.discard(played.instance)
         return played.completion(cut=cut, reward=self._total(played, at_end), attempts=attempts)
+
+    async def _charged(self, instance: Instance, call: Awaitable[T]) -> T:
+        """What a call of an environment returns.
+
+        Raises:
+            EnvironmentFailure: of the call, or the episode takes too long.
+        """
+        before, limit = instance.seconds, self.rules.settings.seconds
+        result = await call
+        self.player.seconds += instance.seconds - before
+        if instance.seconds > limit:
+            raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
+        return result
 
     async def _sample(self, request: Request) -> Completion:
         async with aclosing(self.player.engine.generate([request])) as stream:  # type: ignore[type-var]
@@ -274,20 +272,17 @@ class GroupTable:
                 return completion
         raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
 
-    async def _answered(self, played: Played, turn: Turn) -> bool:
+    async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
         """Let tools and environment answer the turn; True if the episode ends with it."""
         answers = list[Answer]()
         if self.rules.tool_format:
             read = read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools)
             turn.calls, turn.unreadable = read.calls, read.unreadable
             if turn.calls:
-                called, played.seconds = await self.player.timed(played.instance.call(turn.calls), played.seconds)
-                answers += called
+                answers += await self._charged(played.instance, played.instance.call(turn.calls))
             turn.answers = [({"role": "tool", "content": f"error: {why}"}, True) for why in turn.unreadable]
         if self.rules.responds and not answers and not turn.unreadable:
-            text = turn.completion.text
-            response, played.seconds = await self.player.timed(played.instance.respond(text), played.seconds)
-            answers = [response]
+            answers = [await self._charged(played.instance, played.instance.respond(turn.completion.text))]
         for answer in answers:
             turn.reward += answer.reward
             turn.answers += [(message, answer.error) for message in answer.messages]
@@ -314,6 +309,6 @@ class GroupTable:
         room = min(self._context_left(played), played.request.sampling.max_tokens)
         return room if limit is None else min(room, limit - played.length)
 
-    def _drop(self, instance: Any) -> None:
+    def _drop(self, instance: Instance) -> None:
         self.open.discard(instance)
         instance.drop()

@@ -31,13 +31,18 @@ class TurnTemplate:
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def message(self, message: Message) -> chat.SafeMessage:
+        """A message for `render`. Half of a surrogate pair, which no tokenizer encodes, becomes a question mark."""
+        content = message["content"].encode(errors="replace").decode()
+        return chat.SafeMessage({**message, "content": content}, self.tokenizer)
+
+    def render(self, messages: Sequence[chat.SafeMessage]) -> str:
         """The text of a chat with its generation prompt.
 
         Raises:
             UserError: the template fails, or makes a control token of a message's own text.
         """
-        return chat.render_chat(messages, self.tokenizer, self._arguments)
+        return chat.render_safe(messages, self.tokenizer, self._arguments)
 
     def encode_opening(self, text: str) -> list[int]:
         """The tokens of the text of an opening."""
@@ -67,22 +72,24 @@ class TurnTemplate:
         whole, before = (self.tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
         return str(whole[len(before) :])
 
-    def without_end(self, tokens: Ids, history: Sequence[Message], following: Sequence[Message]) -> int:
+    def without_end(
+        self, tokens: Ids, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]
+    ) -> int:
         """How many tokens of a turn are the message's own: without the last one, if that is the control token which
         the template itself writes behind a message in this place."""
         control = self.decode(tokens[-1:])
         if control not in chat.control_texts(self.tokenizer):
             return len(tokens)
-        place = (control, *(message["role"] for message in following))
+        place = (control, *(message.safe["role"] for message in following))
         if place not in self._ends:
             self._ends[place] = self.behind(history, following).lstrip().startswith(control)
         return len(tokens) - self._ends[place]
 
-    def behind(self, history: Sequence[Message], following: Sequence[Message]) -> str:
+    def behind(self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]) -> str:
         """What the template writes behind a message of the model that stands between two parts of a chat."""
-        contents = "".join(message["content"] for message in (*history, *following))
+        contents = "".join(message.safe["content"] for message in (*history, *following))
         mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
-        text = self.render([*history, {"role": "assistant", "content": mark}, *following])
+        text = self.render([*history, self.message({"role": "assistant", "content": mark}), *following])
         return text.rpartition(mark)[2]
 
     def rewritten(self, tokens: Ids, text: str, before: str, new: str) -> list[int]:
@@ -93,10 +100,10 @@ class TurnTemplate:
             tokens, text: what stood there.
             before, new: the text before the place, and what stands there now.
         """
-        pieces = self._pieces(tokens)
-        texts = [piece for _, piece in pieces]
-        if "".join(texts) != text:
+        pieces = self._pieces(tokens, text)
+        if pieces is None:
             return self.encode_after(before, new)
+        texts = [piece for _, piece in pieces]
         counts = [0, *accumulate(count for count, _ in pieces)]
         head = tail = 0
         starts = [0, *accumulate(map(len, texts))]
@@ -113,15 +120,20 @@ class TurnTemplate:
         middle = self.encode_after(before + new[: starts[head]], new[starts[head] : end])
         return [*tokens[: counts[head]], *middle, *tokens[counts[-1 - tail] :]]
 
-    def _pieces(self, tokens: Ids) -> list[tuple[int, str]]:
-        """The tokens in pieces that are whole characters, of one token or up to four: how many, and their text."""
-        pieces, start = [], 0
+    def _pieces(self, tokens: Ids, text: str) -> list[tuple[int, str]] | None:
+        """The tokens of a text in pieces that are whole characters, of one token or up to four: how many, and their
+        text. None if these are not together the text."""
+        pieces, start, place = [], 0, 0
         for end in range(1, len(tokens) + 1):
-            text = self.decode(tokens[start:end], after_text=True)
-            if not text.endswith("\ufffd") or end - start == 4 or end == len(tokens):
-                pieces.append((end - start, self.safe(text)))
-                start = end
-        return pieces
+            decoded = self.decode(tokens[start:end], after_text=True)
+            if decoded.endswith("\ufffd") and end - start < 4 and end < len(tokens):
+                continue
+            piece = decoded if text.startswith(decoded, place) else self.safe(decoded)  # the template's, or a content's
+            if not text.startswith(piece, place):
+                return None
+            pieces.append((end - start, piece))
+            start, place = end, place + len(piece)
+        return pieces if place == len(text) else None
 
     def _safe(self, value: Any) -> Any:
         if isinstance(value, str):

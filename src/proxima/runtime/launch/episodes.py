@@ -1,9 +1,7 @@
 """From a task with an environment or tools to what plays its episodes, and the checks of both before weights load."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, Prompt, require, within
@@ -36,9 +34,9 @@ class World:
     template: TurnTemplate
     rules: Rules
 
-    def player(self, engine: Engine, now: Callable[[], float]) -> Episodes:
+    def player(self, engine: Engine) -> Episodes:
         """With the engine that samples the turns."""
-        return Episodes(engine, self.hosts, self.template, self.rules, now)
+        return Episodes(engine, self.hosts, self.template, self.rules)
 
     def close(self) -> None:
         """End the processes. May be called twice."""
@@ -55,7 +53,7 @@ class AgentWorld:
     settings: EpisodeSettings
     context: int
 
-    def player(self, engine: Engine, now: Callable[[], float]) -> "AgentEpisodes":
+    def player(self, engine: Engine) -> "AgentEpisodes":
         """With the engine that samples the turns."""
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
@@ -64,7 +62,7 @@ class AgentWorld:
 
         chosen = self.settings.tool_format
         tool_format = format_of(self.tokenizer) if chosen == "auto" else chosen
-        return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format, now)
+        return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format)
 
     def close(self) -> None:
         """End the processes. May be called twice."""
@@ -78,7 +76,6 @@ def make_worlds(
     tokenizer: Any,
     context: int,
     notes: list[str],
-    log: Path | None = None,
 ) -> dict[str, World | AgentWorld]:
     """The worlds of those tasks that have one, by the path of each. Tasks with equal environments share the processes.
 
@@ -101,16 +98,7 @@ def make_worlds(
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
-                    limits = config.episode
-                    hosts = Hosts(
-                        spec,
-                        HostLimits(
-                            workers=limits.workers,
-                            call_seconds=limits.call_seconds,
-                            memory_mb=limits.memory_mb,
-                            log=log,
-                        ),
-                    )
+                    hosts = Hosts(spec, _limits(config.episode))
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
@@ -148,6 +136,11 @@ def _agent_world(
     arguments = config.data.template_arguments
     settings = config.episode
     return AgentWorld(agents=agents, tokenizer=tokenizer, arguments=arguments, settings=settings, context=context)
+
+
+def _limits(settings: EpisodeSettings) -> HostLimits:
+    facts = {name: getattr(settings, name) for name in ("workers", "call_seconds", "memory_mb")}
+    return HostLimits(**facts)
 
 
 def _spec(task: Any) -> EnvironmentSpec:
@@ -216,7 +209,7 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
 
 async def _openings(world: World, prompt: Prompt, seed: int) -> list[Played | Exception]:
     requests = [Request(prompt=prompt, sample=sample, sampling=Sampling(), seed=seed) for sample in range(2)]
-    table = GroupTable(world.player(None, asyncio.get_running_loop().time), requests, lambda completion: None)  # type: ignore[arg-type]
+    table = GroupTable(world.player(None), requests, lambda completion: None)  # type: ignore[arg-type]
     try:
         return await table.begin()
     finally:

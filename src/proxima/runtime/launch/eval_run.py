@@ -30,7 +30,7 @@ from proxima.model.files import model_files
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.launch.engine_needs import build_engine, evaluation_needs
 from proxima.runtime.launch.eval_suites import LoadedSuite
-from proxima.runtime.launch.generation import make_rewards
+from proxima.runtime.launch.generation import make_rewards, player_of
 from proxima.runtime.launch.models import load_model
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.environment import describe_environment, package_version
@@ -97,16 +97,12 @@ def run_eval(
         _prepare_folder(config, folder, overwrite)
     observer.progress("load", 0, 1, "models")
     with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
-        for loaded in suites:
-            if loaded.world is not None:
-                opened.callback(loaded.world.close)
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = load_model(config)
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
         setup = EngineSetup.of(model, max_length=suites[0].context, compute=compute, log=log)
-        samplings = [loaded.sampling for loaded in suites]
-        needs = evaluation_needs(config, model.tokenizer, suites[0].context, samplings)
+        needs = evaluation_needs(config, model.tokenizer, suites[0].context, [loaded.sampling for loaded in suites])
         engine, notes = build_engine(config.engine, setup, needs)
         opened.callback(close_engine, engine)
         if not getattr(config.engine, "needs_weights", False) and "module" in engine.capabilities.weight_updates:
@@ -123,8 +119,8 @@ def run_eval(
             observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
             spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
             with closing(make_rewards(config, loaded.suite.rewards, compute)) as rewards:
-                episodes = None if loaded.world is None else loaded.world.player(engine, clock.now)
-                generator = GroupGenerator(engine, rewards, spec, clock.now, episodes)
+                player = player_of(loaded.world, engine)
+                generator = GroupGenerator(engine, rewards, spec, clock.now, player)
                 groups = compute.serve(Evaluation(loaded.prompts, generator, evaluation_progress(observer)).groups())
             outcome.groups[name] = groups
             facts[name] = _suite_facts(config, loaded, groups, ks)

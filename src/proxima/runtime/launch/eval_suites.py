@@ -56,7 +56,7 @@ class LoadedSuite:
     sampling: Sampling  # of the suite, with fewer tokens than the context
     context: int  # tokens of prompt and answer together
     notes: tuple[str, ...] = ()  # warnings about the data
-    world: "World | AgentWorld | None" = None  # of a task with an environment or tools
+    world: "World | AgentWorld | None" = None  # of a task with an environment or tools; the caller closes it
 
 
 def named_suite(

@@ -9,7 +9,7 @@ from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor
 from proxima.data import Prompt
 from proxima.engine.executor import Executor
-from proxima.engine.protocol import EngineSetup
+from proxima.engine.protocol import Engine, EngineSetup
 from proxima.evaluate.held_out import Evaluation
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
@@ -27,6 +27,8 @@ from proxima.task.prompts import PromptSource
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
     from proxima.rollout.async_collector import AsyncCollector
+    from proxima.rollout.episodes.player import Episodes
+    from proxima.runtime.launch.episodes import World
 
 
 def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
@@ -49,6 +51,11 @@ def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], com
     return rewards
 
 
+def player_of(world: "World | None", engine: Engine) -> "Episodes | None":
+    """What plays the episodes of a task; None for one without."""
+    return None if world is None else world.player(engine)
+
+
 def make_generator(
     config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices
 ) -> GroupGenerator | None:
@@ -65,8 +72,8 @@ def make_generator(
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
-    episodes = None if data.world is None else data.world.player(executor, services.clock.now)
-    return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, episodes)
+    player = player_of(data.world, executor)
+    return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, player)
 
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
@@ -136,9 +143,8 @@ def make_evaluation(
         spec, groups = held_out.spec, held_out.groups
         rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
         if held_out.prompts:
-            world, now = held_out.world, training.now
-            episodes = None if world is None else world.player(training.engine, now)
-            sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, now, episodes)
+            player = player_of(held_out.world, training.engine)
+            sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now, player)
     if "" not in sets:
         return None
     others = {name: Evaluation(*parts, progress) for name, parts in sets.items() if name}

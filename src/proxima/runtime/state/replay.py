@@ -114,15 +114,19 @@ class StoredRollouts:
         Raises:
             FieldError: a token id outside the vocabulary, or a text that differs.
         """
-        table = read_table(self.folder.rollout_file(1), ["tokens", "prompt_tokens", "text"])
+        file = self.folder.rollout_file(1)
+        of_episodes = ["sampled"] if "sampled" in pq.read_schema(file).names else []
+        table = read_table(file, ["tokens", "prompt_tokens", "text", *of_episodes])
         ids = np.concatenate([column for name in ("tokens", "prompt_tokens") for column in numpy_columns(table[name])])
         remedy = "use a model with the vocabulary of the run that wrote the rollouts"
         if ids.size and ids.max() >= vocabulary:
             reason = f"has token {ids.max()}, and the vocabulary of model.path has {vocabulary}"
             raise self._refused(reason, remedy)
         texts = table["text"].to_pylist()
-        for tokens, text in zip(numpy_columns(table["tokens"])[:CHECKED], texts, strict=False):
-            read = utf8(tokenizer.decode(tokens, skip_special_tokens=True))
+        sampled = numpy_columns(table["sampled"]) if of_episodes else [None] * len(texts)
+        for tokens, text, own in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
+            last = 0 if own is None or own.all() else int(np.flatnonzero(~own)[-1]) + 1  # the text is of the last turn
+            read = utf8(tokenizer.decode(() if tokens is None else tokens[last:], skip_special_tokens=True))
             if not read.startswith(text):  # a stop string is cut off
                 shown = f"{text!r:.40}, which the tokenizer of model.path reads as {read!r:.40}"
                 raise self._refused(f"has a completion {shown}", remedy)

@@ -1,0 +1,163 @@
+"""`proxima data inspect`: an episode of a recipe with its tokens, before anything is trained."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from proxima.cli.output import AsJson, Overrides, Recipe, print_json
+from proxima.cli.parameters import Argument
+from proxima.data import Completion, FieldError, Prompt, UserError, require
+
+if TYPE_CHECKING:
+    from proxima.engine.protocol import Request
+    from proxima.runtime.launch.episodes import World
+
+SAY = "what the model says in a turn; repeatable; default: a call of the first tool, then a sentence"
+ROW = "which prompt of the training data, from 0; 0"
+KINDS = {  # the letter in front of a line, its colour, and what it means
+    "prompt": ("p", "2", "the prompt: conditioned on"),
+    "sampled": ("S", "1;32", "sampled and trained"),
+    "observed": ("o", "36", "written by the environment and the chat template: conditioned on"),
+    "earlier": ("e", "33", "written by the model, trained on an earlier path: conditioned on"),
+}
+SENTENCE = "It is 7."
+
+
+def inspect_episode(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    say: Annotated[Sequence[str], Argument(SAY, "TEXT", words="append")] = (),
+    row: Annotated[int, Argument(ROW)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Play an episode of a recipe's task in its environment, with made turns of the model, and print its tokens: which
+    are the prompt, which are sampled and trained, which are not. Loads no weights."""
+    from proxima.config import load_recipe
+    from proxima.runtime.launch.run_data import load_run_data
+
+    resolved = load_recipe(recipe, override)
+    if resolved.config.replayed is not None:
+        raise UserError("a replay plays no episode", remedy="leave rollouts out")
+    with resolved.locating():
+        data = load_run_data(resolved.config)
+    with closing(data):
+        if data.world is None:
+            remedy = "set task.environment or task.tools"
+            raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
+        prompt = _prompt(data.source, row)
+        engine = Script(data.world, tuple(say))
+        played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates
+        completion = _first(played.generate([engine.request(prompt, resolved.config.sampling)]))
+        notes = data.notes
+    shown = [_path(engine.tokenizer, completion.opening or prompt, path) for path in (*completion.earlier, completion)]
+    failure = completion.episode.failure if completion.episode else ""
+    if as_json:
+        return print_json({"notes": notes, "failure": failure, "paths": shown})
+    _print(shown, [*notes, *([f"the episode failed: {failure}"] if failure else [])])
+    return None
+
+
+def _prompt(source: Any, row: int) -> Prompt:
+    from proxima.task.cursor import Draw
+
+    rows = len(source.rows)
+    require(0 <= row < rows, "--row", row, f"must be in [0, {rows - 1}]")
+    prompt: Prompt | None = source.prompt(Draw(uid=row, index=row, epoch=0))
+    if prompt is None:
+        raise FieldError("--row", row, "is too long for the model; take another")
+    return prompt
+
+
+@dataclass
+class Script:
+    """An engine that says what it was given, and then the last of it again."""
+
+    world: "World"
+    turns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.tokenizer: Any = self.world.template.tokenizer
+        self.turns = self.turns or (*_call(self.world), SENTENCE)
+
+    def request(self, prompt: Prompt, sampling: Any) -> "Request":
+        from proxima.engine.protocol import Request
+
+        return Request(prompt=prompt, sample=0, sampling=sampling)
+
+    async def generate(self, requests: Sequence["Request"]) -> AsyncIterator[Completion]:
+        """Each request's turn as the tokenizer encodes it, ended by the end-of-text token."""
+        for request in requests:
+            text = self.turns[min(request.turn, len(self.turns) - 1)]
+            tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            tokens = [*tokens, self.tokenizer.eos_token_id][: request.sampling.max_tokens]
+            ended = "stop" if tokens[-1] == self.tokenizer.eos_token_id else "length"
+            yield Completion.of_text(request.prompt.uid, request.sample, text, tokens, ended)  # type: ignore[arg-type]
+
+
+def _call(world: "World") -> Iterator[str]:
+    """A call of the first tool, with a number for each argument."""
+    from proxima.environment.tool_calls import EXAMPLES
+
+    rules, schemas = world.rules, world.hosts.interface.schemas
+    if rules.tool_format is not None:
+        function = schemas[0]["function"]
+        yield EXAMPLES[rules.tool_format](function["name"], list(function["parameters"].get("properties", {}))).replace(
+            "...", "7"
+        )
+
+
+def _first(stream: AsyncIterator[Completion]) -> Completion:
+    from proxima.engine.event_loop_thread import EventLoopThread
+
+    async def first() -> Completion:
+        async with aclosing(stream) as completions:  # type: ignore[type-var]
+            return await anext(completions)
+
+    loop = EventLoopThread("proxima-inspect")
+    try:
+        return loop.call(first())
+    finally:
+        loop.close()
+
+
+def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[str, Any]]:
+    """The parts of a path, each with its tokens."""
+    parts = [{"kind": "prompt", "of": "", "tokens": prompt.tokens.tolist()}]
+    start, ids = 0, completion.tokens.tolist()
+    for span in completion.episode.spans if completion.episode else ():
+        kind = "sampled" if span.sampled else "earlier" if span.role == "assistant" else "observed"
+        about = f"turn {span.turn}" if span.role == "assistant" else f"{span.role}, after turn {span.turn}"
+        parts.append({"kind": kind, "of": about, "tokens": ids[start : start + span.tokens]})
+        start += span.tokens
+    return [{**part, "texts": [tokenizer.decode([token]) for token in part["tokens"]]} for part in parts]
+
+
+def _print(paths: Sequence[Sequence[dict[str, Any]]], notes: Sequence[str]) -> None:
+    from proxima.view.formatting import visible
+
+    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def painted(kind: str, text: str) -> str:
+        return f"\x1b[{KINDS[kind][1]}m{text}\x1b[0m" if colours else text
+
+    for kind, (letter, _, meaning) in KINDS.items():
+        print(painted(kind, f"{letter}  {meaning}"))
+    print("tokens are between bars; ⏎ is a line end\n")
+    for number, parts in enumerate(paths):
+        if len(paths) > 1:
+            print(f"path {number} of {len(paths)}: the chat template rewrote what came before")
+        for part in parts:
+            letter, count = KINDS[part["kind"]][0], len(part["tokens"])
+            print(painted(part["kind"], f"{letter}  {part['of'] or part['kind']}: {count} tokens"))
+            text = "|".join(visible(token).replace("\n", "⏎") for token in part["texts"])
+            for line in text.replace("⏎", "⏎\n").rstrip("\n").split("\n"):
+                print(painted(part["kind"], f"{letter}    {line}"))
+        total = sum(len(part["tokens"]) for part in parts)
+        trained = sum(len(part["tokens"]) for part in parts if part["kind"] == "sampled")
+        print(f"{trained} of {total} tokens are trained\n")
+    for note in notes:
+        print(f"WARNING {note}", file=sys.stderr)

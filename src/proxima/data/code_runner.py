@@ -1,0 +1,43 @@
+"""Starts and ends the process that runs code of a model, `code_process`."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from proxima.data import code_process
+
+VARIABLES = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def start_code(
+    folder: str,
+    fd: int,
+    limits: Sequence[int],
+    stdin: Any = subprocess.DEVNULL,
+    stdout: Any = subprocess.DEVNULL,
+    stderr: Any = subprocess.DEVNULL,
+) -> "subprocess.Popen[bytes]":
+    """The process of the code in `folder`, in a session of its own and without the environment of this one. `limits`
+    are seconds and MiB; `fd` as in `code_process`."""
+    return subprocess.Popen(
+        [sys.executable, "-I", code_process.__file__, str(fd), *map(str, limits)],
+        cwd=folder,
+        env={**VARIABLES, "HOME": folder, "TMPDIR": folder},
+        pass_fds=[fd] if fd >= 0 else [],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process and its whole group, unless it was waited for."""
+    if process.returncode is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

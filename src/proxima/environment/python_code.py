@@ -1,0 +1,52 @@
+"""Python as a tool: code runs in a process with limits."""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+from proxima.data import require
+from proxima.data.code_runner import kill_group, start_code
+from proxima.environment.protocol import Environment
+
+
+class PythonCode(Environment):
+    """A tool `python`, which runs a program. Each call is a process of its own, which keeps nothing of the one before,
+    and may use no network and no files outside its folder. No sandbox against hostile code (`data.code_process`).
+
+    Args:
+        seconds: time of a call, on the clock and of the processor.
+        memory_mb: MiB of address space.
+        characters: of the output that the model is shown; what is in the middle of a longer one is left out.
+    """
+
+    def __init__(self, seconds: int = 5, memory_mb: int = 512, characters: int = 2000) -> None:
+        require(seconds >= 1, "seconds", seconds, "must be >= 1")
+        require(memory_mb >= 64, "memory_mb", memory_mb, "must be >= 64: Python itself needs that")
+        require(characters >= 40, "characters", characters, "must be >= 40")
+        self.seconds, self.memory_mb, self.characters = seconds, memory_mb, characters
+
+    def python(self, code: str) -> str:
+        """Run a Python program and return what it prints.
+
+        Args:
+            code: the program; it prints what you want to know
+        """
+        with tempfile.TemporaryDirectory(prefix="proxima-code-") as folder, tempfile.TemporaryFile() as output:
+            for name, text in (("setup.py", ""), ("solution.py", code)):
+                Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
+            process = start_code(folder, -1, (self.seconds, self.memory_mb), stdout=output, stderr=subprocess.STDOUT)
+            try:
+                ended = process.wait(self.seconds)
+            except subprocess.TimeoutExpired:
+                ended = None
+            finally:
+                kill_group(process)
+            output.seek(0)
+            printed = output.read().decode("utf-8", "replace").strip()
+        if len(printed) > self.characters:
+            printed = f"{printed[: self.characters // 2]}\n...\n{printed[-self.characters // 2 :]}"
+        if ended is None:
+            printed += f"\nerror: it was ended after {self.seconds} s"
+        elif ended < 0:
+            printed += f"\nerror: a signal ended it ({-ended})"
+        return printed.strip() or "(it printed nothing)"

@@ -1,0 +1,65 @@
+"""Search in a small corpus as a tool."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from proxima.data import FieldError, require
+from proxima.environment.protocol import Environment
+
+
+class Search(Environment):
+    """A tool `search`, which finds passages by the words that they share with a query (BM25).
+
+    Args:
+        corpus: a JSONL file; a line has a `text`, and perhaps a `title`. All episodes of a worker share it.
+        top: passages that a search returns.
+        characters: of a passage that the model is shown.
+    """
+
+    def __init__(self, corpus: str, top: int = 3, characters: int = 500) -> None:
+        require(top >= 1, "top", top, "must be >= 1")
+        require(characters >= 1, "characters", characters, "must be >= 1")
+        require(Path(corpus).is_file(), "corpus", corpus, "does not exist", remedy="name a JSONL file of passages")
+        self.passages, self.index = read_corpus(str(Path(corpus).resolve()))
+        self.top, self.characters = min(top, len(self.passages)), characters
+
+    def search(self, query: str) -> str:
+        """Search for passages.
+
+        Args:
+            query: some words that the passage should have
+        """
+        import bm25s
+
+        words = bm25s.tokenize([query[:1000]], return_ids=False, show_progress=False)
+        numbers, scores = self.index.retrieve(words, k=self.top, show_progress=False)
+        found = [self.passages[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
+        lines = [f"[{i}] {passage[: self.characters]}" for i, passage in enumerate(found, 1)]
+        return "\n".join(lines) or "nothing was found"
+
+
+@lru_cache(maxsize=4)
+def read_corpus(path: str) -> tuple[list[str], Any]:
+    """The passages of a file, and their index; FieldError where a line is none."""
+    try:
+        import bm25s
+    except ImportError as error:
+        remedy = "pip install 'proxima-rl[search]'"
+        raise FieldError(
+            "corpus", path, "is searched with the package bm25s, which is missing", remedy=remedy
+        ) from error
+    passages = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+                passages.append(f"{row['title']}: {row['text']}" if row.get("title") else str(row["text"]))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                bound = f"has a line {number} that is no passage: {type(error).__name__}: {error}"
+                raise FieldError("corpus", path, bound, remedy='write {"text": ...} in each line') from error
+    require(bool(passages), "corpus", path, "is empty")
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(passages, show_progress=False), show_progress=False)
+    return passages, index

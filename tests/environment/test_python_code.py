@@ -1,0 +1,49 @@
+"""Python as a tool: output, errors, limits."""
+
+import time
+
+import pytest
+
+from proxima.data import FieldError
+from proxima.environment.python_code import PythonCode
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("print(sum(range(10)))\nprint('é')", "45\né"),
+        ("x = 1", "(it printed nothing)"),
+        ("import sys; print(1); sys.exit(3)", "1"),
+        ("if __name__ == '__main__': print(__name__)", "__main__"),
+        ("import os; os.kill(os.getpid(), 9)", "PermissionError"),
+        ("import os; os.abort()", "error: a signal ended it (6)"),
+        ("1 +", "SyntaxError: invalid syntax"),
+        ("print(1)\nraise KeyError('x')", "KeyError: 'x'"),
+        ("x = [0] * 10**9", "MemoryError"),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", "PermissionError"),
+        ("import subprocess; subprocess.run(['ls'])", "Error"),
+        ("print(open('/tmp/not-mine', 'w'))", "PermissionError: open is not allowed outside the folder"),
+        ("print(input())", "EOFError"),
+        ("print('\\ud800')", "UnicodeEncodeError"),
+    ],
+)
+def test_what_a_program_prints(code, shown):
+    result = PythonCode(memory_mb=256).python(code)
+    assert shown in result and len(result) <= 2100
+
+
+def test_a_long_output_keeps_both_ends():
+    result = PythonCode(characters=100).python("print('a' * 5_000_000); print('b' * 5_000_000)")
+    assert result == "a" * 50 + "\n...\n" + "b" * 50
+
+
+def test_an_endless_program_ends():
+    begun = time.monotonic()
+    assert PythonCode(seconds=1).python("print(1, flush=True)\nwhile True: pass").endswith("ended after 1 s")
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(("field", "value"), [("seconds", 0), ("memory_mb", 1), ("characters", 1)])
+def test_bad_arguments(field, value):
+    with pytest.raises(FieldError, match=f"{field}={value} must be"):
+        PythonCode(**{field: value})

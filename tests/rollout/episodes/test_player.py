@@ -1,0 +1,369 @@
+"""Episodes on a scripted engine, in scripted environments: turns, limits, failures, and what each becomes."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proxima.data import Completion, Episode, Prompt, SamplingMask, Score, ToolCall, Trajectory
+from proxima.data.flow import Group
+from proxima.engine.protocol import Request, Sampling
+from proxima.environment.hosts import Answer, EnvironmentFailure
+from proxima.reward.environment_reward import EnvironmentReward
+from proxima.reward.runner import RewardRunner
+from proxima.rollout.episodes.figures import episode_metrics
+from proxima.rollout.episodes.player import COLLATERAL, Episodes, Rules
+from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.turn_template import TurnTemplate
+from proxima.rollout.generator import GroupGenerator, GroupSpec
+from tests.tiny import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+END = TOKENIZER.eos_token_id
+SHORT = "{% for m in messages %}{{ m.role[0] + m.content + '<|im_end|>' }}{% endfor %}{{ 'a' }}"
+FORGETFUL = (
+    "{% for m in messages %}{% if not loop.last and m.role == 'assistant' %}{{ m.role[0] + '-' + '<|im_end|>' }}"
+    "{% else %}{{ m.role[0] + m.content + '<|im_end|>' }}{% endif %}{% endfor %}{{ 'a' }}"
+)
+PROMPT = Prompt(uid=7, messages=({"role": "user", "content": "hi"},), tokens=np.array([5], np.int32), answer="1")
+DONE = Answer(done=True)
+
+
+def ids(text):
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def said(content, **facts):
+    return Answer(messages=({"role": "user", "content": content},), **facts)
+
+
+class Engine:
+    """Says `texts[sample][turn]`; a text that ends with "…" is cut off. `versions` counts the calls."""
+
+    def __init__(self, *texts, masks=False):
+        self.texts, self.masks = texts, masks
+        self.calls, self.running = [], 0
+
+    async def generate(self, requests):
+        self.calls.append(list(requests))
+        self.running += 1
+        version = len(self.calls)
+        try:
+            for request in requests:
+                await asyncio.sleep(0)
+                yield self.completion(request, version)
+        finally:
+            self.running -= 1
+
+    def completion(self, request, version):
+        text = self.texts[request.sample][request.turn]
+        if isinstance(text, Exception):
+            raise text
+        cut = text.endswith("…")
+        tokens = ids(text.removesuffix("…")) + ([] if cut else [END])
+        if len(tokens) > request.sampling.max_tokens:
+            cut, tokens = True, tokens[: request.sampling.max_tokens]
+        log_prob = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 100 - request.turn
+        return Completion(
+            prompt_uid=request.prompt.uid,
+            sample=request.sample,
+            turn=request.turn,
+            tokens=np.array(tokens, np.int32),
+            text=text.removesuffix("…"),
+            sampled_log_prob=log_prob,
+            untruncated_log_prob=log_prob,
+            policy_version=np.full(len(tokens), version, np.int32),
+            finish_reason="length" if cut else "stop",
+            temperature=request.sampling.temperature,
+            sampling_mask=SamplingMask.of_sets([[0, token] if token else [0] for token in tokens])
+            if self.masks
+            else None,
+        )
+
+
+class World:
+    """The n-th environment that is opened, over all episodes, does what `scripts[n]` says; the last one goes on."""
+
+    def __init__(self, *scripts, openings=(None,), seconds=0.0):
+        self.scripts, self.openings, self.seconds = scripts, openings, seconds
+        self.opened, self.alive, self.rows = 0, 0, []
+
+    async def open(self, row, seed):
+        number, self.opened = self.opened, self.opened + 1
+        self.rows.append((row, seed))
+        script = self.scripts[min(number, len(self.scripts) - 1)]
+        if isinstance(script, Exception):
+            raise script
+        self.alive += 1
+        return Instance(self, list(script), self.openings[min(number, len(self.openings) - 1)])
+
+
+class Instance:
+    def __init__(self, world, script, opening):
+        self.world, self.script, self.state, self.freed = world, script, "begun", False
+        self.seconds = 0.0
+        self.opening = None if opening is None else ({"role": "user", "content": opening},)
+
+    def _next(self):
+        self.seconds += self.world.seconds
+        step = self.script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    async def respond(self, text):
+        await asyncio.sleep(0)
+        return self._next()
+
+    async def call(self, calls):
+        return [replace(self._next(), messages=({"role": "tool", "content": f"{c.name}!"},)) for c in calls]
+
+    async def end(self):
+        self._free()
+        return next((step for step in self.script if isinstance(step, float)), None)
+
+    def drop(self):
+        self._free()
+
+    def _free(self):
+        self.world.alive -= not self.freed
+        self.freed = True
+
+
+def player(engine, world, template=SHORT, tool_format=None, context=200, **settings):
+    TOKENIZER.chat_template = template
+    rules = Rules(
+        settings=EpisodeSettings(**settings),
+        context=context,
+        tool_format=tool_format,
+        responds=tool_format is None,
+        rewards=True,
+    )
+    return Episodes(engine, world, TurnTemplate(TOKENIZER, {}), rules)
+
+
+def requests(samples, **sampling):
+    return [Request(prompt=PROMPT, sample=i, sampling=Sampling(**sampling), seed=3) for i in range(samples)]
+
+
+def play(episodes, samples=1, **sampling):
+    async def collected():
+        async with aclosing(episodes.generate(requests(samples, **sampling))) as stream:
+            return [completion async for completion in stream]
+
+    return sorted(asyncio.run(collected()), key=lambda completion: completion.sample)
+
+
+def test_turns_and_the_calls_of_the_engine():
+    engine = Engine(["one", "two"], ["x"])
+    world = World([said("go", reward=0.5, state="later"), replace(DONE, reward=0.25), 2.0], [DONE])
+    first, second = play(player(engine, world), 2)
+    assert [[request.key for request in call] for call in engine.calls] == [[(7, 0, 0), (7, 1, 0)], [(7, 0, 1)]]
+    assert engine.calls[0][0].prompt is engine.calls[0][1].prompt  # whose KV is shared
+    opening = [*ids("uhi"), END, *ids("a")]
+    assert engine.calls[1][0].prompt.tokens.tolist() == opening + ids("one") + [END] + ids("ugo") + [END] + ids("a")
+    observed = [*ids("ugo"), END, *ids("a")]
+    assert first.tokens.tolist() == [*ids("one"), END, *observed, *ids("two"), END]
+    assert first.sampled.tolist() == [True] * 4 + [False] * len(observed) + [True] * 4
+    own = np.array([-0.01, -0.02, -0.03, -0.04], np.float32)
+    assert first.sampled_log_prob.tolist() == [*own, *[0.0] * len(observed), *(own - 1)]
+    assert first.untruncated_log_prob is first.sampled_log_prob
+    assert first.policy_version.tolist() == [1] * (4 + len(observed)) + [2] * 4
+    assert (first.text, first.finish_reason, first.turn) == ("two", "stop", 0)
+    assert first.opening.tokens.tolist() == opening and first.opening.uid == 7
+    spans = first.episode.spans
+    assert [(s.role, s.turn, s.reward, s.state, s.tokens) for s in spans] == [
+        ("assistant", 0, 0.5, "begun", 4),
+        ("user", 0, 0.0, None, len(observed)),
+        ("assistant", 1, 0.25, "later", 4),
+    ]
+    assert first.episode.reward == 2.75 and second.episode.reward == 0.0
+    assert (first.generated, second.generated, first.episode.cut, first.episode.attempts) == (8, 2, "", 1)
+    assert world.alive == 0 and engine.running == 0
+    (row, seed), (_, other) = world.rows
+    assert seed == other < 2**31 and row["answer"] == "1" and row["messages"] == [{"role": "user", "content": "hi"}]
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def test_tools_are_called_and_what_is_no_call_is_told():
+    engine = Engine([CALL, "<tool_call>{</tool_call>", "it is 2"])
+    world = World([Answer(reward=1.0), None])
+    (completion,) = play(player(engine, world, tool_format="hermes", context=2000))
+    spans = completion.episode.spans
+    assert [span.role for span in spans] == ["assistant", "tool", "assistant", "tool", "assistant"]
+    assert spans[0].calls == (ToolCall(name="add", arguments={"a": 1}),) and spans[1].text == "add!"
+    assert spans[2].calls == () and len(spans[2].unreadable) == 1
+    assert spans[3].error and spans[3].text == f"error: {spans[2].unreadable[0]}" and not spans[1].error
+    assert completion.text == "it is 2" and completion.episode.reward == 1.0
+    figures = episode_metrics([completion])
+    assert figures["episode/calls"] == figures["episode/unreadable"] == figures["episode/errors"] == 1
+    assert figures["episode/turns/mean"] == figures["episode/turns/max"] == 3
+    assert figures["episode/observation_tokens"] == len(completion.tokens) - completion.generated
+
+
+def test_a_template_without_tools_gets_their_description_and_answers_of_the_user():
+    engine = Engine([CALL, "2"])
+    episodes = player(engine, World([Answer(), None]), tool_format="hermes", context=2000)
+    episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
+    (completion,) = play(episodes)
+    assert completion.opening.messages[0] == {"role": "system", "content": "You can add."}
+    assert completion.episode.spans[1].role == "user"
+    world = World([Answer(), None], openings=["new"])
+    episodes = player(Engine([CALL, "2"]), world, tool_format="hermes", context=2000)
+    episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
+    (completion,) = play(episodes)
+    assert [m["content"] for m in completion.opening.messages] == ["Be brief.\n\nYou can add.", "new"]
+
+
+GO_ON = [said("go")] * 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts", "cut", "turns", "reason"),
+    [
+        ({"turns": 2}, ["a", "b", "c"], "turns", 2, "length"),
+        ({"tokens": 20}, ["abcdefgh", "abcdefgh", "x"], "tokens", 2, "length"),  # the second has 6 left
+        ({"tokens": 13}, ["abcdefgh", "x"], "tokens", 1, "length"),  # none is left after the answer
+        ({}, ["abc…", "x"], "tokens", 1, "length"),  # the turn's own limit
+        ({}, ["x" * 92, "y" * 92, "z"], "context", 2, "length"),
+        ({}, ["x" * 190, "z"], "context", 1, "length"),
+        ({}, ["x" * 250, "z"], "context", 1, "length"),  # of the turn itself
+        ({"turns": 9}, ["a", "b", "c", "d", "e", "f", "g", "h", "i"], "turns", 9, "length"),
+    ],
+)
+def test_limits(settings, texts, cut, turns, reason):
+    engine, world = Engine(texts), World([*GO_ON, 1.5])
+    (completion,) = play(player(engine, world, **settings))
+    assert (completion.episode.cut, len(completion.episode.turns), completion.finish_reason) == (cut, turns, reason)
+    assert completion.sampled[-1]  # nothing follows the last turn
+    assert len(completion.tokens) + len(completion.opening.tokens) <= 200
+    assert "tokens" not in settings or len(completion.tokens) <= settings["tokens"]
+    assert completion.episode.reward is not None and not completion.episode.failure  # scored, and kept
+    assert world.alive == 0 and episode_metrics([completion])["episode/cut"] == 1
+
+
+def test_an_environment_that_fails_is_replaced():
+    broken = EnvironmentFailure("it broke")
+    engine = Engine(["a", "b"], ["c", "d"])
+    world = World([said("go"), broken], [DONE], broken, [said("go"), DONE])
+    first, second = play(player(engine, world, retries=2), 2)
+    assert (first.episode.attempts, second.episode.attempts) == (3, 1) and first.text == "b"
+    assert episode_metrics([first, second])["episode/retried"] == 2
+    assert world.alive == 0
+    again = [r.key for call in engine.calls for r in call]
+    assert (again.count((7, 0, 0)), again.count((7, 0, 1))) == (1, 2)  # the first turn is kept, the others drawn alike
+
+
+def test_a_failure_that_stays_has_no_score():
+    engine = Engine(["a"], ["c"])
+    first, second = play(
+        player(engine, World(EnvironmentFailure("no \n luck"), [DONE], EnvironmentFailure("x")), retries=1), 2
+    )
+    assert first.episode == Episode(failure="x", attempts=2) and not len(first.tokens) and second.episode.reward == 0
+    rewards = RewardRunner([EnvironmentReward()])
+    scores = asyncio.run(rewards.score(PROMPT, [first, second]))
+    assert scores[0] == replace(Score.failed("x"), value=scores[0].value) and scores[1].value == 0
+    assert asyncio.run(rewards.score(PROMPT, [first]))[0].error == "x"
+    assert episode_metrics([first, second])["episode/failed"] == 1
+    rewards.close()
+
+
+def test_faults_of_others_are_not_counted_and_end():
+    other = EnvironmentFailure("another ended it", collateral=True)
+    (completion,) = play(player(Engine(["a"]), World(*[other] * 5, [DONE]), retries=0))
+    assert completion.episode.reward == 0 and completion.episode.attempts == 6
+    world = World(other)
+    (completion,) = play(player(Engine(["a"]), world, retries=0))
+    assert completion.episode.failure == "another ended it" and world.opened == COLLATERAL + 1
+
+
+@pytest.mark.parametrize(
+    ("openings", "failure"),
+    [
+        (["one", "two"], "`reset` gives the completions of a prompt different messages"),
+        (["one", "x" * 300], "its opening has 303 tokens, and the context 200"),
+    ],
+)
+def test_openings_that_can_not_be(openings, failure):
+    world = World([DONE], openings=openings)
+    first, second = play(player(Engine(["a"], ["b"]), world, retries=5), 2)
+    assert not first.episode.failure and second.episode.failure.startswith(failure)
+    assert world.opened == 2 and world.alive == 0  # it would be the same again
+
+
+def test_an_environment_that_takes_long_is_given_up():
+    world = World([said("go"), said("go"), DONE], seconds=4.0)
+    episodes = player(Engine(["a", "b", "c"]), world, retries=1, seconds=10.0, call_seconds=5.0)
+    (completion,) = play(episodes)
+    assert completion.episode.failure == "its environment took longer than 10 s (episode.seconds)"
+    assert completion.episode.attempts == 2 and episodes.taken() == 24.0 and episodes.taken() == 0.0
+
+
+def test_an_engine_that_fails_fails_the_call():
+    world = World(GO_ON)
+    with pytest.raises(ConnectionError, match="gone"):
+        play(player(Engine(["a", ConnectionError("gone")], ["a"] * 9), world, turns=8), 2)
+    assert world.alive == 0
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_what_is_closed_early_leaves_nothing(after):
+    """At every step of the event loop."""
+    engine, world = Engine(["a"] * 9, ["b"] * 9), World(GO_ON)
+
+    async def run():
+        async def drain():
+            async with aclosing(player(engine, world).generate(requests(2))) as stream:
+                async for _ in stream:
+                    pass
+
+        task = asyncio.create_task(drain())
+        for _ in range(after * 3):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+    assert world.alive == 0 and engine.running == 0
+
+
+def test_forks_become_paths():
+    """Where the template forgets what the model wrote, each turn is trained where it was sampled, and only there."""
+    engine, world = Engine(["one", "two", "three"], masks=True), World([said("go"), said("on"), DONE])
+    (completion,) = play(player(engine, world, template=FORGETFUL))
+    assert [path.turn for path in completion.paths] == [0, 1, 2] and completion.episode.forks == 2
+    assert [path.episode.reward for path in completion.paths] == [None, None, 0.0]
+    texts = [TOKENIZER.decode(path.tokens[path.sampled]) for path in completion.paths]
+    assert texts == ["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"]
+    assert completion.generated == 4 + 4 + 6 and completion.versions.tolist() == [1] * 4 + [2] * 4 + [3] * 6
+    for path, request in zip(completion.paths, [call[0] for call in engine.calls], strict=True):
+        own = int(path.sampled.sum())
+        assert [*completion.opening.tokens, *path.tokens[:-own]] == request.prompt.tokens.tolist()
+        assert (path.sampled_log_prob[~path.sampled] == 0).all() and (path.sampled_log_prob[path.sampled] < 0).all()
+        assert (path.sampling_mask.counts[~path.sampled] == 0).all()
+        Trajectory.of(completion.opening, path, group=0, advantage=1.0, behavior="sampled")
+    refused = player(Engine(["one", "two"]), World([said("go")]), template=FORGETFUL, forks="refuse")
+    (completion,) = play(refused)
+    assert "rewrites turn 0" in completion.episode.failure and completion.episode.attempts == 1
+
+
+def test_a_group_has_the_opening_as_its_prompt():
+    episodes = player(Engine(["a"], ["b"]), World([DONE], openings=["new"]))
+    rewards = RewardRunner([EnvironmentReward(correct_from=0.0)])
+    generator = GroupGenerator(
+        episodes.engine, rewards, GroupSpec(sampling=Sampling(), completions=2), lambda: 0.0, episodes
+    )
+
+    async def groups():
+        return [group async for group in generator.generate([PROMPT])]
+
+    (group,) = asyncio.run(groups())
+    assert isinstance(group, Group) and group.prompt.question == "new" and group.prompt.answer == "1"
+    assert [score.correct for score in group.scores] == [True, True]
+    assert all(completion.opening is None for completion in group.completions)
+    rewards.close()
