@@ -135,7 +135,7 @@ def run_evaluation(
         finally:
             for suite in opened:
                 if suite.world is not None:
-                    suite.world.hosts.close()
+                    suite.world.close()
             if view is not None:
                 view.close()
 

@@ -1,16 +1,13 @@
 """From prompts to a stream of scored groups: the engine generates, and the rewards score each group beside it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Engine, Request, Sampling
-
-if TYPE_CHECKING:
-    from proxima.rollout.episodes.player import Episodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +61,14 @@ class RolloutListener:
         """The scores of a group of a training batch are final."""
 
 
+class EpisodePlayer(Protocol):
+    """What plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
+
+    def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Stream one finished episode per request, in any order."""
+        ...
+
+
 class GroupScorer(Protocol):
     """What a generator asks of the rewards: `RewardRunner`, or the simulator's, which only take time."""
 
@@ -102,7 +107,7 @@ class GroupGenerator:
         rewards: GroupScorer,
         spec: GroupSpec,
         now: Callable[[], float],
-        episodes: "Episodes | None" = None,
+        episodes: "EpisodePlayer | None" = None,
     ) -> None:
         self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
         self.episodes = episodes

@@ -37,6 +37,7 @@ def inspect_episode(
     """Play an episode of a recipe's task in its environment, with made turns of the model, and print its tokens: which
     are the prompt, which are sampled and trained, which are not. Loads no weights."""
     from proxima.config import load_recipe
+    from proxima.runtime.launch.episodes import AgentWorld
     from proxima.runtime.launch.run_data import load_run_data
 
     resolved = load_recipe(recipe, override)
@@ -48,6 +49,9 @@ def inspect_episode(
         if data.world is None:
             remedy = "set task.environment or task.tools"
             raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
+        if isinstance(data.world, AgentWorld):
+            remedy = "play one with proxima train, and look at it with proxima view"
+            raise UserError("an agent from outside makes its own messages", remedy=remedy)
         prompt = _prompt(data.source, row)
         engine = Script(data.world, tuple(say))
         played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from proxima.data import Completion, Episode, Message, Prompt, SamplingMask, Span, ToolCall
 from proxima.data.episode import Cut
 from proxima.engine.protocol import Request
-from proxima.environment.hosts import Instance
 from proxima.rollout.episodes.conversation import Conversation, Path
 
 PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
@@ -42,13 +41,13 @@ class Played:
     Args:
         request: of the episode; its `sampling` is of each turn.
         opening: the prompt that it begins with.
-        instance: its environment.
+        instance: its environment, an `Instance`; None of an agent from outside, which has its own.
         state: what the environment calls its state now.
     """
 
     request: Request
     opening: Prompt
-    instance: Instance
+    instance: Any
     conversation: Conversation
     state: str | None = None
     turns: list[PlayedTurn] = field(default_factory=list)

@@ -16,7 +16,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.admission import Admission
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
-from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.rollout.generator import EpisodePlayer, GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
@@ -27,8 +27,7 @@ from proxima.task.prompts import PromptSource
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
     from proxima.rollout.async_collector import AsyncCollector
-    from proxima.rollout.episodes.player import Episodes
-    from proxima.runtime.launch.episodes import World
+    from proxima.runtime.launch.episodes import AgentWorld, World
 
 
 def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
@@ -51,7 +50,7 @@ def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], com
     return rewards
 
 
-def player_of(world: "World | None", engine: Engine) -> "Episodes | None":
+def player_of(world: "World | AgentWorld | None", engine: Engine) -> EpisodePlayer | None:
     """What plays the episodes of a task; None for one without."""
     return None if world is None else world.player(engine)
 
