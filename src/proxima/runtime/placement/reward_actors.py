@@ -68,8 +68,10 @@ class _ActorWorker:
             reason = "the cluster grants no core" if isinstance(error, TimeoutError) else first_line_of(error)
             raise RuntimeError(f"no actor after {START_SECONDS:g} s: {reason}") from error
 
-    def run(self, job: Job, timeout: float) -> JobResult | None:
-        """See `_Worker.run`. The worker below the actor has the time limit; here is only who waits for a lost node."""
+    def run(
+        self, grader: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None
+    ) -> JobResult | None:
+        """See `Worker.run`. The worker below the actor has the time limit; here is only who waits for a lost node."""
         import ray
 
         try:
@@ -79,7 +81,8 @@ class _ActorWorker:
             return None
         self.jobs_done += 1
         try:
-            result: Any = ray.get(self._actor.run.remote(job), timeout=(job.seconds or timeout) + 2 * START_SECONDS)
+            job = Job(grader=grader, arguments=arguments, seconds=seconds, cpu_seconds=cpu_seconds)
+            result: Any = ray.get(self._actor.run.remote(job), timeout=seconds + 2 * START_SECONDS)
             return cast(JobResult, result)
         except Exception as error:
             self.kill()
