@@ -195,3 +195,15 @@ def test_columns_of_turns():
     assert rewards.turn.tolist() == [0, 0, -1, -1, -1, 1, 1, 1, 0, 0, -1, -1, -1, 1, 1, -1, 2]
     assert rewards.state.tolist() == [0, 0, -1, -1, -1, 1, 1, 1, 0, 0, -1, -1, -1, 1, 1, -1, 2]
     assert rewards.group.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["turn_returns", "gigpo"])
+def test_an_invalid_episode_is_in_no_mean_of_a_turn(kind):
+    def advantages(*scored):
+        own, rewards = zip(*scored, strict=True)
+        batch = builder(ADVANTAGES[kind](), turn_weight=1.0).step_batch([group_of(0, own, rewards)], 1)
+        return [item.advantage.tolist() for item in batch.trajectories]
+
+    valid = (two_turns(), 1.0), (rewritten(), 0.5), (path(CALL), 0.25)
+    found = advantages(valid[0], (two_turns(), None), valid[1], (path(), None), valid[2])
+    assert found == advantages(*valid) and len({max(own) for own in found}) > 2
