@@ -39,6 +39,26 @@ def test_the_smallest_recipe_passes(recipe):
     ("overrides", "line"),
     [
         (
+            ["task={kind: arithmetic}", "reward=[{kind: environment}]"],
+            "reward.0.kind=environment (command line): scores by the environment of task, which has none; set "
+            "task.environment, or name another reward",
+        ),
+        (
+            ["task={kind: arithmetic, environment: calculator}", "episode.tokens=5", "sampling.max_tokens=9"],
+            "episode.tokens=5 (command line): is less than one turn may have, sampling.max_tokens=9; raise it, or "
+            "lower sampling.max_tokens",
+        ),
+        (
+            [
+                "task={kind: arithmetic, tools: [a:b]}",
+                "algorithm.proximal=next",
+                "algorithm.correction=[{kind: importance, towards: next}]",
+                "runtime.max_concurrent_rollouts=4",
+                "runtime.max_lag=2",
+            ],
+            "algorithm.proximal=next (command line): next follows single answers, not episodes; set it to recompute",
+        ),
+        (
             ["sampling.temperature=0"],
             "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is "
             "greedy by default",

@@ -118,7 +118,7 @@ RESPOND = {
     "generator": lambda: (x for x in "ab"),
     "circular": circular,
     "dict": lambda: {"role": "user", "content": "x"},
-    "long text": lambda: "x" * 50_000_000,
+    "long text": lambda: "x" * 30_000_000,
     "surrogate": lambda: "half \ud83d",
     "no messages": lambda: [{"text": "x"}],
     "image": lambda: [{"role": "user", "content": [{"type": "image"}]}],

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.environment.hostile import END, RESET, RESPOND
 QUESTION = ({"role": "user", "content": "What?"},)
 DONE = "done"  # the episode ends with its reward
 NONSENSE = "expected a text, messages or a Reply"
-TIME = "timed out after 0.5 s"
+TIME = "timed out after 1 s"
 OUTCOMES = {
     "raises": r"OSError: no disk \(hostile.py:\d+\)",
     "interrupt": "KeyboardInterrupt",
@@ -56,7 +57,7 @@ OUTCOMES = {
     "generator": f"respond returned a value of type generator, {NONSENSE}",
     "circular": "respond returned a value of type list, expected a list of messages",
     "dict": f"respond returned a value of type dict, {NONSENSE}",
-    "long text": "respond returned a text of 50,000,000 characters; at most 1,048,576 are allowed",
+    "long text": "respond returned a text of 30,000,000 characters; at most 1,048,576 are allowed",
     "surrogate": "respond returned a text with a lone surrogate",
     "no messages": "respond returned a message with the keys text, expected role and content",
     "image": "respond returned a value of type list, expected a text",
@@ -80,13 +81,15 @@ OUTCOMES = {
 }
 
 
-def spec(name, **arguments):
-    return EnvironmentSpec(kind=f"tests.environment.{name}", arguments=arguments)
+@cache
+def spec(name, tools=()):
+    """Once for each, with the interface that it reads in a worker."""
+    return EnvironmentSpec(kind=name and f"tests.environment.{name}", tools=tools)
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=0.5, memory_mb=256))
+    made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=1.0, memory_mb=160))
     yield made
     assert family(os.getpid(), "fork_server.py") != []
     made.close()
@@ -169,8 +172,7 @@ def opened():
     made = []
 
     def open_hosts(name, tools=(), **limits):
-        kind = f"tests.environment.worlds:{name}" if name else None
-        made.append(Hosts(EnvironmentSpec(kind=kind, tools=tools), HostLimits(**{"workers": 1, **limits})))
+        made.append(Hosts(spec(name and f"worlds:{name}", tools), HostLimits(**{"workers": 1, **limits})))
         return made[-1]
 
     yield open_hosts

@@ -13,7 +13,6 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**"})
 
 
 class Calculator(Environment):
@@ -34,7 +33,7 @@ def calculate(expression: str) -> str:
     Args:
         expression: numbers, + - * / // % ** and parentheses, such as 12*(3+4)
     """
-    text = expression.strip().rstrip("=").translate(_SIGNS)
+    text = expression.strip().rstrip("=").translate(str.maketrans("×·÷−–", "**/--")).replace("^", "**")
     if len(text) > LONGEST:
         raise ValueError(f"an expression has at most {LONGEST} characters")
     try:

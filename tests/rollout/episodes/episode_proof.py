@@ -116,7 +116,9 @@ def play(seed: int, family: Family, tokenizer, forks: str = "train") -> None:
     template = TurnTemplate(tokenizer, {}, tools)
     conversation = Conversation(template, history, forks)
     seen = render(tokenizer, history, tools)
-    assert played.plain is False or conversation.prompt.tolist() == encoded(tokenizer, seen)
+    prompt = encoded(tokenizer, seen)
+    assert not played.plain or conversation.prompt.tolist() == prompt
+    played.plain &= encoded(tokenizer, f"{seen}x")[: len(prompt)] == prompt  # or the turn joins the generation prompt
     pending = 0
     for _ in range(draw.randint(1, 6)):
         context = conversation.context.tolist()

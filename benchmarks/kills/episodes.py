@@ -1,0 +1,130 @@
+"""`python -m benchmarks.kills.episodes`: kill the trainer, the engine or the environments' workers of runs that play
+episodes, resume them, and look at what is left: of synchronous runs the bits of one that nobody killed, of asynchronous
+ones each prompt once, and no process."""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.kills.asynchronous import engines_of
+from benchmarks.kills.run import AGAIN, Killed
+
+STEPS = 6
+
+
+def synchronous(model: Path) -> dict[str, Any]:
+    """Three turns an episode; the environment's failures are begun again, so that its workers may be killed."""
+    from tests.runtime.episode_world import episode_recipe
+
+    return episode_recipe(model, train__steps=STEPS, episode__retries=50)
+
+
+def asynchronous(model: Path) -> dict[str, Any]:
+    """The same, with an engine of its own that generates beside the training."""
+    engine = {"kind": "local_process", "dtype": "float32", "slots": 8, "threads": 1, "restarts": 20}
+    overlap = {"threads": 1, "max_lag": 2, "max_concurrent_rollouts": 3}
+    return synchronous(model) | {"engine": engine, "runtime": overlap}
+
+
+def campaign(root: Path, kills: int, draws: random.Random) -> dict[str, Any]:
+    """`kills` of them in synchronous runs, and as many in asynchronous ones."""
+    from tests.runtime.episode_world import MARK
+
+    os.environ[MARK] = mark = uuid.uuid4().hex
+    killed, wrong = Counter[str](), list[str]()
+    for name, recipe in (("sync", synchronous), ("async", asynchronous)):
+        runs, done = Killed(root / name, recipe), 0
+        whole, folder = root / name / "whole", root / name / "run"
+        began = time.monotonic()
+        runs.finish(whole)
+        seconds = time.monotonic() - began
+        while done < kills:
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                while done < kills:
+                    what = kill(runs, folder, mark, seconds * draws.random(), draws)
+                    killed[f"{name} {what}"] += 1
+                    done += what != "nothing"
+                    if what in ("nothing", "engine", "workers") or draws.random() > AGAIN:
+                        break
+                runs.finish(folder)
+                check(folder, whole if name == "sync" else None)
+            except (RuntimeError, AssertionError, OSError, ValueError) as error:
+                wrong.append(f"{name} {done}: {str(error)[:300]}")
+            if left := left_of(mark):
+                wrong.append(f"{name} {done}: processes {left} are left")
+            print(f"  {dict(killed)}, {len(wrong)} wrong", file=sys.stderr, flush=True)
+    return {"kills": dict(killed), "wrong": wrong}
+
+
+def kill(runs: Killed, folder: Path, mark: str, moment: float, draws: random.Random) -> str:
+    """Start or resume the run and kill some of its processes; which: `trainer`, `engine`, `workers`, or `nothing`,
+    because the run had ended."""
+    from tests.runtime.episode_world import kill_workers
+
+    pid = runs.start(folder)
+    time.sleep(moment)
+    if os.waitpid(pid, os.WNOHANG)[0]:
+        return "nothing"
+    what = draws.choice(["trainer", "workers", "engine"])
+    if what == "engine" and (engines := engines_of(pid)):
+        for engine in engines:
+            os.kill(engine, signal.SIGKILL)
+    elif what == "workers" and kill_workers(mark):
+        pass
+    else:
+        what = "trainer"
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    if status and what != "trainer":  # the run goes on
+        raise RuntimeError(f"{what} killed: ended with status {status}: {runs.errors.read_text()[-800:]}")
+    return what
+
+
+def check(folder: Path, unbroken: Path | None) -> None:
+    """AssertionError if a prompt is lost or doubled, or a synchronous run is not the unbroken one."""
+    from tests.runtime.episode_world import whole
+    from tests.runtime.test_async_run import assert_whole
+    from tests.runtime.tiny_run import assert_same
+
+    records = assert_whole(folder, steps=STEPS)
+    assert not any(record["episode/failed"] for record in records), "an episode failed"
+    if unbroken is not None:
+        assert_same(whole(folder), whole(unbroken))
+
+
+def left_of(mark: str) -> list[int]:
+    """The processes that a campaign left, after some seconds."""
+    from tests.runtime.episode_world import marked
+
+    deadline = time.monotonic() + 20
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def main() -> None:
+    parser = harness.parser(__doc__, repeats=1)
+    parser.add_argument("--kills", type=int, default=50, help="of synchronous runs, and of asynchronous ones (50)")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
+    options = parser.parse_args()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        found = campaign(Path(place), options.kills, random.Random(options.seed))
+    print(harness.table(["killed", "times"], [[name, str(count)] for name, count in sorted(found["kills"].items())]))
+    for line in [f"{len(found['wrong'])} wrong", *found["wrong"]]:
+        print(line, file=sys.stderr)
+    harness.finish(found | {"seed": options.seed}, options.json_out)
+
+
+if __name__ == "__main__":
+    harness.command(main)
