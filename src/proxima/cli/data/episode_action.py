@@ -53,7 +53,7 @@ def inspect_episode(
             remedy = "play one with proxima train, and look at it with proxima view"
             raise UserError("an agent from outside makes its own messages", remedy=remedy)
         prompt = _prompt(data.source, row)
-        engine = Script(data.world, tuple(say))
+        engine = MadeTurns(data.world, tuple(say))
         played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates
         completion = _first(played.generate([engine.request(prompt, resolved.config.sampling)]))
         notes = data.notes
@@ -77,7 +77,7 @@ def _prompt(source: Any, row: int) -> Prompt:
 
 
 @dataclass
-class Script:
+class MadeTurns:
     """An engine that says what it was given, and then the last of it again."""
 
     world: "World"
