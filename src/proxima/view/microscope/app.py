@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from proxima.data import UserError
 from proxima.data.jsonl import dumps
-from proxima.view.microscope.completion_page import compared, completion_key, completion_page
+from proxima.view.microscope.completion_page import compared, completion_key, completion_page, token_page
 from proxima.view.microscope.notes import read_notes, write_note
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
@@ -157,7 +157,8 @@ class MicroscopeApp:
         return completion_page(run, self._step(request), key, self._text(run))
 
     def token(self, request: Request) -> dict[str, Any]:
-        raise UserError("not yet")
+        run, key = self._run(request), completion_key(request.path_params["key"])
+        return token_page(run, self._step(request), key, request.path_params["token"], self._text(run))
 
     def compare(self, request: Request) -> dict[str, Any]:
         key = completion_key(request.path_params["key"])

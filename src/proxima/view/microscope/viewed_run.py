@@ -46,6 +46,11 @@ class ViewedRun:
         return _mapping(self.recipe.get("algorithm"))
 
     @property
+    def surrogate(self) -> str | None:
+        """Its kind; None without one."""
+        return _mapping(self.algorithm.get("surrogate")).get("kind")
+
+    @property
     def offline(self) -> bool:
         return bool(self.recipe) and "reward" not in self.recipe
 
@@ -93,13 +98,12 @@ class ViewedRun:
             except UserError as error:
                 problem = str(error)
         model = summary.get("model") or _mapping(self.recipe.get("model")).get("path") or "unknown model"
-        surrogate = _mapping(self.algorithm.get("surrogate")).get("kind")
         return {
             "run": self.number,
             "name": self.files.path.resolve().name,
             "folder": str(self.files.path),
             "kind": "offline" if self.offline else "rl",
-            "algorithm": summary.get("algorithm") or self.algorithm.get("preset") or surrogate,
+            "algorithm": summary.get("algorithm") or self.algorithm.get("preset") or self.surrogate,
             "model": Path(str(model)).name,
             "steps": steps,
             "finished": summary.get("status") in ("done", "stopped", "failed"),
