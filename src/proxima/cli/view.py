@@ -32,7 +32,7 @@ def view(
         raise UserError(f"view needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.view.microscope.app import MicroscopeApp
-    from proxima.view.microscope.server import address_of, listen, new_key, open_runs, serve
+    from proxima.view.microscope.server import address_of, listen, new_key, open_runs, serve_pages
 
     viewed = open_runs(runs)
     try:
@@ -48,7 +48,7 @@ def view(
         if not no_browser and sys.stdout.isatty():
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):
-            serve(MicroscopeApp(viewed, secret, host), listening)
+            serve_pages(MicroscopeApp(viewed, secret, host), listening)
 
 
 COMMAND = view

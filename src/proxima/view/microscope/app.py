@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxima.data import UserError
+from proxima.data.flow import Key
 from proxima.data.jsonl import dumps
-from proxima.view.microscope.completion_page import compared, completion_key, completion_page, token_page
+from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.notes import read_notes, write_note
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
@@ -35,7 +36,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address may hold the key
     "Cache-Control": "no-store",
 }
-MOST_BODY, LONGEST_QUERY = 64 * 1024, 500
+MOST_BODY, LONGEST_QUERY, PAGES_KEPT = 64 * 1024, 500, 4
 Answer = Callable[..., Any]
 
 
@@ -51,7 +52,8 @@ class MicroscopeApp:
     def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
         self.runs, self.key = runs, key
         self.hosts = {*LOOPBACK, *([host.lower()] if host else [])}
-        self.texts: dict[int, TokenText] = {}
+        self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
+        self._texts: dict[int, TokenText] = {}
         self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
         self._reader = ThreadPoolExecutor(1, "microscope")  # one at a time: what is read takes memory
         step, completion = "/api/{run:int}/step/{step:int}", "/completion/{key}"
@@ -127,15 +129,8 @@ class MicroscopeApp:
         return self._run(request).step(request.path_params["step"])
 
     def step(self, request: Request) -> dict[str, Any]:
-        run, number, file = self._run(request), request.path_params["step"], self._step(request)
-        metrics = next((r for r in run.records() if r.get("step") == number and r.get("kind") == "train"), {})
-        names = {"prompt_uid": "uid", **{name: name for name in file.table if name not in ("prompt_uid", "used")}}
-        return {
-            "step": number,
-            "metrics": metrics,
-            "groups": file.groups(),
-            "completions": {name: file.table[column] for column, name in names.items()},
-        }
+        run, number = self._run(request), request.path_params["step"]
+        return self._step(request).answer() | {"metrics": run.metrics_of(number)}
 
     def search(self, request: Request) -> dict[str, list[int]]:
         query = request.query_params.get("q", "")
@@ -144,28 +139,33 @@ class MicroscopeApp:
         return {"rows": self._step(request).matches(query, regex=request.query_params.get("regex") == "1")}
 
     def group(self, request: Request) -> dict[str, Any]:
-        uid = request.path_params["uid"]
-        rows = self._step(request).of_group(uid)
-        (first,) = self._step(request).read(
-            [self._step(request).table["prompt_uid"].index(uid)], ("question", "answer")
-        )
-        messages = [{"role": "user", "content": first["question"]}]
-        return {"uid": uid, **first, "messages": messages, "completions": rows}
+        return self._step(request).of_group(request.path_params["uid"])
 
     def completion(self, request: Request) -> dict[str, Any]:
-        run, key = self._run(request), completion_key(request.path_params["key"])
-        return completion_page(run, self._step(request), key, self._text(run))
+        return self._completion(request).answer()
 
     def token(self, request: Request) -> dict[str, Any]:
-        run, key = self._run(request), completion_key(request.path_params["key"])
-        return token_page(run, self._step(request), key, request.path_params["token"], self._text(run))
+        return self._completion(request).token(request.path_params["token"])
 
     def compare(self, request: Request) -> dict[str, Any]:
+        mine, other = self._completion(request), self._completion(request, elsewhere=True)
+        return first_difference(mine.row["tokens"], other.row["tokens"]) | {"completion": other.answer()}
+
+    def _completion(self, request: Request, *, elsewhere: bool = False) -> CompletionPage:
+        """The completion that a request names, or the same one at the run and step of its query; the latest are kept,
+        for a click on each of their tokens asks again."""
+        number = _number(request, "run") if elsewhere else request.path_params["run"]
+        run = self._run(request, number)
+        file = run.step(_number(request, "step") if elsewhere else request.path_params["step"])
         key = completion_key(request.path_params["key"])
-        number, step = (_number(request, name) for name in ("run", "step"))
-        other = self._run(request, number)
-        found = compared(self._step(request), key, other.step(step))
-        return found | {"completion": completion_page(other, other.step(step), key, self._text(other))}
+        place = (number, file.step, key)
+        page = self._pages.pop(place, None)
+        if page is None or page.file is not file:
+            page = CompletionPage(run, file, key, self._text(run))
+        self._pages[place] = page
+        while len(self._pages) > PAGES_KEPT:
+            del self._pages[next(iter(self._pages))]
+        return page
 
     def notes(self, request: Request) -> dict[str, str]:
         folder = self._run(request).files.path
@@ -184,12 +184,9 @@ class MicroscopeApp:
         return Response(file.read_bytes(), media_type=TYPES[file.suffix], headers=HEADERS)
 
     def _text(self, run: ViewedRun) -> TokenText:
-        if run.number not in self.texts:
-            model = run.recipe.get("model")
-            self.texts[run.number] = TokenText.of_run(
-                run.files.path, str(model.get("path") or "") if isinstance(model, Mapping) else ""
-            )
-        return self.texts[run.number]
+        if run.number not in self._texts:
+            self._texts[run.number] = TokenText.of_run(run.files.path, run.model)
+        return self._texts[run.number]
 
 
 async def _body(request: Request) -> Any:

@@ -3,10 +3,13 @@
 import base64
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import UserError
@@ -63,89 +66,106 @@ MISSING = {
 }
 
 
-def completion_page(run: ViewedRun, file: StepFile, key: Key, text: TokenText) -> dict[str, Any]:
-    """Everything of a completion but the words of its tokens."""
-    (row,) = file.read([file.row_of(key)])
-    stored = stored_tokens(run, file, row)
-    reasons = stored.reasons()
-    columns = stored_columns(row) | derived_columns(stored, reasons)
-    band = None if reasons is None else reasons.band
-    names = [] if band is None else [*band.drawn()]
-    return {
-        "uid": key[0],
-        "sample": key[1],
-        "turn": key[2],
-        "prompt": {"ids": row["prompt_tokens"].tolist(), "text": text.each(row["prompt_tokens"].tolist())},
-        "tokens": {"ids": row["tokens"].tolist(), "text": text.each(row["tokens"].tolist())},
-        **{name: row.get(name) for name in FACTS},
-        "columns": {name: packed(values) for name, values in columns.items() if values is not None},
-        "reasons_available": reasons is not None,
-        "problem": stored.problem(),
-        "band": None
-        if band is None
-        else {"kind": run.surrogate, "title": band.title, "names": names, "note": band.note},
-        "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
-        "episode": None,
-        "versions": sorted(set(row["policy_version"].tolist())),
-    }
+@dataclass(frozen=True, eq=False)
+class CompletionPage:
+    """A completion of a step, read once; what follows from it is computed when it is asked for."""
 
+    run: ViewedRun
+    file: StepFile
+    key: Key
+    text: TokenText
 
-def stored_tokens(run: ViewedRun, file: StepFile, row: Mapping[str, Any]) -> StoredTokens:
-    """The completion with what the run's recipe says of its loss."""
-    return StoredTokens(row=row, specs=LossSpecs.of(run.recipe), step=int(file.path.stem), recomputed={})
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        (row,) = self.file.read([self.file.row_of(self.key)])
+        return row
 
+    @cached_property
+    def stored(self) -> StoredTokens:
+        return StoredTokens(
+            row=self.row,
+            specs=LossSpecs.of(self.run.recipe),
+            step=self.file.step,
+            recomputed=self.run.recomputed(self.file.step, self.row),
+        )
 
-def derived_columns(stored: StoredTokens, reasons: TokenReasons | None) -> dict[str, NDArray[Any] | None]:
-    """[T] each: what the algorithm made of what is stored."""
-    proximal = stored.proximal_log_prob
-    columns = {"proximal_log_prob": None if proximal is None else proximal.numpy()}
-    if reasons is None:
-        return columns
-    columns["loss_weight"] = reasons.weight.numpy()
-    drawn = {} if reasons.band is None else reasons.band.drawn()
-    return columns | {name: values.detach().numpy() for name, values in drawn.items()}
+    @cached_property
+    def reasons(self) -> TokenReasons | None:
+        return self.stored.reasons()
 
+    @cached_property
+    def columns(self) -> dict[str, NDArray[Any] | None]:
+        """[T] each: what is stored, and what the algorithm made of it."""
+        proximal = self.stored.proximal_log_prob
+        columns = stored_columns(self.row) | {"proximal_log_prob": None if proximal is None else proximal.numpy()}
+        if self.reasons is None:
+            return columns
+        columns["loss_weight"] = self.reasons.weight.numpy()
+        return columns | {name: values.detach().numpy() for name, values in self.drawn.items()}
 
-def token_page(run: ViewedRun, file: StepFile, key: Key, token: int, text: TokenText) -> dict[str, Any]:
-    """A token in figures and in words."""
-    (row,) = file.read([file.row_of(key)])
-    if not 0 <= token < len(row["tokens"]):
-        raise UserError(f"the completion has tokens 0 to {len(row['tokens']) - 1}")
-    stored = stored_tokens(run, file, row)
-    reasons = stored.reasons()
-    columns = stored_columns(row) | derived_columns(stored, reasons)
-    at = {name: None if values is None else values[token].item() for name, values in columns.items()}
-    log_probs = {name: at.get(column) for name, column in POLICIES.items()}
-    id = int(row["tokens"][token])
-    return {
-        "token": token,
-        "id": id,
-        "text": text.each([id])[0],
-        "log_probs": log_probs,
-        "probabilities": {name: None if value is None else math.exp(value) for name, value in log_probs.items()},
-        "missing": {name: MISSING[name] for name, value in log_probs.items() if value is None and name in MISSING},
-        "ratio": None if at["log_ratio"] is None else math.exp(min(at["log_ratio"], 700.0)),
-        "advantage": at["advantage"],
-        "gradient_weight": at.get("loss_weight"),
-        "kept": at["keep"],
-        "reason": stored.problem() if reasons is None else reasons.reason(token),
-        "band": {} if reasons is None or reasons.band is None else {name: at[name] for name in reasons.band.drawn()},
-        "entropy": at["entropy"],
-        "top_k": top_k(row, token, text),
-        "version": at["policy_version"],
-    }
+    @cached_property
+    def drawn(self) -> dict[str, Tensor]:
+        """The columns of the band."""
+        return {} if self.reasons is None or self.reasons.band is None else self.reasons.band.drawn()
 
+    def answer(self) -> dict[str, Any]:
+        """Everything but the words of its tokens."""
+        row, band = self.row, None if self.reasons is None else self.reasons.band
+        about = None
+        if band is not None:
+            about = {"kind": self.run.surrogate, "title": band.title, "names": [*self.drawn], "note": band.note}
+        prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
+        return {
+            **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
+            "prompt": {"ids": prompt, "text": self.text.each(prompt)},
+            "tokens": {"ids": tokens, "text": self.text.each(tokens)},
+            **{name: row.get(name) for name in FACTS},
+            "columns": {name: base64_column(values) for name, values in self.columns.items() if values is not None},
+            "reasons_available": self.reasons is not None,
+            "problem": self.stored.problem(),
+            "band": about,
+            "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
+            "episode": None,
+            "versions": sorted(set(row["policy_version"].tolist())),
+        }
 
-def top_k(row: Mapping[str, Any], token: int, text: TokenText) -> list[dict[str, Any]] | None:
-    """The engine's most probable tokens there; None where they are not stored."""
-    if row.get("top_k") is None or not len(row["tokens"]):
-        return None
-    k = len(row["top_k"]) // len(row["tokens"])
-    ids, log_probs = (row[name][token * k : (token + 1) * k].tolist() for name in ("top_k", "top_k_log_prob"))
-    return [
-        {"id": id, "text": piece, "log_prob": value}
-        for id, piece, value in zip(ids, text.each(ids), log_probs, strict=True)
-    ]
+    def token(self, token: int) -> dict[str, Any]:
+        """A token in figures and in words. Raises: UserError without such a token."""
+        if not 0 <= token < len(self.row["tokens"]):
+            raise UserError(f"the completion has tokens 0 to {len(self.row['tokens']) - 1}")
+        at = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
+        log_probs = {name: at.get(column) for name, column in POLICIES.items()}
+        id = int(self.row["tokens"][token])
+        return {
+            "token": token,
+            "id": id,
+            "text": self.text.each([id])[0],
+            "log_probs": log_probs,
+            "probabilities": {name: None if value is None else math.exp(value) for name, value in log_probs.items()},
+            "missing": {name: MISSING[name] for name, value in log_probs.items() if value is None and name in MISSING},
+            "ratio": None if at["log_ratio"] is None else math.exp(min(at["log_ratio"], 700.0)),
+            "advantage": at["advantage"],
+            "gradient_weight": at.get("loss_weight"),
+            "kept": at["keep"],
+            "reason": self.stored.problem() if self.reasons is None else self.reasons.reason(token),
+            "band": {name: at[name] for name in self.drawn},
+            "entropy": at["entropy"],
+            "top_k": self._top_k(token),
+            "version": at["policy_version"],
+        }
+
+    def _top_k(self, token: int) -> list[dict[str, Any]] | None:
+        """The engine's most probable tokens there, or those recomputed; None where there are neither."""
+        row, found = self.row, self.stored.recomputed
+        if row.get("top_k") is not None and len(row["tokens"]):
+            k = len(row["top_k"]) // len(row["tokens"])
+            ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
+        elif "alternatives" in found:
+            ids, log_probs = (column[token] for column in found["alternatives"])
+        else:
+            return None
+        pairs = zip(ids.tolist(), self.text.each(ids.tolist()), log_probs.tolist(), strict=True)
+        return [{"id": id, "text": piece, "log_prob": value} for id, piece, value in pairs]
 
 
 def stored_columns(row: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
@@ -162,16 +182,14 @@ def stored_columns(row: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
     return columns
 
 
-def packed(values: NDArray[Any]) -> dict[str, str]:
+def base64_column(values: NDArray[Any]) -> dict[str, str]:
     """A column as base64 of its bytes, little-endian, under the name of its type."""
     kind, dtype = {"b": ("u8", "u1"), "i": ("i32", "<i4")}.get(values.dtype.kind, ("f32", "<f4"))
     return {kind: base64.b64encode(np.ascontiguousarray(values, np.dtype(dtype)).tobytes()).decode()}
 
 
-def compared(file: StepFile, key: Key, other: StepFile) -> dict[str, Any]:
-    """The completion of the same prompt and sample elsewhere, and the first token that differs; null where all are the
-    same."""
-    first, second = (step.read([step.row_of(key)], ("tokens",))[0]["tokens"] for step in (file, other))
+def first_difference(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]:
+    """The first token that differs in two answers; null where all are the same."""
     shared = min(len(first), len(second))
     differs = np.flatnonzero(first[:shared] != second[:shared])
     at = int(differs[0]) if len(differs) else None if len(first) == len(second) else shared

@@ -51,7 +51,7 @@ def address_of(listening: socket.socket, host: str, key: str, fragment: str = ""
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}{fragment}"
 
 
-def serve(app: MicroscopeApp, listening: socket.socket) -> None:
+def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     """Answer until a signal."""
     settings = uvicorn.Config(
         app.asgi,

@@ -125,13 +125,29 @@ class StepFile:
         fields = [name for name in (self.columns if names is None else names) if name in self.columns]
         return array_rows(pa.table({name: pa.concat_arrays(self._at(name, rows)) for name in fields}))
 
-    def of_group(self, uid: int, names: Sequence[str] = GROUP) -> list[dict[str, Any]]:
-        """The rows of a prompt, with `length`."""
+    @property
+    def step(self) -> int:
+        return int(self.path.stem)
+
+    def answer(self) -> dict[str, Any]:
+        """The step but for its metrics: its groups, and its completions column by column."""
+        names = {"prompt_uid": "uid", **{name: name for name in self.table if name not in ("prompt_uid", "used")}}
+        columns = {name: self.table[column] for column, name in names.items()}
+        return {"step": self.step, "groups": self.groups(), "completions": columns}
+
+    def of_group(self, uid: int) -> dict[str, Any]:
+        """A prompt and its completions. Raises: UserError if the step has no such prompt."""
         rows = [row for row, value in enumerate(self.table["prompt_uid"]) if value == uid]
         if not rows:
             raise UserError(f"{self.path.name} has no prompt {uid}")
-        read = self.read(rows, names)
-        return [values | {"length": self.table["length"][row]} for values, row in zip(read, rows, strict=True)]
+        read = self.read(rows, (*GROUP, *TEXTS))
+        texts = {name: read[0][name] for name in TEXTS}
+        completions = [
+            {name: values.get(name) for name in GROUP} | {"length": self.table["length"][row]}
+            for values, row in zip(read, rows, strict=True)
+        ]
+        messages = [{"role": "user", "content": texts["question"]}]
+        return {"uid": uid, **texts, "messages": messages, "completions": completions}
 
     def groups(self) -> list[dict[str, Any]]:
         """Every group in a line, in the order of the file: its question and answer, its rewards, what became of it."""

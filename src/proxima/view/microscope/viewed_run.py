@@ -24,10 +24,12 @@ class ViewedRun:
 
     Args:
         number: of the run, in the order of the command line.
+        recompute: computes columns that are not stored, of a step and a row of it; None: they are missing.
     """
 
     number: int
     files: RunFolder
+    recompute: Callable[[int, Mapping[str, Any]], Mapping[str, Any]] | None = None
     _known: dict[Path, tuple[Any, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -49,6 +51,11 @@ class ViewedRun:
     def surrogate(self) -> str | None:
         """Its kind; None without one."""
         return _mapping(self.algorithm.get("surrogate")).get("kind")
+
+    @property
+    def model(self) -> str:
+        """Folder or name of the model; empty if it is not known."""
+        return str(_mapping(self.recipe.get("model")).get("path") or "")
 
     @property
     def offline(self) -> bool:
@@ -97,14 +104,13 @@ class ViewedRun:
                 steps = max((int(r["step"]) for r in self.records() if r.get("kind") == "train"), default=0)
             except UserError as error:
                 problem = str(error)
-        model = summary.get("model") or _mapping(self.recipe.get("model")).get("path") or "unknown model"
         return {
             "run": self.number,
             "name": self.files.path.resolve().name,
             "folder": str(self.files.path),
             "kind": "offline" if self.offline else "rl",
             "algorithm": summary.get("algorithm") or self.algorithm.get("preset") or self.surrogate,
-            "model": Path(str(model)).name,
+            "model": Path(str(summary.get("model") or self.model or "unknown model")).name,
             "steps": steps,
             "finished": summary.get("status") in ("done", "stopped", "failed"),
             "status": summary.get("status", "unfinished"),
@@ -121,9 +127,11 @@ class ViewedRun:
             return "config.yaml is missing or damaged: curves and texts are shown, what the algorithm did is not known"
         steps = self.rollout_steps()
         try:
-            return None if not steps else self.step(steps[-1]) and None
+            for step in steps[-1:]:
+                self.step(step)
         except UserError as error:
             return str(error)
+        return None
 
     def summary(self) -> dict[str, Any]:
         """summary.json; empty while the run goes on, or where it is damaged."""
@@ -162,6 +170,14 @@ class ViewedRun:
             "specs": {name: self.algorithm.get(name) for name in SLOTS},
             "headline": self.headline(evals),
         }
+
+    def metrics_of(self, step: int) -> dict[str, Any]:
+        """The record of a step; empty if it is not finished."""
+        return next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
+
+    def recomputed(self, step: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Columns of a completion that are not stored, where they are to be recomputed."""
+        return {} if self.recompute is None else self.recompute(step, row)
 
     def headline(self, evals: list[dict[str, Any]]) -> str:
         """The metric of the evaluations that stands for the run."""
