@@ -20,6 +20,7 @@ from proxima.data.flow import Key
 from proxima.data.jsonl import dumps
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.notes import read_notes, write_note
+from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
@@ -125,7 +126,7 @@ class MicroscopeApp:
             raise UserError(f"there is no run {number}")
         return self.runs[number]
 
-    def _step(self, request: Request) -> Any:
+    def _step(self, request: Request) -> StepFile:
         return self._run(request).step(request.path_params["step"])
 
     def step(self, request: Request) -> dict[str, Any]:

@@ -49,6 +49,7 @@ COLUMNS: dict[str, tuple[str, str]] = {  # name: its unit, and what it is
 }
 DERIVED = {
     "proximal_log_prob": ("nats", "the proximal policy, the centre of the trust region"),
+    "reference_log_prob": ("nats", "the model that the run began with, recomputed"),
     "loss_weight": ("", "gradient of the token relative to the policy gradient, before aggregation; 0: masked"),
 }
 POLICIES = {
@@ -62,7 +63,7 @@ POLICIES = {
 MISSING = {
     "current": "the trainer made no forward of the completion",
     "proximal": "not stored; --recompute computes it from the checkpoint of the step before",
-    "reference": "not stored",
+    "reference": "not stored; --recompute computes it from the model that the run began with",
 }
 
 
@@ -98,6 +99,7 @@ class CompletionPage:
         """[T] each: what is stored, and what the algorithm made of it."""
         proximal = self.stored.proximal_log_prob
         columns = stored_columns(self.row) | {"proximal_log_prob": None if proximal is None else proximal.numpy()}
+        columns["reference_log_prob"] = self.stored.recomputed.get("reference_log_prob")
         if self.reasons is None:
             return columns
         columns["loss_weight"] = self.reasons.weight.numpy()

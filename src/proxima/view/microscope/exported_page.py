@@ -82,16 +82,12 @@ def _single_file(data: str) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
     inert = re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", data)
-    html = re.sub(r'<link rel="modulepreload"[^>]*>\n?', "", html)
-    parts = {
-        r'<meta charset="utf-8">': f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        r'<link rel="stylesheet" href="([\w.]+)">': lambda found: f"<style>{_text(found[1])}</style>",
-        r'<script type="module" src="[\w.]+"></script>': "",
-        r"</body>": f'<script type="application/json" id="exported">{inert}</script>\n<script type="module">{script}</script>\n</body>',
-    }
-    for pattern, text in parts.items():
-        html = re.sub(pattern, text if callable(text) else lambda found, text=text: text, html)  # type: ignore[misc]
-    return html
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    scripts = f'<script type="application/json" id="exported">{inert}</script>\n<script type="module">{script}</script>'
+    html = re.sub(r'<link rel="modulepreload"[^>]*>\n?|<script type="module" src="[\w.]+"></script>\n?', "", html)
+    html = re.sub(r'<link rel="stylesheet" href="([\w.]+)">', lambda found: f"<style>{_text(found[1])}</style>", html)
+    html = html.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}', 1)
+    return html.replace("</body>", f"{scripts}\n</body>", 1)
 
 
 def _text(name: str) -> str:

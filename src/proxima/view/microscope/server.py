@@ -5,6 +5,7 @@ import ipaddress
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -17,14 +18,22 @@ from proxima.view.microscope.viewed_run import ViewedRun
 BACKLOG, KEY_BYTES = 64, 16
 
 
-def open_runs(folders: Sequence[str | Path]) -> list[ViewedRun]:
-    """The runs of some folders. Raises: UserError if one is no folder; what a folder lacks, its page says."""
+def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list[ViewedRun]:
+    """The runs of some folders; with `recompute`, what they did not store comes from their weights.
+
+    Raises:
+        UserError: one is no folder; what a folder lacks, its page says.
+    """
     for folder in folders:
         if not Path(folder).is_dir():
-            raise UserError(
-                f"{folder} is no folder", remedy="give the folder that `proxima train` printed in its first line"
-            )
-    return [ViewedRun(number, RunFolder(folder)) for number, folder in enumerate(folders)]
+            remedy = "give the folder that `proxima train` printed in its first line"
+            raise UserError(f"{folder} is no folder", remedy=remedy)
+    runs = [ViewedRun(number, RunFolder(folder)) for number, folder in enumerate(folders)]
+    if recompute:
+        from proxima.view.microscope.recomputed_columns import RecomputedColumns
+
+        runs = [replace(run, recompute=RecomputedColumns(run)) for run in runs]
+    return runs
 
 
 def listen(host: str, port: int) -> socket.socket:
