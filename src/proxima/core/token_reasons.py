@@ -90,7 +90,10 @@ class TokenReasons:
     @cached_property
     def weight(self) -> Tensor:
         """[N] −(∂loss/∂log π)/A, the gradient of a token relative to the policy gradient, before aggregation: 0 for a
-        masked token; NaN where A is 0. Corrections that divide by a mean of the batch are left undivided."""
+        masked token; NaN where A is 0, and where it depends on a selection that is not recorded. Corrections that
+        divide by a mean of the batch are left undivided."""
+        if self.recorded is not None and self.surrogate.whole_batch and (self.band is None or self.band.chosen is None):
+            return torch.full_like(self.batch.log_prob, torch.nan)
         leaf = self.reduced.log_prob.detach().clone().requires_grad_()
         product = torch.ones_like(leaf)
         for _, corrected in self.corrected:
