@@ -136,12 +136,19 @@ class CompletionPage:
             "advantage": at["advantage"],
             "gradient_weight": at.get("loss_weight"),
             "kept": at["keep"],
-            "reason": self.explained.problem or self.call(reason, self.asked, token),
+            "reason": self._reason(token, at["keep"]),
             "band": {name: at[name] for name in (self.explained.band or {}).get("names", ())},
             "entropy": at["entropy"],
             "top_k": self._top_k(token),
             "version": at["policy_version"],
         }
+
+    def _reason(self, token: int, keep: bool | None) -> str:
+        """Why it was kept or dropped, or that only this was recorded."""
+        if not (problem := self.explained.problem):
+            return str(self.call(reason, self.asked, token))
+        recorded = self.row["outcome"] == "trained" and keep is not None
+        return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
 
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """The engine's most probable tokens there, or those recomputed; None where there are neither."""
