@@ -1,4 +1,4 @@
-"""A run as the page sees it: answers of the shapes that the server gives, made of random numbers, and a server of them."""
+"""A run as the page sees it: answers of the shapes that the server gives, of random numbers, and a server of them."""
 
 import base64
 import json
@@ -20,7 +20,9 @@ POLICY = (
 )
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css"}
 WORDS = ["The", " sum", " of", " two", " numbers", " is", " therefore", " 1", "2", ",", " so", " we", " add", ".\n"]
-HOSTILE = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2"><svg onload=window.ran=3> {{7*7}} \u2028'
+HOSTILE = (
+    '</script><script>window.ran=1</script><img src=x onerror="window.ran=2"><svg onload=window.ran=3> {{7*7}} \u2028'
+)
 
 
 def coded(values):
@@ -76,7 +78,7 @@ class MadeRun:
             ],
             "rollout_steps": self.steps,
             "specs": {"surrogate": {"kind": "cppo", "delta": 0.18}, "advantage": "grpo", "correction": None},
-            "headline": {"name": "accuracy", "before": 0.25, "after": 0.75},
+            "headline": "accuracy",
         }
 
     @cached_property
@@ -195,7 +197,11 @@ class MadeRun:
                 [s["sampled"] for s in episode["spans"]], [s["tokens"] for s in episode["spans"]]
             )
         return {
-            **{"uid": uid, "sample": sample, "turn": turn, "text": "".join(texts), "temperature": 1.0},
+            "uid": uid,
+            "sample": sample,
+            "turn": turn,
+            "text": "".join(texts),
+            "temperature": 1.0,
             "prompt": {"ids": [1, 2, 3], "text": ["What", " is", self.text(" it?")]},
             "tokens": {"ids": list(range(n)), "text": texts},
             "parts": {"math": 1.0, "format": 0.1},
@@ -210,7 +216,8 @@ class MadeRun:
             },
             "columns_doc": {"entropy": {"unit": "nats", "doc": "of the policy at the position"}},
             "episode": episode,
-            "versions": None,
+            "versions": [3, 4],
+            "problem": None,
         }
 
     def episode(self, n):
@@ -240,7 +247,9 @@ class MadeRun:
             "token": index,
             "text": texts[0],
             "id": index,
-            "log_probs": {"log_prob": -0.25, "behavior_log_prob": -0.5, "reference_log_prob": None},
+            "log_probs": {"current": -0.25, "behavior": -0.5, "proximal": -0.5, "reference": None},
+            "missing": {"reference": self.text("not stored; --recompute computes it")},
+            "band": {"threshold": 0.18},
             "ratio": 1.284,
             "gradient_weight": 0.0,
             "kept": False,
@@ -252,14 +261,18 @@ class MadeRun:
     @property
     def timeline(self):
         names = (("trainer", "train"), ("engine 0", "generate"), ("engine 1", "generate"), ("rewards", "score"))
-        lanes = [
+        return [
             {
-                "name": self.text(lane) if lane == "rewards" else lane,
-                "spans": [{"start": 5.0 * k + i, "end": 5.0 * k + i + 3, "name": name, "facts": {}} for k in range(4)],
+                "name": name,
+                "process": self.text(lane),
+                "thread": "",
+                "start": 5.0 * k + i,
+                "end": 5.0 * k + i + 3,
+                "facts": {},
             }
+            for k in range(4)
             for i, (lane, name) in enumerate(names)
         ]
-        return {"lanes": lanes, "steps": [[k + 1, 5.0 * k + 5] for k in range(4)], "begin": 0.0, "end": 22.0}
 
     def answer(self, path, query):
         parts = [unquote(part) for part in path.split("/")]
@@ -273,7 +286,7 @@ class MadeRun:
             case [run, "notes"]:
                 return self.notes[run]
             case [_, "state"]:
-                return {"step": self.steps[-1], "running": self.running, "steps": len(self.steps)}
+                return {"step": self.steps[-1], "running": self.running, "steps": self.steps}
             case [_, "step", n]:
                 return self.step(int(n)) if int(n) in self.steps else None
             case [_, "step", _, "search"]:
