@@ -3,6 +3,7 @@
 import base64
 import json
 from collections import defaultdict
+from contextlib import suppress
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -335,7 +336,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # the page went elsewhere
+            self.wfile.write(body)
 
     def log_message(self, *_):
         pass
