@@ -13,6 +13,7 @@ from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.surrogate import KlCov
 from proxima.core.surrogate.band import band_of
 from proxima.data import UserError
+from proxima.lab.stored_tokens import LossSpecs, StoredTokens
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.token_text import TokenText
@@ -130,8 +131,6 @@ def test_recipes_of_which_nothing_can_be_said(algorithm, words, tmp_path):
     make_step(tmp_path, SURROGATES["cppo"]())
     page = next(iter(pages(tmp_path).values()))
     recipe = {"algorithm": algorithm, "train": {"updates_per_step": 2}}
-    from proxima.lab.stored_tokens import LossSpecs, StoredTokens
-
     stored = StoredTokens(row=page.row, specs=LossSpecs.of(recipe), step=1, recomputed={})
     assert words in stored.problem()
     assert stored.reasons() is None

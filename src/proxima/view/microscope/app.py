@@ -19,6 +19,7 @@ from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.data.jsonl import dumps
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
+from proxima.view.microscope.explained_tokens import TokenProcess
 from proxima.view.microscope.notes import read_notes, write_note
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
@@ -53,6 +54,7 @@ class MicroscopeApp:
     def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
         self.runs, self.key = runs, key
         self.hosts = {*LOOPBACK, *([host.lower()] if host else [])}
+        self.tokens = TokenProcess()
         self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
         self._texts: dict[int, TokenText] = {}
         self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
@@ -162,7 +164,7 @@ class MicroscopeApp:
         place = (number, file.step, key)
         page = self._pages.pop(place, None)
         if page is None or page.file is not file:
-            page = CompletionPage(run, file, key, self._text(run))
+            page = CompletionPage(run, file, key, self._text(run), self.tokens)
         self._pages[place] = page
         while len(self._pages) > PAGES_KEPT:
             del self._pages[next(iter(self._pages))]

@@ -2,19 +2,17 @@
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from proxima.core.token_reasons import TokenReasons
 from proxima.data import UserError
 from proxima.data.flow import Key
-from proxima.lab.stored_tokens import LossSpecs, StoredTokens
+from proxima.view.microscope.explained_tokens import READ, ExplainedRow, ExplainedTokens, explain, here, reason
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
@@ -75,47 +73,36 @@ class CompletionPage:
     file: StepFile
     key: Key
     text: TokenText
+    call: Callable[..., Any] = here  # where what needs torch is computed
 
     @cached_property
     def row(self) -> dict[str, Any]:
         (row,) = self.file.read([self.file.row_of(self.key)])
         return row
 
-    @cached_property
-    def stored(self) -> StoredTokens:
-        return StoredTokens(
-            row=self.row,
-            specs=LossSpecs.of(self.run.recipe),
+    @property
+    def asked(self) -> ExplainedRow:
+        return ExplainedRow(
+            place=(self.run.number, id(self.file), self.file.step, self.key),
+            row={name: self.row.get(name) for name in READ},
+            recipe=self.run.recipe,
             step=self.file.step,
-            recomputed=self.run.recomputed(self.file.step, self.row),
+            folder=str(self.run.files.path) if self.run.recompute else None,
         )
 
     @cached_property
-    def reasons(self) -> TokenReasons | None:
-        return self.stored.reasons()
+    def explained(self) -> ExplainedTokens:
+        explained: ExplainedTokens = self.call(explain, self.asked)
+        return explained
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any] | None]:
         """[T] each: what is stored, and what the algorithm made of it."""
-        proximal = self.stored.proximal_log_prob
-        columns = stored_columns(self.row) | {"proximal_log_prob": None if proximal is None else proximal.numpy()}
-        columns["reference_log_prob"] = self.stored.recomputed.get("reference_log_prob")
-        if self.reasons is None:
-            return columns
-        columns["loss_weight"] = self.reasons.weight.numpy()
-        return columns | {name: values.detach().numpy() for name, values in self.drawn.items()}
-
-    @cached_property
-    def drawn(self) -> dict[str, Tensor]:
-        """The columns of the band."""
-        return {} if self.reasons is None or self.reasons.band is None else self.reasons.band.drawn()
+        return dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
 
     def answer(self) -> dict[str, Any]:
         """Everything but the words of its tokens."""
-        row, band = self.row, None if self.reasons is None else self.reasons.band
-        about = None
-        if band is not None:
-            about = {"kind": self.run.surrogate, "title": band.title, "names": [*self.drawn], "note": band.note}
+        row, band = self.row, self.explained.band
         prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
         return {
             **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
@@ -123,9 +110,9 @@ class CompletionPage:
             "tokens": {"ids": tokens, "text": self.text.each(tokens)},
             **{name: row.get(name) for name in FACTS},
             "columns": {name: base64_column(values) for name, values in self.columns.items() if values is not None},
-            "reasons_available": self.reasons is not None,
-            "problem": self.stored.problem(),
-            "band": about,
+            "reasons_available": not self.explained.problem,
+            "problem": self.explained.problem,
+            "band": None if band is None else {"kind": self.run.surrogate, **band},
             "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
             "episode": None,
             "versions": sorted(set(row["policy_version"].tolist())),
@@ -149,21 +136,28 @@ class CompletionPage:
             "advantage": at["advantage"],
             "gradient_weight": at.get("loss_weight"),
             "kept": at["keep"],
-            "reason": self.stored.problem() if self.reasons is None else self.reasons.reason(token),
-            "band": {name: at[name] for name in self.drawn},
+            "reason": self._reason(token, at["keep"]),
+            "band": {name: at[name] for name in (self.explained.band or {}).get("names", ())},
             "entropy": at["entropy"],
             "top_k": self._top_k(token),
             "version": at["policy_version"],
         }
 
+    def _reason(self, token: int, keep: bool | None) -> str:
+        """Why it was kept or dropped, or that only this was recorded."""
+        if not (problem := self.explained.problem):
+            return str(self.call(reason, self.asked, token))
+        recorded = self.row["outcome"] == "trained" and keep is not None
+        return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
+
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """The engine's most probable tokens there, or those recomputed; None where there are neither."""
-        row, found = self.row, self.stored.recomputed
+        row, found = self.row, self.explained.alternatives
         if row.get("top_k") is not None and len(row["tokens"]):
             k = len(row["top_k"]) // len(row["tokens"])
             ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
-        elif "alternatives" in found:
-            ids, log_probs = (column[token] for column in found["alternatives"])
+        elif found is not None:
+            ids, log_probs = (column[token] for column in found)
         else:
             return None
         pairs = zip(ids.tolist(), self.text.each(ids.tolist()), log_probs.tolist(), strict=True)

@@ -5,7 +5,6 @@ import ipaddress
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -28,12 +27,7 @@ def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list
         if not Path(folder).is_dir():
             remedy = "give the folder that `proxima train` printed in its first line"
             raise UserError(f"{folder} is no folder", remedy=remedy)
-    runs = [ViewedRun(number, RunFolder(folder)) for number, folder in enumerate(folders)]
-    if recompute:
-        from proxima.view.microscope.recomputed_columns import RecomputedColumns
-
-        runs = [replace(run, recompute=RecomputedColumns(run)) for run in runs]
-    return runs
+    return [ViewedRun(number, RunFolder(folder), recompute) for number, folder in enumerate(folders)]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -76,4 +70,8 @@ def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
         limit_concurrency=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    asyncio.run(uvicorn.Server(settings).serve([listening]))
+    app.tokens.begin()
+    try:
+        asyncio.run(uvicorn.Server(settings).serve([listening]))
+    finally:
+        app.tokens.end()

@@ -24,12 +24,12 @@ class ViewedRun:
 
     Args:
         number: of the run, in the order of the command line.
-        recompute: computes columns that are not stored, of a step and a row of it; None: they are missing.
+        recompute: what is not stored is computed by the weights of the run.
     """
 
     number: int
     files: RunFolder
-    recompute: Callable[[int, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    recompute: bool = False
     _known: dict[Path, tuple[Any, Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -174,10 +174,6 @@ class ViewedRun:
     def metrics_of(self, step: int) -> dict[str, Any]:
         """The record of a step; empty if it is not finished."""
         return next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
-
-    def recomputed(self, step: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Columns of a completion that are not stored, where they are to be recomputed."""
-        return {} if self.recompute is None else self.recompute(step, row)
 
     def headline(self, evals: list[dict[str, Any]]) -> str:
         """The metric of the evaluations that stands for the run."""
