@@ -26,10 +26,10 @@ MB = 2**20
 
 
 def main() -> None:
-    p = parser(__doc__, repeats=7)
+    p = parser(__doc__, repeats=5)
     p.add_argument("--shape", default="2048x4096", metavar="COMPLETIONSxTOKENS", help="(default: %(default)s)")
     p.add_argument("--long", type=int, default=32_000, help="tokens of an answer (default: %(default)s)")
-    p.add_argument("--clicks", type=int, default=800, help="of the session (default: %(default)s)")
+    p.add_argument("--clicks", type=int, default=600, help="of the session (default: %(default)s)")
     o = p.parse_args()
     completions, tokens = map(int, o.shape.split("x"))
     model = need_model(o.model)
@@ -41,13 +41,14 @@ def main() -> None:
     rows = [[name, spread.text(".3f"), f"{LIMITS.get(name, '')}"] for name, spread in seconds.items()]
     print(f"{o.shape} tokens; an answer of {o.long:,}; seconds, median [min-max] of {o.repeats}\n")
     print(table(["what", "seconds", "at most"], rows))
-    print(f"\nThe server's memory over {o.clicks} clicks, MB, at each tenth: {', '.join(map(str, memory))}.\n")
+    for name, values in memory.items():
+        print(f"\nMemory, {name}, at each tenth of {o.clicks} clicks, MB: {', '.join(map(str, values))}")
     finish(
         {
             "claim": "view",
             "seconds": {name: spread.json() for name, spread in seconds.items()},
             "limits": LIMITS,
-            "server_mb": memory,
+            "memory_mb": memory,
             "clicks": o.clicks,
             "shape": o.shape,
             "long": o.long,
@@ -101,7 +102,9 @@ def timings(address: str, repeats: int) -> dict[str, list[float]]:
             page.goto("about:blank")
             page.goto(f"{address}#/1/step/1/group/0", wait_until="commit")
             page.evaluate(SHOWN, ".columns article")
-            start = page.evaluate(f"(location.hash = '#/1/step/1/completion/0.{repeat % 8}.0', performance.now() / 1000)")
+            start = page.evaluate(
+                f"(location.hash = '#/1/step/1/completion/0.{repeat % 8}.0', performance.now() / 1000)"
+            )
             opened = page.evaluate(SHOWN, ".tokens .tok.at") - start
             if repeat:
                 found["filter by length"].append(typed)
@@ -127,13 +130,14 @@ def filtered(page: Any, field: str, text: str) -> float:
     return float(page.evaluate(SHOWN, ROWS)) - start
 
 
-def session(pid: int, address: str, clicks: int) -> list[int]:
+def session(pid: int, address: str, clicks: int) -> dict[str, list[int]]:
     """Memory of the server and its processes after each tenth of many clicks, in MB: steps, groups, completions, tokens
     and searches at random."""
     import httpx
     import psutil
 
-    draw, memory, process = random.Random(0), [], psutil.Process(pid)
+    draw, process = random.Random(0), psutil.Process(pid)
+    memory: dict[str, list[int]] = {"server": [], "its process with torch": []}
     root, _, query = address.partition("?")
     key = dict([part.split("=") for part in query.split("&") if part])
     with httpx.Client(base_url=root, params=key, timeout=60) as client:
@@ -153,8 +157,7 @@ def session(pid: int, address: str, clicks: int) -> list[int]:
                 client.get(name).raise_for_status()
                 client.get(f"{name}/token/{draw.randrange(step['completions']['length'][0])}").raise_for_status()
             if (click + 1) % max(1, clicks // 10) == 0:
-                every = [process, *process.children(recursive=True)]
-                memory.append(round(sum(one.memory_info().rss for one in every) / MB))
+                memory["server"].append(round(process.memory_info().rss / MB))
+                computing = (one.memory_info().rss for one in process.children(recursive=True))
+                memory["its process with torch"].append(round(sum(computing) / MB))
     return memory
-
-

@@ -121,7 +121,15 @@ export class Band {
     return lanes;
   }
 
+  /** Paint before the next frame, once for all that changed. */
   draw() {
+    this.frame = this.frame || requestAnimationFrame(() => {
+      this.frame = 0;
+      this.paint();
+    });
+  }
+
+  paint() {
     const width = this.slider.clientWidth, ratio = devicePixelRatio || 1;
     const lanes = this.lanes, plot = this.range ? PLOT : 0, height = plot + lanes.length * (LANE + GAP) + 14;
     if (!width || !this.length) return;
