@@ -9,14 +9,13 @@ import importlib.util
 import sys
 import webbrowser
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima.data import UserError, require
+from proxima.view.microscope import PORT
 
-PORT = 8123
 EXPORT = "write one file that shows a step, or the completions of a prompt (UID or STEP/UID), and end"
 HOST = "name or address of this machine to listen on; beyond this machine the address has a key. default: %(default)s"
 
@@ -41,20 +40,13 @@ def view(
     from proxima.view.microscope.server import address_of, listen, new_key, open_runs, serve_pages
 
     viewed = open_runs(runs, recompute=recompute)
-    try:
-        listening = listen(host, port)
-    except UserError:
-        if port != PORT:
-            raise
-        listening = listen(host, 0)
-    with listening:
+    with listen(host, port, otherwise=0 if port == PORT else None) as listening:
         secret = key if key is not None else new_key(listening)
         address = address_of(listening, host, secret)
         print(f"{address}  Ctrl-C ends it", flush=True)
         if not no_browser and sys.stdout.isatty():
             webbrowser.open(address)
-        with suppress(KeyboardInterrupt):
-            serve_pages(MicroscopeApp(viewed, secret, host), listening)
+        serve_pages(MicroscopeApp(viewed, secret, host), listening)
 
 
 def _export(runs: Sequence[str], place: str, recompute: bool) -> None:

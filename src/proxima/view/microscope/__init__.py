@@ -9,5 +9,8 @@
 
 It reads the run folder alone, in a process of its own, and writes nothing there: it can't slow or harm a training.
 docs/view.md has the routes. What is not needed before a completion is opened, torch first, is imported then.
+    viewer_process.py  beside a run (`view=true`), and in a notebook (`run.view()`)
 Imports: starlette, uvicorn, pyarrow; `core`, `lab`, `runtime.state`. Imported by `api` and `cli`.
 """
+
+PORT = 8123  # where nothing else is asked for; reports link to it

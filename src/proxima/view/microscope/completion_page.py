@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from proxima.data import UserError
 from proxima.data.flow import Key
-from proxima.view.microscope.explained_tokens import READ, ExplainedRow, ExplainedTokens, explain, here, reason
+from proxima.view.microscope.explained_tokens import READ, ExplainedRow, ExplainedTokens, explain_tokens, here, reason
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
@@ -92,7 +92,7 @@ class CompletionPage:
 
     @cached_property
     def explained(self) -> ExplainedTokens:
-        explained: ExplainedTokens = self.call(explain, self.asked)
+        explained: ExplainedTokens = self.call(explain_tokens, self.asked)
         return explained
 
     @cached_property

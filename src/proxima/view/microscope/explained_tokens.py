@@ -4,6 +4,8 @@ The server itself stays small, and a model that is loaded for `--recompute` is n
 """
 
 import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -50,7 +52,7 @@ _STORED: dict[tuple[Any, ...], tuple["StoredTokens", Any]] = {}  # in the proces
 _WEIGHTS: dict[str, Any] = {}
 
 
-def explain(asked: ExplainedRow) -> ExplainedTokens:
+def explain_tokens(asked: ExplainedRow) -> ExplainedTokens:
     """The columns that follow from a row."""
     from proxima.lab.stored_tokens import LossSpecs, StoredTokens
 
@@ -77,7 +79,7 @@ def explain(asked: ExplainedRow) -> ExplainedTokens:
 def reason(asked: ExplainedRow, token: int) -> str:
     """One token in words."""
     if asked.place not in _STORED:
-        explain(asked)
+        explain_tokens(asked)
     stored, reasons = _STORED[asked.place]
     return stored.problem() if reasons is None else str(reasons.reason(token))
 
@@ -94,12 +96,21 @@ def _recomputed(folder: str) -> Any:
 
 
 def _begin() -> None:
-    """Imports what the first question needs."""
+    """Imports what the first question needs. The process ends with the server, however that ends, and not before."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_server, daemon=True).start()
     import torch
 
     import proxima.lab.stored_tokens  # noqa: F401
 
     torch.set_num_threads(1)  # the others are the training's
+
+
+def _end_with_server() -> None:
+    server = multiprocessing.parent_process()
+    assert server is not None
+    server.join()
+    os._exit(0)
 
 
 def here(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -109,7 +120,7 @@ def here(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(eq=False)
 class TokenProcess:
-    """Calls `explain` and `reason` in another process, which begins with the server."""
+    """Calls `explain_tokens` and `reason` in another process, which begins with the server."""
 
     _pool: ProcessPoolExecutor | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -124,8 +135,8 @@ class TokenProcess:
     def begin(self) -> ProcessPoolExecutor:
         with self._lock:
             if self._pool is None:
-                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-                self._pool.submit(_begin)
+                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
+                self._pool.submit(here, str)
             return self._pool
 
     def end(self) -> None:

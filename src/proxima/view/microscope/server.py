@@ -3,8 +3,10 @@
 import asyncio
 import ipaddress
 import secrets
+import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -30,12 +32,18 @@ def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list
     return [ViewedRun(number, RunFolder(folder), recompute) for number, folder in enumerate(folders)]
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises: UserError if the address is none of this machine's."""
+def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
+    """A listening socket; port 0 takes a free one, `otherwise` is tried next.
+
+    Raises:
+        UserError: the port is taken, or the address none of this machine's.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
+        if otherwise is not None:
+            return listen(host, otherwise)
         reason = f"can't listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
         raise UserError(reason, remedy="choose another --port, or an address of this machine") from None
     return listening
@@ -70,8 +78,10 @@ def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
         limit_concurrency=BACKLOG,
         timeout_graceful_shutdown=1,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the other process, too
     app.tokens.begin()
     try:
-        asyncio.run(uvicorn.Server(settings).serve([listening]))
+        with suppress(KeyboardInterrupt):
+            asyncio.run(uvicorn.Server(settings).serve([listening]))
     finally:
         app.tokens.end()
