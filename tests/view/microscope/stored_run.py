@@ -24,9 +24,9 @@ def fields_of(table, spec):
     return {"kind": table.name_of(type(spec)), **asdict(spec)}
 
 
-def recipe(surrogate, corrections=(), proximal="behavior", updates=1):
+def recipe(surrogate, corrections=(), proximal="behavior", updates=1, model="no-model-here"):
     return {
-        "model": {"path": "no-model-here"},
+        "model": {"path": model},
         "reward": [{"kind": "number", "weight": 1.0}],
         "algorithm": {
             "preset": "none",
@@ -71,8 +71,9 @@ def decided(batch, surrogate, corrections=()):
 
 
 def make_step(
-    folder, surrogate, corrections=(), prompts=3, samples=4, tokens=30, step=1, seed=0, text=None, equal=False
-):
+    folder, surrogate, corrections=(), prompts=3, samples=4, tokens=30, step=1, seed=0, text=None, equal=False,
+    model="no-model-here", ids_in=(0, 250),
+):  # fmt: skip
     """A run folder with a finished step; its batch, and what was decided."""
     draw = np.random.default_rng(seed)
     lengths = [tokens if equal else int(draw.integers(1, tokens + 1)) for _ in range(prompts * samples)]
@@ -80,7 +81,7 @@ def make_step(
     keep, weight = decided(batch, surrogate, corrections)
     folder = Path(folder)
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(recipe(surrogate, corrections)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe(surrogate, corrections, model=model)))
     groups, records = [], {}
     columns = {name: getattr(batch, name).numpy() for name in ("log_prob", "behavior_log_prob", "entropy", "advantage")}
     starts = np.cumsum([0, *lengths])
@@ -92,7 +93,7 @@ def make_step(
         for sample in range(samples):
             at = uid * samples + sample
             own = slice(starts[at], starts[at + 1])
-            behavior, ids = columns["behavior_log_prob"][own], draw.integers(0, 250, lengths[at], np.int32)
+            behavior, ids = columns["behavior_log_prob"][own], draw.integers(*ids_in, lengths[at], np.int32)
             answer = text or "".join(WORDS[i % len(WORDS)] for i in ids)
             completion = Completion(
                 prompt_uid=uid, sample=sample, tokens=ids, text=answer, sampled_log_prob=behavior,
@@ -121,6 +122,9 @@ def make_step(
 
 
 if __name__ == "__main__":
+    place, completions, tokens, *model = sys.argv[1:]
+    samples, words = min(8, int(completions)), {"model": model[0], "ids_in": (300, 20_000)} if model else {}
     make_step(
-        sys.argv[1], SURROGATES["cppo"](), prompts=int(sys.argv[2]) // 8, samples=8, tokens=int(sys.argv[3]), equal=True
-    )
+        place, SURROGATES["cppo"](), prompts=int(completions) // samples, samples=samples, tokens=int(tokens), equal=True,
+        **words,
+    )  # fmt: skip

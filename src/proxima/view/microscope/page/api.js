@@ -95,6 +95,13 @@ export class Columns {
     return !values || Number.isNaN(values[index]) || values[index] === undefined ? null : values[index];
   }
 
+  /** 1 where the model wrote a token and it was masked; null where that is not stored. */
+  get masked() {
+    const keep = this.column("keep"), sampled = this.column("sampled");
+    if (keep && !this.decoded.has("masked")) this.decoded.set("masked", keep.map((one, i) => (one || (sampled && !sampled[i]) ? 0 : 1)));
+    return this.decoded.get("masked") || null;
+  }
+
   unit(name) {
     return this.docs[name] ? this.docs[name].unit || "" : "";
   }

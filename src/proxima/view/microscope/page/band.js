@@ -40,7 +40,7 @@ export class Band {
     Object.assign(this, { columns, band, length, onselect, sections });
     const names = band ? band.names.filter((name) => columns.column(name)) : [];
     this.lines = names.map((name, i) => ({ name, values: columns.column(name), style: STYLES[i % STYLES.length] }));
-    this.keep = columns.column("keep");
+    this.masked = columns.masked;
     this.versions = columns.column("policy_version");
     if (this.versions && this.versions.every((value) => value === this.versions[0])) this.versions = null;
     this.range = drawnRange(this.lines.map((line) => line.values));
@@ -59,9 +59,9 @@ export class Band {
   }
 
   caption() {
-    const keys = this.lines.map(({ name, style }) => h("li", { title: this.columns.doc(name) }, h("i", { class: `line ${style[0]}` }), titleOf(name)));
-    const note = this.band ? this.band.note : "the surrogate of this run says of no band";
-    return h("figcaption", {}, h("h2", { title: note }, this.band ? this.band.title : "Along the answer"), h("ul", {}, keys), h("span", { class: "read" }, this.read), this.zoomed);
+    const keys = this.lines.map((line) => h("li", { title: this.columns.doc(line.name) }, h("i", { class: `line ${line.style[0]}` }), titleOf(line.name), " ", (line.output = h("output", {}))));
+    const note = this.band ? this.band.note : "";
+    return h("figcaption", {}, h("h2", { title: note }, this.band ? this.band.title : "Along the answer"), h("ul", {}, keys), this.read, this.zoomed);
   }
 
   nextZoom() {
@@ -94,16 +94,16 @@ export class Band {
 
   /** Write what the lines are at a token. */
   show(index) {
-    const numbers = this.lines.map(({ name }) => `${titleOf(name)} ${figure(this.columns.at(name, index))}`);
-    const state = this.keep && this.length ? (this.keep[index] ? "kept" : "masked") : "";
-    this.read.textContent = [`token ${count(index)}`, state, ...numbers].filter(Boolean).join(" · ");
+    for (const { name, output } of this.lines) output.textContent = figure(this.columns.at(name, index));
+    const state = this.masked && this.length ? (this.masked[index] ? "masked" : "kept") : "";
+    this.read.textContent = [`token ${count(index)}`, state].filter(Boolean).join(" · ");
   }
 
   select(index) {
     this.at = index;
     this.show(index);
     this.slider.setAttribute("aria-valuenow", index);
-    this.slider.setAttribute("aria-valuetext", this.read.textContent);
+    this.slider.setAttribute("aria-valuetext", [this.read.textContent, ...this.lines.map(({ name, output }) => `${titleOf(name)} ${output.textContent}`)].join(", "));
     this.draw();
   }
 
@@ -114,14 +114,22 @@ export class Band {
 
   get lanes() {
     const lanes = [];
-    if (this.tint && this.tint.name && this.tint.name !== "keep") lanes.push(["tint", this.tintLane]);
-    if (this.keep) lanes.push(["masked", this.maskLane]);
+    if (this.tint && this.tint.name && !["keep", "policy_version"].includes(this.tint.name)) lanes.push(["tint", this.tintLane]);
+    if (this.masked) lanes.push(["masked", this.maskLane]);
     if (this.versions) lanes.push(["version", this.versionLane]);
     if (this.sections.length) lanes.push(["role", this.roleLane]);
     return lanes;
   }
 
+  /** Paint before the next frame, once for all that changed. */
   draw() {
+    this.frame = this.frame || requestAnimationFrame(() => {
+      this.frame = 0;
+      this.paint();
+    });
+  }
+
+  paint() {
     const width = this.slider.clientWidth, ratio = devicePixelRatio || 1;
     const lanes = this.lanes, plot = this.range ? PLOT : 0, height = plot + lanes.length * (LANE + GAP) + 14;
     if (!width || !this.length) return;
@@ -202,7 +210,7 @@ export class Band {
         open = false;
         continue;
       }
-      if (this.keep && !this.keep[i] && name === "ink") dots.push([x(i + 0.5), y(value)]);
+      if (this.masked && this.masked[i] && name === "ink") dots.push([x(i + 0.5), y(value)]);
       if (!dense) {
         if (open) pen.lineTo(x(i + 0.5), y(value));
         else pen.moveTo(x(i + 0.5), y(value));
@@ -264,7 +272,7 @@ export class Band {
     pen.fillStyle = ink("grid");
     pen.fillRect(BAND_LEFT, top + LANE / 2, width - BAND_LEFT - BAND_RIGHT, 1);
     pen.fillStyle = ink("bad");
-    for (let i = first; i <= last; i++) if (!this.keep[i]) pen.fillRect(x(i), top, Math.max(1, x(1) - x(0) - 0.5), LANE);
+    for (let i = first; i <= last; i++) if (this.masked[i]) pen.fillRect(x(i), top, Math.max(1, x(1) - x(0) - 0.5), LANE);
   }
 
   versionLane(view, top) {

@@ -66,21 +66,32 @@ export function lineChart({ series, dots = [], label, steps }) {
   return { svg, at, stepAt };
 }
 
-/** Who works and who waits: `lanes` of spans in seconds; `steps` are pairs of a number and its end. */
-export function timelineChart({ lanes, steps, begin, end }) {
-  const wide = 1080, left = 96, lane = 15, height = 22 + lanes.length * lane;
+const LANES = 24; // of the timeline; a run of many prompts has one for each of them
+
+/** Who works and who waits: spans {name, process, thread, start, end, facts} in seconds, one lane a thread. */
+export function timelineChart(every) {
+  const steps = every.filter((span) => span.name === "step"), threads = new Map();
+  for (const span of every) {
+    if (span.name === "step") continue;
+    const name = [span.process, span.thread].filter(Boolean).join(" ");
+    if (!threads.has(name)) threads.set(name, []);
+    threads.get(name).push(span);
+  }
+  const lanes = [...threads].slice(0, LANES).map(([name, spans]) => ({ name, spans }));
+  const begin = Math.min(...every.map((span) => span.start)), end = Math.max(...every.map((span) => span.end));
+  const wide = 1080, left = 150, lane = 15, height = 22 + lanes.length * lane;
   const x = scaleOf(begin, end, left, wide - 6), kinds = [...new Set(lanes.flatMap((one) => one.spans.map((span) => span.name)))];
   const bars = lanes.map(({ name, spans }, row) => [
-    s("text", { x: left - 6, y: 14 + row * lane + 10, "text-anchor": "end" }, String(name)),
+    s("text", { x: left - 6, y: 14 + row * lane + 10, "text-anchor": "end" }, String(name).slice(0, 26)),
     spans.map((span) => {
       const width = Math.max(0.6, x(span.end) - x(span.start)), where = { x: x(span.start), y: 15 + row * lane, width, height: lane - 3 };
       return s("g", {}, s("rect", { class: `kind k${kinds.indexOf(span.name) % 8}`, ...where }, s("title", {}, `${span.name}, ${figure(span.start)} to ${figure(span.end)} s`)),
         width > 6.5 * span.name.length ? s("text", { class: "inside", x: where.x + 3, y: where.y + 9.5 }, span.name) : null);
     }),
   ]);
-  const ends = (steps || []).map(([number, at]) => [
+  const ends = steps.map(({ facts, end: at }) => [
     s("line", { class: "axis", x1: x(at), x2: x(at), y1: 12, y2: height - 6 }),
-    s("text", { x: x(at), y: 9, "text-anchor": "end" }, `step ${number}`),
+    s("text", { x: x(at), y: 9, "text-anchor": "end" }, `step ${facts.step ?? ""}`),
   ]);
   const label = `Timeline of ${lanes.length} lanes from ${figure(begin)} to ${figure(end)} seconds`;
   return s("svg", { class: "chart timeline", viewBox: `0 0 ${wide} ${height}`, role: "img", "aria-label": label }, ends, bars);

@@ -44,10 +44,10 @@ class Completion {
   }
 
   head() {
-    const { data } = this, keep = this.columns.column("keep"), masked = keep ? keep.reduce((sum, one) => sum + (one ? 0 : 1), 0) : null;
+    const { data } = this, flags = this.columns.masked, masked = flags ? flags.reduce((sum, one) => sum + one, 0) : null;
     const parts = Object.entries(data.parts || {});
     const facts = [["reward", figure(data.reward)], ...(parts.length > 1 ? parts.map(([name, value]) => [name, figure(value, 3)]) : []), ["advantage", signed(data.advantage)], ["tokens", count(this.length)],
-      ["masked", masked === null ? null : count(masked)], ["outcome", data.outcome ? outcomeWords(data.outcome) : null], ["ended", words(data.finish_reason || "")], ["temperature", figure(data.temperature)]];
+      ["masked", masked === null ? null : count(masked)], ["outcome", data.outcome ? outcomeWords(data.outcome) : null], ["ended", words(data.finish_reason || "")], ["temperature", figure(data.temperature)], ["versions", data.versions && data.versions.length > 1 ? data.versions.join(", ") : null]];
     return h("header", { class: "about" }, terms(facts, "strip"), h("details", {}, h("summary", {}, `prompt, ${count(data.prompt.text.length)} tokens`), h("p", { class: "text", tabindex: 0, role: "group", "aria-label": "The prompt" }, data.prompt.text.join(""))));
   }
 
@@ -60,9 +60,8 @@ class Completion {
     const run = h("select", { "aria-label": "Run to compare with" }), step = h("input", { type: "number", min: 0, value: this.route.step, "aria-label": "Step to compare with" });
     getOrNull("runs").then((runs) => run.replaceChildren(...(runs || []).filter((one) => !one.problem).map((one) => h("option", { value: one.run, selected: String(one.run) === this.route.run }, one.name))));
     const open = () => go(`${this.route.run}/compare`, { step: this.route.step, c: this.route.completion, run2: run.value, step2: step.value, t: this.at > 0 ? this.at : "" });
-    const compare = isFile ? null : h("p", {}, run, " step ", step, " ", h("button", { type: "button", onclick: open }, "compare"));
-    const versions = this.data.versions && this.data.versions.length > 1 ? h("p", { class: "muted" }, "Versions: ", this.data.versions.map((one) => `${one.version} from token ${one.start}`).join(", ")) : null;
-    return h("details", { class: "further", open: !isFile }, h("summary", {}, "compare"), compare, versions);
+    const compare = h("p", {}, run, " step ", step, " ", h("button", { type: "button", onclick: open }, "compare"));
+    return isFile ? null : h("details", { class: "further", open: true }, h("summary", {}, "compare"), compare);
   }
 
   setTint(name) {
@@ -110,9 +109,9 @@ class Completion {
 
   /** The next token that was masked. */
   nextMasked(direction) {
-    const keep = this.columns.column("keep");
-    if (!keep) return say("which tokens were masked is not stored");
-    for (let i = this.at + direction; i >= 0 && i < this.length; i += direction) if (!keep[i]) return this.select(i, true);
+    const { masked } = this.columns;
+    if (!masked) return say("which tokens were masked is not stored");
+    for (let i = this.at + direction; i >= 0 && i < this.length; i += direction) if (masked[i]) return this.select(i, true);
     return say("no further masked token");
   }
 

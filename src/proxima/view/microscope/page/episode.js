@@ -31,7 +31,7 @@ export function episodePanel(episode, route, parts, onselect) {
       h("button", { type: "button", onclick: () => onselect(start) }, h("b", {}, span.role), ` turn ${span.turn}`, h("span", { class: "muted" }, ` ${count(span.tokens)} tokens`), span.reward ? h("span", {}, ` reward ${signed(span.reward)}`) : null),
       (span.calls || []).map((call) => h("code", { class: "call" }, `→ ${callText(call)}`)),
       (span.unreadable || []).map((why) => h("p", { class: "bad" }, `✕ unreadable call: ${why}`)),
-      forks.map((path) => h("a", { class: "fork", href: linkTo(`${stepPath(route.run, route.step)}/completion/${completionId(parts.uid, path.sample ?? parts.sample, path.turn)}`) }, `⑂ another path from token ${count(path.shared_tokens)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`)));
+      forks.map((path) => h("a", { class: "fork", href: linkTo(`${stepPath(route.run, route.step)}/completion/${completionId(parts.uid, path.sample ?? parts.sample, path.turn)}`) }, `↳ another path from token ${count(path.shared_tokens)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`)));
   });
   const facts = [isNumber(episode.reward) ? `reward of the episode ${signed(episode.reward)}` : "", ENDS[episode.cut] || "", episode.failure ? `failed: ${episode.failure}` : "",
     episode.attempts > 1 ? `begun ${episode.attempts} times` : "", episode.forks && !paths.length ? `${episode.forks} other paths` : ""].filter(Boolean);

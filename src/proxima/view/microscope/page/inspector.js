@@ -2,16 +2,16 @@
 
 import { h, later, say } from "./dom.js";
 import { get } from "./api.js";
-import { figure, isNumber, percent, quoted, signed, words } from "./format.js";
+import { figure, isNumber, percent, quoted, signed } from "./format.js";
 import { titleOf } from "./tint.js";
 
-const POLICIES = [
-  ["log_prob", "π", "current: the trainer's first forward"],
-  ["behavior_log_prob", "μ", "behavior: wrote the token"],
-  ["proximal_log_prob", "proximal", "the ratio's denominator"],
-  ["reference_log_prob", "reference", "of the KL penalty"],
-  ["sampled_log_prob", "engine", "under the distribution really sampled"],
-  ["next_log_prob", "next", "the version after the sampling one"],
+const POLICIES = [ // its name in the answer, its column, its title, what it is, whether it is shown when it is absent
+  ["current", "log_prob", "π current", "the trainer's first forward", true],
+  ["behavior", "behavior_log_prob", "μ behavior", "wrote the token", true],
+  ["proximal", "proximal_log_prob", "proximal", "the ratio's denominator", true],
+  ["reference", "reference_log_prob", "reference", "of the KL penalty", true],
+  ["sampled", "sampled_log_prob", "engine", "under the distribution really sampled", false],
+  ["next", "next_log_prob", "next", "the version after the sampling one", false],
 ];
 const SIGNED = new Set(["advantage", "log_ratio", "mismatch", "loss_weight", "gradient_weight"]);
 const MEASURES = ["ratio", "log_ratio", "mismatch", "divergence", "entropy", "advantage", "loss_weight"];
@@ -56,14 +56,14 @@ export class Inspector {
   }
 
   number(told, name) {
-    for (const answer of told ? [told.figures || {}, told] : []) if (name in answer) return answer[name];
+    for (const answer of told ? [told.band || {}, told] : []) if (name in answer) return answer[name];
     return this.columns.at(name, this.index);
   }
 
   draw(at, told) {
     const { tokens } = this.data, kept = told && isKnown(told.kept) ? told.kept : this.columns.at("keep", at);
     const version = told && isKnown(told.version) ? told.version : this.columns.at("policy_version", at);
-    const reason = (told && told.reason) || this.stored(at);
+    const reason = (told && told.reason) || this.stored(at) || this.data.problem;
     const given = this.columns.column("sampled") && !this.columns.column("sampled")[at];
     const state = given ? "given" : kept === null || kept === undefined ? "unknown" : kept ? "kept" : "masked";
     const name = { given: "not sampled: no loss here", unknown: "kept or masked: not stored", kept: "kept", masked: "masked" }[state];
@@ -71,16 +71,16 @@ export class Inspector {
       h("h2", { class: "token-name" }, quoted(tokens.text[at])),
       h("p", { class: "muted" }, `token ${at} of ${tokens.text.length} · id ${tokens.ids[at]}${isKnown(version) ? ` · version ${version}` : ""}`),
       h("p", { class: `reason ${state}` }, h("span", { "aria-hidden": "true" }, { kept: "✓ ", masked: "✕ " }[state] || "· "), reason || name),
-      this.policies(at, told), this.measures(told), this.bandFigures(at, told), this.alternatives(at, told));
+      this.policies(at, told), this.measures(told), ...this.bandFigures(told), ...this.alternatives(at, told));
   }
 
   policies(at, told) {
-    const answered = (told && (told.log_probs || told)) || {};
-    const rows = POLICIES.flatMap(([column, title, doc]) => {
-      const value = column in answered ? answered[column] : this.columns.at(column, at);
-      const needed = ["log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob"].includes(column);
-      if (!isNumber(value) && !needed) return [];
-      return [h("tr", { title: doc }, h("th", { scope: "row" }, title), h("td", {}, isNumber(value) ? figure(value, 5) : "not stored"), h("td", {}, isNumber(value) ? percent(Math.exp(value)) : ""), h("td", { class: "bar" }, bar(value)))];
+    const answered = (told && told.log_probs) || {}, missing = (told && told.missing) || {};
+    const rows = POLICIES.flatMap(([name, column, title, doc, always]) => {
+      const value = name in answered ? answered[name] : this.columns.at(column, at);
+      if (!isNumber(value) && !always) return [];
+      if (!isNumber(value)) return [h("tr", {}, h("th", { scope: "row" }, title), h("td", { class: "missing muted", colspan: 3 }, missing[name] || "not stored"))];
+      return [h("tr", { title: doc }, h("th", { scope: "row" }, title), h("td", {}, figure(value, 5)), h("td", {}, percent(Math.exp(value))), h("td", { class: "bar" }, bar(value)))];
     });
     const head = h("tr", {}, h("th", { scope: "col" }, "policy"), h("th", { scope: "col" }, "log-prob"), h("th", { scope: "col" }, "prob."), h("td", { class: "bar" }));
     return h("table", { class: "policies" }, h("thead", {}, head), h("tbody", {}, rows));
@@ -95,12 +95,10 @@ export class Inspector {
     return h("table", {}, h("tbody", {}, rows));
   }
 
-  bandFigures(at, told) {
+  bandFigures(told) {
     const names = this.data.band ? this.data.band.names : [];
     const rows = names.filter((name) => !MEASURES.includes(name)).map((name) => h("tr", { title: this.columns.doc(name) }, h("th", { scope: "row" }, titleOf(name)), h("td", {}, figure(this.number(told, name), 5))));
-    const more = Object.entries((told && told.figures) || {}).filter(([name]) => !names.includes(name) && !MEASURES.includes(name) && name !== "gradient_weight" && !POLICIES.some(([one]) => one === name));
-    rows.push(...more.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, words(name)), h("td", {}, figure(value, 5)))));
-    return rows.length ? [h("h3", {}, this.data.band ? this.data.band.title : "Further"), h("table", {}, h("tbody", {}, rows))] : [];
+    return rows.length ? [h("h3", {}, this.data.band.title), h("table", {}, h("tbody", {}, rows))] : [];
   }
 
   alternatives(at, told) {

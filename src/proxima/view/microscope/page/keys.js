@@ -44,8 +44,8 @@ export function listen(keys) {
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    const pressed = [...ofView, ...everywhere].find(({ key }) => key.split(" ").includes(event.key));
-    if (!pressed || !pressed.run) return;
+    const pressed = [...ofView, ...everywhere].find(({ key, run }) => run && key.split(" ").includes(event.key));
+    if (!pressed) return;
     event.preventDefault();
     pressed.run(event);
   });

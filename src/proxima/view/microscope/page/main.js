@@ -78,10 +78,10 @@ async function poll() {
   if (!route || route.run !== run) return;
   if (state) {
     live.hidden = !state.running;
-    live.replaceChildren("● running, ", h("a", { href: linkTo(stepPath(run, state.step)) }, `step ${state.step}`));
-    const before = newest.get(run);
-    newest.set(run, state.step);
-    if (before !== undefined && state.step !== before) {
+    const last = state.steps[state.steps.length - 1], before = newest.get(run), now = `${state.step} ${last}`;
+    live.replaceChildren("● running", last === undefined ? "" : h("a", { href: linkTo(stepPath(run, last)) }, `step ${last}`));
+    newest.set(run, now);
+    if (before !== undefined && now !== before) {
       say(`step ${state.step} is written`);
       if (shown && shown.refresh) await shown.refresh();
     }

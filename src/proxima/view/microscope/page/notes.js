@@ -4,9 +4,11 @@ import { h, say } from "./dom.js";
 import { get, isFile, post } from "./api.js";
 import { linkTo } from "./router.js";
 
-/** The part of an address that a note is filed under: without the number of the run. */
-export function noteKey(path) {
-  return path.replace(/^\d+\/?/, "") || "run";
+const known = new Map(); // run → a promise of its notes, asked for once until one is saved or listed
+
+function notesOf(run) {
+  if (!known.has(run)) known.set(run, get(`${run}/notes`).catch(() => ({})));
+  return known.get(run);
 }
 
 /** A field for the note on `name`, closed while there is none. */
@@ -18,11 +20,13 @@ export function noteField(run, name) {
   let saved = "";
   async function save() {
     try {
-      await post(`${run}/notes`, { key: name, text: text.value });
+      known.set(run, post(`${run}/notes`, { key: name, text: text.value }));
+      await known.get(run);
       saved = text.value;
       state.textContent = "saved";
       say("note saved");
     } catch (error) {
+      known.delete(run);
       state.textContent = error.message;
     }
     summary.textContent = saved ? "note ●" : "note";
@@ -31,7 +35,7 @@ export function noteField(run, name) {
   text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(); });
   field.file = async (other) => {
     name = other;
-    const notes = await get(`${run}/notes`).catch(() => ({}));
+    const notes = await notesOf(run);
     if (name !== other) return;
     text.value = saved = notes[name] || "";
     state.textContent = "";
@@ -45,7 +49,8 @@ export function noteField(run, name) {
 /** All notes of a run, each a link to what it is about. */
 export async function noteList(run) {
   if (isFile) return null;
-  const notes = Object.entries(await get(`${run}/notes`).catch(() => ({}))).filter(([, text]) => text);
+  known.delete(run);
+  const notes = Object.entries(await notesOf(run)).filter(([, text]) => text);
   if (!notes.length) return null;
   const link = (key) => (key === "run" ? linkTo(run) : linkTo(`${run}/${key}`));
   return h("section", { class: "notes" }, h("h2", {}, "Notes"), h("ul", {}, notes.map(([key, text]) => h("li", {}, h("a", { href: link(key) }, key), h("p", {}, text)))));

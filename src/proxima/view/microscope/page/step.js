@@ -21,6 +21,7 @@ export function outcomeWords(name) {
   return REASONS[name] || (name.startsWith("dropped_") ? `dropped: ${words(name.slice(8))}` : words(name));
 }
 
+const SHORT = { skipped_zero_advantage: "advantage 0", critic_only: "critic alone", invalid: "no score" };
 const MARKS = { right: "✓ right", wrong: "✕ wrong", "no score": "! no score" };
 const STRIP = ["reward/mean", "reward/std", "accuracy", "entropy", "masked_fraction", "kl", "length/mean", "truncated", "grad_norm", "mismatch"];
 
@@ -86,7 +87,7 @@ class Step {
 
   makeCompletions() {
     const { rows } = this;
-    const number = (title, column, show, wide) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: "6em", wide });
+    const number = (title, column, show, wide) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: "5.4em", wide });
     return new List({
       label: "Completions",
       onopen: (i) => this.openCompletion(i),
@@ -97,7 +98,7 @@ class Step {
         number("advantage", "advantage", signed),
         number("length", "length", (value) => count(value)),
         { title: "verdict", text: (i) => MARKS[verdictOf(rows, i)] || "–", width: "5.6em", wide: true },
-        { title: "outcome", text: (i) => words(rows.outcome[i]), width: "minmax(5em, 1.2fr)" },
+        { title: "outcome", text: (i) => SHORT[rows.outcome[i]] || words(rows.outcome[i]), sort: (i) => rows.outcome[i], width: "minmax(5em, 1.2fr)", wide: true },
         { title: "version", text: (i) => (rows.version_min[i] === rows.version_max[i] ? figure(rows.version_min[i]) : `${rows.version_min[i]}–${rows.version_max[i]}`), sort: (i) => rows.version_min[i], className: "n", width: "5em", wide: true },
         { title: "ended", text: (i) => rows.finish_reason[i] || "–", width: "4.6em", wide: true },
       ],

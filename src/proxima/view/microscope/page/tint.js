@@ -8,7 +8,7 @@ const STEPS = 4; // shades on each side of zero, and STEPS * 2 - 1 of what has o
 const KNOWN = {
   advantage: ["advantage", "two"],
   log_ratio: ["log-ratio current / behavior", "two"],
-  mismatch: ["mismatch trainer − engine", "two"],
+  mismatch: ["mismatch of trainer and engine", "auto"],
   entropy: ["entropy", "one"],
   divergence: ["|π − μ|", "one"],
   policy_version: ["version", "kinds"],
@@ -42,7 +42,8 @@ function commonSize(values) {
 export function tintOf(name, columns) {
   const values = name ? columns.column(name) : null;
   if (!values) return { name: "", classAt: () => "", level: () => 0, legend: h("div", { class: "legend" }) };
-  const kind = name in KNOWN ? KNOWN[name][1] : values instanceof Uint8Array ? "flag" : values.some((value) => value < 0) && values.some((value) => value > 0) ? "two" : "one";
+  const known = name in KNOWN && KNOWN[name][1] !== "auto";
+  const kind = known ? KNOWN[name][1] : values instanceof Uint8Array ? "flag" : values.some((value) => value < 0) && values.some((value) => value > 0) ? "two" : "one";
   const unit = columns.unit(name);
   const made = { flag: flagTint, kinds: kindTint, two: twoSided, one: oneSided }[kind](values, unit);
   return { name, ...made };

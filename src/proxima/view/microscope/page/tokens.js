@@ -22,7 +22,7 @@ export class TokenText {
   /** `sections` are {start, title, className}: parts with a heading, as messages of an episode. */
   constructor({ texts, columns, label, onselect, sections = [] }) {
     Object.assign(this, { texts, onselect, sections });
-    this.masked = columns.column("keep");
+    this.masked = columns.masked;
     this.sampled = columns.column("sampled");
     this.tint = null;
     this.at = -1;
@@ -80,9 +80,9 @@ export class TokenText {
   dress(span, i) {
     const tinted = this.tint ? this.tint.classAt(i) : "";
     let name = `tok ${tinted}`;
-    if (this.masked && !this.masked[i]) name += " masked";
+    if (this.masked && this.masked[i]) name += " masked";
     if (this.sampled && !this.sampled[i]) name += " given";
-    if (this.texts[i].includes("\n")) name += " end";
+    if (this.texts[i].startsWith("\n")) name += " end";
     if (this.hits.has(i)) name += " hit";
     if (i === this.first) name += " first";
     if (i === this.at) name += " at";
@@ -175,7 +175,7 @@ export class TokenText {
   }
 
   describe(index) {
-    return `token ${index + 1} of ${this.texts.length}: ${quoted(this.texts[index] || "")}${this.masked && !this.masked[index] ? ", masked" : ""}`;
+    return `token ${index + 1} of ${this.texts.length}: ${quoted(this.texts[index] || "")}${this.masked && this.masked[index] ? ", masked" : ""}`;
   }
 
   leave() {

@@ -40,7 +40,8 @@ class Trend {
   head() {
     const run = this.runs.find((one) => String(one.run) === this.route.run) || {};
     const { headline } = this.trend;
-    const telling = typeof headline === "string" ? headline : headline ? Object.entries(headline).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => `${words(name)} ${figure(value)}`).join(" · ") : "";
+    const judged = (this.trend.evals || []).map((row) => row.metrics[headline]).filter(isNumber);
+    const telling = judged.length ? `held-out ${words(headline)} ${[...new Set([judged[0], judged[judged.length - 1]])].map((value) => figure(value)).join(" → ")}` : "";
     this.where.replaceChildren(h("b", {}, run.algorithm || "run"), run.model ? ` on ${run.model}` : "", ` · ${count(this.trend.steps.length)} steps`, telling ? ` · ${telling}` : "", run.problem ? h("span", { class: "bad" }, ` · ✕ ${run.problem}`) : "");
   }
 
@@ -65,7 +66,7 @@ class Trend {
   }
 
   drawEvals() {
-    const rows = this.trend.evals || [], names = ordered(new Set(rows.flatMap((row) => Object.keys(row.metrics)))).slice(0, 8);
+    const rows = this.trend.evals || [], names = ordered(new Set(rows.flatMap((row) => Object.keys(row.metrics)).filter((name) => name !== "step"))).slice(0, 8);
     if (!rows.length) return;
     this.evals.replaceChildren(h("h2", {}, "Held-out results"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Held-out results" }, h("table", {},
       h("thead", {}, h("tr", {}, ["step", "", ...names].map((name) => h("th", { scope: "col" }, words(name))))),
@@ -158,7 +159,7 @@ class Trend {
   async further() {
     const timeline = await getOrNull(`${this.route.run}/timeline`);
     const notes = await noteList(this.route.run);
-    const chart = timeline && timeline.lanes && timeline.lanes.length ? [h("h2", {}, "Timeline"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Timeline" }, timelineChart(timeline))] : [];
+    const chart = timeline && timeline.length ? [h("h2", {}, "Timeline"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Timeline" }, timelineChart(timeline))] : [];
     this.extra.replaceChildren(...chart, ...(notes ? [notes] : []));
   }
 
