@@ -10,6 +10,7 @@ from benchmarks.harness import HERE, result_name
 CLAIMS = (
     "startup",
     "columns",
+    "view",
     "weight_handover",
     "step_overhead",
     "simulate_vs_run",

@@ -104,6 +104,21 @@ class SavedRun:
             write_report(self.folder)
         return self._files.report
 
+    def view(self, height: int = 800) -> Any:
+        """The page of `proxima view` inline, in a notebook; elsewhere its address. The server ends with this process.
+
+        Args:
+            height: pixels.
+        """
+        from proxima.view.microscope.viewer_process import ViewerProcess
+
+        address = ViewerProcess(self.folder).address()
+        try:
+            from IPython.display import IFrame
+        except ImportError:
+            return address
+        return IFrame(address, "100%", height)
+
     def model(self, checkpoint: str | int = "last") -> Path:
         """The folder with the weights of a checkpoint (`last`, `best`, or a step), for `AutoModel.from_pretrained`."""
         from proxima.runtime.state.export import find_checkpoint

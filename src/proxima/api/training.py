@@ -104,7 +104,8 @@ def _run(
         )
         if places_ranks(resolved.config):
             return _on_ray(resolved, recipe, texts, resume, overwrite, accept_changes, quiet)
-        views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
+        config = resolved.config
+        views = RunViews(None if quiet else sys.stdout, config_notes(resolved), config.monitor, config.view)
         with resolved.locating():
             summary = train_run(
                 resolved.config,

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "simulate a recipe on virtual time: speed of several lags, or numbers of devices",
     ),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
+    "view": ("proxima.cli.view", "look into runs in a browser, down to why a token was masked"),
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
     "score": ("proxima.cli.score", "score texts with rewards, without a model"),
     "serve-reward": ("proxima.cli.serve_reward", "serve a reward model over HTTP"),

@@ -45,6 +45,7 @@ class RunConfig:
     runtime: Annotated[RuntimeConfig, "the loop and its machine"] = field(default_factory=RuntimeConfig)
     placement: Annotated[Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), PLACED] = None
     monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
+    view: Annotated[bool, "start `proxima view` of the run with it, and print its address"] = False
 
     def __post_init__(self) -> None:
         require_plain_folder(self.folder)

@@ -51,6 +51,9 @@
     place.replaceChildren(...run.samples[index].map((group) => {
       const card = element("article", "card");
       card.append(element("h3", "", group.question));
+      const view = element("a", "view", "every token of it in proxima view");
+      view.href = run.viewer + "/step/" + steps[index] + "/group/" + group.uid;
+      card.append(view);
       if (group.answer) card.append(element("p", "muted", "expected " + group.answer));
       card.append(...group.completions.map(completion));
       if (group.of > group.completions.length) card.append(element("p", "muted label", group.completions.length + " of " + group.of + " completions"));

@@ -24,6 +24,7 @@ from proxima.view.chart import page_svg, variable
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import arithmetic, of_questions, why_unknown
+from proxima.view.microscope import PORT
 from proxima.view.page import render
 from proxima.view.report_curves import LARGE, all_charts, waiting_cards
 from proxima.view.report_samples import first_errors, held_out_questions, select_samples
@@ -49,11 +50,16 @@ def report_values(run: Run) -> dict[str, Any]:
     for number, chart in enumerate((*charts, *waiting)):
         chart["number"] = number
     steps, samples, unreadable = select_samples(run.files)
-    data = {"steps": [r["step"] for r in run.train], "charts": [c["values"] for c in (*charts, *waiting)]}
+    data = {
+        "viewer": f"http://127.0.0.1:{PORT}/#/0",
+        "steps": [r["step"] for r in run.train],
+        "charts": [c["values"] for c in (*charts, *waiting)],
+    }
     return {
         "run": run,
         "algorithm": run.summary.get("algorithm") or run.config.get("algorithm.surrogate.kind") or "run",
         "folder": run.folder.resolve().name,
+        "viewer": f"http://127.0.0.1:{PORT}/#/0",
         "model": Path(str(run.summary.get("model") or run.config.get("model.path") or "unknown model")).name,
         "replay": run.summary.get("replay") or {"run": run.config.get("rollouts"), "sha256": None},
         "invalid": failed_scores(run),

@@ -130,7 +130,8 @@ def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         }
         for row in representative(group)
     ]
-    first = {"question": cut(group[0]["question"]), "answer": answer_text(group[0]["answer"])}
+    first = {"uid": group[0]["prompt_uid"], "question": cut(group[0]["question"])}
+    first["answer"] = answer_text(group[0]["answer"])
     return {**first, "completions": completions, "of": len(group)}
 
 

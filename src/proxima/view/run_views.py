@@ -24,14 +24,21 @@ class RunViews(Tee):
         stream: of the screen; None: no output.
         notes: warnings of the config, told when the run has started, so that its log has them too.
         trackers: `config.monitor`. They come first: they may have a warning when the run has ended.
+        view: `config.view`: the run's page is served beside it.
     """
 
-    def __init__(self, stream: TextIO | None, notes: Sequence[str] = (), trackers: "Sequence[Tracker]" = ()) -> None:
+    def __init__(
+        self, stream: TextIO | None, notes: Sequence[str] = (), trackers: "Sequence[Tracker]" = (), view: bool = False
+    ) -> None:
         observers: list[Observer] = []
         for tracker in trackers:
             from proxima.view.trackers.tracker_observer import TrackerObserver
 
             observers.append(TrackerObserver(tracker, self.warning))
+        if view:
+            from proxima.view.microscope.viewer_process import ViewerObserver
+
+            observers.append(ViewerObserver(stream))
         super().__init__(*observers, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
         self.notes = notes
         self.run_folder: Path | None = None

@@ -114,6 +114,7 @@ class OfflineConfig:
     runtime: Annotated[OfflineRuntimeConfig, "the machine"] = field(default_factory=OfflineRuntimeConfig)
     placement: Annotated[Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), PLACED] = None
     monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
+    view: Annotated[bool, "start `proxima view` of the run with it, and print its address"] = False
 
     def __post_init__(self) -> None:
         require_plain_folder(self.folder)

@@ -11,7 +11,14 @@ from proxima.config.recipe_reader import read_yaml
 from proxima.evaluate.headline import Headline
 from proxima.runtime.state.folder import RunFolder
 
-LEFT_OUT = ("checkpoint", "engine", "folder", "monitor", "runtime")  # of the machine, or of the people who ran it
+LEFT_OUT = (
+    "checkpoint",
+    "engine",
+    "folder",
+    "monitor",
+    "runtime",
+    "view",
+)  # of the machine, or of the people who ran it
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 

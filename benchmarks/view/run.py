@@ -1,0 +1,163 @@
+"""`proxima view` in Chromium: the first paint of a large step, its filters, a long answer, and the server's memory."""
+
+import os
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE, Popen
+from subprocess import run as run_process
+from typing import Any
+
+from benchmarks.harness import CACHE, HERE, Spread, finish, need_model, parser, table
+
+LIMITS = {"first paint of the step": 1.0, "filter by length": 0.3, "filter by text": 0.3, "open the long answer": 0.5}
+#: Ends after the frame that follows: what was asked for is in the document, and painted.
+SHOWN = """(wanted) => new Promise((done) => {
+  const painted = () => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() / 1000)));
+  const look = () => (document.querySelector(wanted) ? painted() : requestAnimationFrame(look));
+  look();
+})"""
+ROWS = ".lists section:last-child .space .row:not(.none)"
+MB = 2**20
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=5)
+    p.add_argument("--shape", default="2048x4096", metavar="COMPLETIONSxTOKENS", help="(default: %(default)s)")
+    p.add_argument("--long", type=int, default=32_000, help="tokens of an answer (default: %(default)s)")
+    p.add_argument("--clicks", type=int, default=600, help="of the session (default: %(default)s)")
+    o = p.parse_args()
+    completions, tokens = map(int, o.shape.split("x"))
+    model = need_model(o.model)
+    runs = [made_run(completions, tokens, model), made_run(8, o.long, model)]
+    with server(runs) as (process, address):
+        found = timings(address, o.repeats) if shutil.which("chromium") and find_spec("playwright") else {}
+        memory = session(process.pid, address, o.clicks)
+    seconds = {name: Spread(values) for name, values in found.items()}
+    rows = [[name, spread.text(".3f"), f"{LIMITS.get(name, '')}"] for name, spread in seconds.items()]
+    print(f"{o.shape} tokens; an answer of {o.long:,}; seconds, median [min-max] of {o.repeats}\n")
+    print(table(["what", "seconds", "at most"], rows))
+    for name, values in memory.items():
+        print(f"\nMemory, {name}, at each tenth of {o.clicks} clicks, MB: {', '.join(map(str, values))}")
+    finish(
+        {
+            "claim": "view",
+            "seconds": {name: spread.json() for name, spread in seconds.items()},
+            "limits": LIMITS,
+            "memory_mb": memory,
+            "clicks": o.clicks,
+            "shape": o.shape,
+            "long": o.long,
+        },
+        o.json_out,
+    )
+
+
+def made_run(completions: int, tokens: int, model: str) -> Path:
+    """A run folder with one step of random tokens, made once below .cache/."""
+    place = CACHE / f"view-{completions}x{tokens}"
+    if not place.exists():
+        making = place.with_suffix(".making")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(making, ignore_errors=True)
+        words = ["-m", "tests.view.microscope.stored_run", str(making), str(completions), str(tokens), model]
+        run_process([sys.executable, *words], check=True, cwd=HERE.parent)
+        making.rename(place)
+    return place
+
+
+@contextmanager
+def server(runs: list[Path]) -> Iterator[tuple[Popen[str], str]]:
+    """`proxima view` in its own process, and its address."""
+    command = [sys.executable, "-m", "proxima.cli.main", "view", *map(str, runs), "--port", "0", "--no-browser"]
+    process = Popen(command, stdout=PIPE, text=True, cwd=HERE.parent)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().split()[0].partition("#")[0]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def timings(address: str, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each action, every time in a browser that has kept nothing."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, list[float]] = {name: [] for name in ("first, with the server's imports", *LIMITS)}
+    with sync_playwright() as driver:
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"], env=kept)
+        for repeat in range(repeats + 1):
+            context = browser.new_context(viewport={"width": 1400, "height": 860})
+            page = context.new_page()
+            page.goto(f"{address}#/0/step/1", wait_until="commit")
+            painted = page.evaluate(SHOWN, ROWS)
+            found["first paint of the step" if repeat else "first, with the server's imports"].append(painted)
+            typed = filtered(page, '[aria-label="length, at least"]', "1")
+            searched = filtered(page, '[aria-label="Text of the answers"]', "two numbers")
+            page.goto("about:blank")
+            page.goto(f"{address}#/1/step/1/group/0", wait_until="commit")
+            page.evaluate(SHOWN, ".columns article")
+            start = page.evaluate(
+                f"(location.hash = '#/1/step/1/completion/0.{repeat % 8}.0', performance.now() / 1000)"
+            )
+            opened = page.evaluate(SHOWN, ".tokens .tok.at") - start
+            if repeat:
+                found["filter by length"].append(typed)
+                found["filter by text"].append(searched)
+                found["open the long answer"].append(opened)
+            context.close()
+        browser.close()
+    return found
+
+
+def filtered(page: Any, field: str, text: str) -> float:
+    """Seconds from the last key to the rows that pass, painted; the pause that waits for further keys is in it."""
+    page.evaluate(f"document.querySelectorAll('{ROWS}').forEach((row) => row.classList.add('none'))")
+    start = page.evaluate(
+        """([field, text]) => {
+          const input = document.querySelector(field), now = performance.now() / 1000;
+          input.value = text;
+          input.dispatchEvent(new Event("input"));
+          return now;
+        }""",
+        [field, text],
+    )
+    return float(page.evaluate(SHOWN, ROWS)) - start
+
+
+def session(pid: int, address: str, clicks: int) -> dict[str, list[int]]:
+    """Memory of the server and its processes after each tenth of many clicks, in MB: steps, groups, completions, tokens
+    and searches at random."""
+    import httpx
+    import psutil
+
+    draw, process = random.Random(0), psutil.Process(pid)
+    memory: dict[str, list[int]] = {"server": [], "its process with torch": []}
+    root, _, query = address.partition("?")
+    key = dict([part.split("=") for part in query.split("&") if part])
+    with httpx.Client(base_url=root, params=key, timeout=60) as client:
+        step = client.get("api/0/step/1").raise_for_status().json()
+        rows = list(zip(*(step["completions"][name] for name in ("uid", "sample", "turn")), strict=True))
+        for click in range(clicks):
+            uid, sample, turn = draw.choice(rows)
+            name = f"api/0/step/1/completion/{uid}.{sample}.{turn}"
+            choice = click % 5
+            if choice == 0:
+                client.get(f"api/0/step/1/group/{uid}").raise_for_status()
+            elif choice == 1 and click % 25 == 1:
+                client.get("api/0/step/1/search", params={"q": f"add {sample}"}).raise_for_status()
+            elif choice == 2:
+                client.get(f"api/1/step/1/completion/0.{draw.randrange(8)}.0").raise_for_status()
+            else:
+                client.get(name).raise_for_status()
+                client.get(f"{name}/token/{draw.randrange(step['completions']['length'][0])}").raise_for_status()
+            if (click + 1) % max(1, clicks // 10) == 0:
+                memory["server"].append(round(process.memory_info().rss / MB))
+                computing = (one.memory_info().rss for one in process.children(recursive=True))
+                memory["its process with torch"].append(round(sum(computing) / MB))
+    return memory

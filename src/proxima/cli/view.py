@@ -1,0 +1,65 @@
+"""Look into runs in a browser: curves, steps, groups, completions, and why a token was masked.
+
+proxima view runs/quickstart
+proxima view runs/a runs/b --port 8080 --no-browser
+proxima view runs/quickstart --export 12
+"""
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from proxima.cli.parameters import Argument
+from proxima.data import require
+from proxima.view.microscope import PORT
+from proxima.view.microscope.viewer_process import require_server
+
+EXPORT = "write one file that shows a step, or the completions of a prompt (UID or STEP/UID), and end"
+HOST = "name or address of this machine to listen on; beyond this machine the address has a key. default: %(default)s"
+
+
+def view(
+    runs: Annotated[Sequence[str], Argument("run folders, of finished, running or killed runs", "RUN", words="+")],
+    *,
+    port: Annotated[int, Argument("default: %(default)s or, if it is taken, any; 0: any", "N")] = PORT,
+    host: Annotated[str, Argument(HOST, "NAME")] = "127.0.0.1",
+    key: Annotated[str | None, Argument("the key, in place of a new one", "TEXT")] = None,
+    no_browser: Annotated[bool, Argument("print the address, and open nothing")] = False,
+    recompute: Annotated[bool, Argument("compute what was not stored from model and checkpoints; loads them")] = False,
+    export: Annotated[str | None, Argument(EXPORT, "STEP|UID")] = None,
+) -> None:
+    """Serve the page until a signal."""
+    require_server("view")
+    require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
+    if export is not None:
+        return _export(runs, export, recompute)
+    from proxima.view.microscope.app import MicroscopeApp
+    from proxima.view.microscope.server import address_of, listen, new_key, open_runs, serve_pages
+
+    viewed = open_runs(runs, recompute=recompute)
+    with listen(host, port, otherwise=0 if port == PORT else None) as listening:
+        secret = key if key is not None else new_key(listening)
+        address = address_of(listening, host, secret)
+        print(f"{address}  Ctrl-C ends it", flush=True)
+        if not no_browser and sys.stdout.isatty():
+            webbrowser.open(address)
+        serve_pages(MicroscopeApp(viewed, secret, host), listening)
+
+
+def _export(runs: Sequence[str], place: str, recompute: bool) -> None:
+    """Write the page of a step of the one run here, as `RUN-step-12.html`."""
+    from proxima.data.atomic_files import write_atomic
+    from proxima.view.microscope.exported_page import exported_page, step_of
+    from proxima.view.microscope.server import open_runs
+
+    require(len(runs) == 1, "--export", place, "is for one run")
+    (run,) = open_runs(runs, recompute=recompute)
+    step, uid = step_of(run, place)
+    name = f"{run.files.path.resolve().name}-step-{step}{'' if uid is None else f'-prompt-{uid}'}.html"
+    write_atomic(Path(name), exported_page(run, step, uid))
+    print(f"wrote {name}")
+
+
+COMMAND = view

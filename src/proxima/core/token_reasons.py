@@ -1,0 +1,175 @@
+"""Why each token of a batch was kept or dropped, and how much it weighs, from surrogate and corrections together.
+
+No training calls it: it is for those who look into a finished step. `core.surrogate.band` has the surrogate's part.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from proxima.core.aggregate import TokenSum
+from proxima.core.correction.importance import Importance, log_ratio_to
+from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
+from proxima.core.correction.weight_statistics import log_weight, safe_exp
+from proxima.core.loss import Corrected, Correction, Surrogate, policy_loss
+from proxima.core.ratio import spread
+from proxima.core.segment import segment_mean
+from proxima.core.surrogate.band import Band, band_of, told
+from proxima.data import PolicyBatch
+
+OF_BATCH = (SecondMoment, TopEntropy)  # their rejections depend on all tokens of the optimizer batch
+POLICIES = {"proximal": "π_prox", "current": "π", "next": "π_next"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenReasons:
+    """The decisions about the tokens of some sequences of an optimizer batch.
+
+    Args:
+        batch: their tokens, as `policy_loss` read them. What the whole batch decides it need not hold: `recorded` has
+            the outcome.
+        surrogate, corrections: as for `policy_loss`.
+        recorded: [N] bool, `keep` as the trainer recorded it; None: the batch is the whole optimizer batch, and what it
+            decides is decided here.
+    """
+
+    batch: PolicyBatch
+    surrogate: Surrogate
+    corrections: Sequence[Correction] = ()
+    recorded: Tensor | None = None
+
+    @cached_property
+    def corrected(self) -> list[tuple[Correction, Corrected]]:
+        """What each correction decides; those over the whole batch only where this is it."""
+        known = (spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH))
+        return [(spec, spec(self._with_next if "next_log_prob" in spec.needs else self.batch)) for spec in known]
+
+    @property
+    def _with_next(self) -> PolicyBatch:
+        assert self.batch.next_log_prob is not None
+        return self.batch.with_loss_mask(self.batch.loss_mask & ~self.batch.next_log_prob.isnan())
+
+    @cached_property
+    def reduced(self) -> PolicyBatch:
+        """What the surrogate reads: without the tokens that a correction took out of the loss, and with what the whole
+        batch selected, which is what no rule of a single token explains."""
+        b = self.batch
+        for spec, corrected in self.corrected:
+            b = b.with_loss_mask(b.loss_mask & corrected.keep) if spec.rejected == "drop" else b
+        if not self.surrogate.whole_batch or b.selected is not None:
+            return b
+        if self.recorded is None:
+            return replace(b, selected=self.surrogate.select_tokens(b))
+        without = band_of(self.surrogate, replace(b, selected=torch.zeros_like(b.loss_mask)))
+        assert without is not None
+        return replace(b, selected=self.accepted & without.keep & ~self.recorded)
+
+    @cached_property
+    def accepted(self) -> Tensor:
+        """[N] bool, the loss tokens that no correction rejects."""
+        keep = self.batch.loss_mask
+        for _, corrected in self.corrected:
+            keep = keep & corrected.keep
+        return keep
+
+    @cached_property
+    def band(self) -> Band | None:
+        """The surrogate's; None for one that does not say it."""
+        return band_of(self.surrogate, self.reduced)
+
+    @cached_property
+    def keep(self) -> Tensor:
+        """[N] bool: what the rules say, which is what the trainer recorded."""
+        keep = self.accepted if self.band is None else self.accepted & self.band.keep
+        of_batch = any(isinstance(spec, OF_BATCH) for spec in self.corrections)
+        return keep & self.recorded if of_batch and self.recorded is not None else keep
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """[N] −(∂loss/∂log π)/A, the gradient of a token relative to the policy gradient, before aggregation: 0 for a
+        masked token; NaN where A is 0, and where it depends on a selection that is not recorded. Corrections that
+        divide by a mean of the batch are left undivided."""
+        if self.recorded is not None and self.surrogate.whole_batch and (self.band is None or self.band.chosen is None):
+            return torch.full_like(self.batch.log_prob, torch.nan)
+        leaf = self.reduced.log_prob.detach().clone().requires_grad_()
+        product = torch.ones_like(leaf)
+        for _, corrected in self.corrected:
+            product = product * corrected.weight
+        if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
+            product = torch.where(self.recorded, product, 0.0)
+        b = replace(self.reduced, log_prob=leaf, weight=product.detach() if self.corrections else None)
+        loss = policy_loss(b, surrogate=self.surrogate, aggregate=TokenSum(), check=False).numerator
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        advantage = b.masked("advantage")
+        return torch.where(advantage == 0, torch.nan, -gradient / advantage)
+
+    def reason(self, token: int) -> str:
+        """One token in words: every rule that dropped it, or why the surrogate kept it."""
+        if not bool(self.batch.loss_mask[token]):
+            return "not in the loss"
+        rejections = [self._rejection(spec, token) for spec, result in self.corrected if not bool(result.keep[token])]
+        kept_by_band = self.band is None or bool(self.band.keep[token])
+        if self.band is not None and not kept_by_band and bool(self.reduced.loss_mask[token]):
+            rejections.append(self.band.reason(token).partition(": ")[2])
+        if rejections:
+            clipped = (
+                self.band is not None and len(rejections) == 1 and not kept_by_band and self.band.verdict == "clipped"
+            )
+            return f"{'clipped' if clipped else 'masked'}: {'; '.join(rejections)}"
+        if self.recorded is not None and not bool(self.recorded[token]):
+            names = [type(spec).__name__ for spec in self.corrections if isinstance(spec, OF_BATCH)]
+            return f"masked: {self._over_the_batch(token)}" if names else self._disagreement(token)
+        return "kept" if self.band is None else self.band.reason(token)
+
+    def _disagreement(self, token: int) -> str:
+        """A token that the trainer masked and the rules, on what is stored, keep: rounding, at a bound."""
+        words = "" if self.band is None else f", which the stored figures put at the bound: {self.band.reason(token)}"
+        return f"masked: the trainer recorded so{words}"
+
+    def _over_the_batch(self, token: int) -> str:
+        entropy = self.batch.entropy
+        for spec in self.corrections:
+            if isinstance(spec, TopEntropy) and entropy is not None:
+                return f"its entropy {float(entropy[token]):.3g} is not among the highest {spec.share:.0%} of the batch"
+            if isinstance(spec, SecondMoment):
+                square = float(log_ratio_to(self.batch)[token].square())
+                return f"its squared log-ratio {square:.3g} of π_prox to μ is among the largest of the batch"
+        return "decided over the whole batch"
+
+    def _rejection(self, spec: Correction, token: int) -> str:
+        """Why a correction rejected it."""
+        b, at = self.batch, int(self.batch.sequence_index[token])
+        name = type(spec).__name__
+        if "next_log_prob" in spec.needs and b.next_log_prob is not None and bool(b.next_log_prob[token].isnan()):
+            return f"{name}: the log-prob of the version after the sampling one is missing"
+        if isinstance(spec, Importance):
+            rho = log_ratio_to(b, spec.towards)
+            if spec.veto is not None and bool(spec.vetoed(rho, b)[at]):
+                inside = b.loss_mask & (b.sequence_index == at)
+                least = float(rho[inside].min().exp())
+                left, right = told(least, spec.veto)
+                return f"{name}: {left} < {right}, the veto, at a token of the sequence"
+            weight = float(safe_exp(log_weight(rho, b, spec.level))[token])
+            what = f"{POLICIES[spec.towards]}/μ of the {'token' if spec.level == 'token' else 'sequence'}"
+            return f"{name}: {_outside(weight, spec.floor, spec.upper)}, {what}"
+        if isinstance(spec, Rejection):
+            values = spec.values(b)
+            value = float(values[token] if spec.level == "token" else values[at])
+            what = f"{spec.statistic} of the {spec.level}" + ("" if spec.level == "token" else f" ({spec.reduce})")
+            return f"{name}: {_outside(value, spec.floor, spec.upper)}, {what}"
+        if isinstance(spec, OffPolicySequence):
+            drift = b.masked("behavior_log_prob").double() - b.masked("log_prob").double()
+            mean = float(spread(b, segment_mean(drift, b.loss_mask, b.cu_seqlens))[token])
+            left, right = told(mean, spec.threshold)
+            return f"{name}: {left} > {right}, the mean of log μ - log π over the sequence, and A < 0"
+        if isinstance(spec, OF_BATCH):
+            return f"{name}: {self._over_the_batch(token)}"
+        return name
+
+
+def _outside(value: float, lower: float, upper: float) -> str:
+    left, right = told(value, upper if value > upper else lower)
+    return f"{left} {'>' if value > upper else '<'} {right}"

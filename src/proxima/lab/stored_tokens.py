@@ -1,0 +1,198 @@
+"""Why the tokens of a stored completion were kept or dropped, from its row of the rollouts and the recipe alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core import CORRECTIONS, SURROGATES, interpolated_proximal
+from proxima.core.loss import Correction, Surrogate
+from proxima.core.proximal import segment_wise_log_prob
+from proxima.core.surrogate.band import reads_proximal
+from proxima.core.token_reasons import TokenReasons
+from proxima.data import PolicyBatch
+
+NOT_TRAINED = {
+    "skipped_zero_advantage": "no gradient: the completion's advantage is 0, so it was not trained on",
+    "critic_only": "not trained: in this step only the critic was",
+    "invalid": "not trained: its score failed",
+}
+RECOMPUTE = "`proxima view --recompute` computes it where there is a checkpoint of the step before"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpecs:
+    """What the recipe of a run says of its loss.
+
+    Args:
+        surrogate: None: the run has none, or `problem` says why it is not known.
+        proximal: as in the recipe. updates: optimizer steps of a step, over all epochs.
+        problem: why nothing can be said of its tokens; empty: it can.
+    """
+
+    surrogate: Surrogate | None = None
+    corrections: tuple[Correction, ...] = ()
+    proximal: str = "behavior"
+    next_missing: str = "decoupled"
+    updates: int = 1
+    first_forward: bool = True  # where `proximal` is recomputed: by the first forward of the update
+    problem: str = ""
+
+    @classmethod
+    def of(cls, recipe: Mapping[str, Any]) -> "LossSpecs":
+        """From the values of config.yaml. Kinds outside proxima are not imported."""
+        algorithm, train = recipe.get("algorithm"), recipe.get("train") or {}
+        if not isinstance(algorithm, Mapping):
+            return cls(problem="config.yaml has no algorithm")
+        if algorithm.get("surrogate") is None:
+            return cls(problem="the run has no surrogate: what trained it decides nothing token by token")
+        try:
+            corrections = algorithm.get("correction") or ()
+            updates = int(train.get("updates_per_step") or 1) * int(train.get("epochs_per_step") or 1)
+            return cls(
+                surrogate=_made(SURROGATES, algorithm["surrogate"]),
+                corrections=tuple(_made(CORRECTIONS, spec) for spec in corrections),
+                proximal=str(algorithm.get("proximal") or "behavior"),
+                next_missing=str(algorithm.get("next_missing") or "decoupled"),
+                updates=updates,
+                first_forward=updates == 1 and algorithm.get("reward_kl") is None,
+            )
+        except KeyError as error:
+            return cls(problem=f"{error.args[0]} is no kind of proxima, and code of others is not imported here")
+        except (AttributeError, TypeError, ValueError) as error:
+            return cls(problem=f"config.yaml is of another version: {' '.join(str(error).split())}")
+
+    def reads_proximal(self) -> bool:
+        assert self.surrogate is not None
+        return reads_proximal(self.surrogate) or any("proximal_log_prob" in spec.needs for spec in self.corrections)
+
+
+def _made(kinds: Mapping[str, Any], fields: Mapping[str, Any]) -> Any:
+    values = dict(fields)
+    return kinds[str(values.pop("kind"))](**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTokens:
+    """A completion of a step, for its tokens' sake.
+
+    Args:
+        row: of the rollouts, as `array_rows` gives it.
+        specs: of the run. step: its number, from 1.
+        recomputed: columns [T] that are not stored, by name: `proximal_log_prob`, `top_k_log_prob` [T, K].
+    """
+
+    row: Mapping[str, Any]
+    specs: LossSpecs
+    step: int
+    recomputed: Mapping[str, Any]
+
+    @property
+    def proximal_log_prob(self) -> Tensor | None:
+        """[T] nats; None where it is not stored."""
+        current, behavior, specs = self._column("log_prob"), self._column("behavior_log_prob"), self.specs
+        if current is None:
+            return None
+        if specs.proximal == "behavior":
+            return behavior
+        if specs.proximal == "loglinear" and behavior is not None:
+            return interpolated_proximal(behavior, current, self._versions, self.version, check=False)
+        if specs.proximal in ("recompute", "next") and specs.first_forward:
+            return current
+        return self._column("proximal_log_prob")
+
+    @property
+    def version(self) -> int:
+        """Of the weights at the begin of the step."""
+        return self.step - 1
+
+    @property
+    def next_log_prob(self) -> Tensor | None:
+        """[T] nats, what the corrections read; None without `proximal: next`, or where the proximal one is missing."""
+        proximal, behavior = self.proximal_log_prob, self._column("behavior_log_prob")
+        if self.specs.proximal != "next" or proximal is None or behavior is None:
+            return None
+        cached = self._column("next_log_prob")
+        cached = torch.full_like(proximal, torch.nan) if cached is None else cached
+        found = segment_wise_log_prob(behavior, proximal, cached, self._versions, self.version, check=False)
+        if self.specs.next_missing == "decoupled":
+            return torch.where(found.isnan(), proximal, found)
+        dropped = self.specs.next_missing == "drop_sample" and bool(found.isnan().any())
+        return torch.full_like(found, torch.nan) if dropped else found
+
+    @property
+    def advantage(self) -> Tensor | None:
+        """[T] reward units."""
+        if self.row.get("token_advantage") is not None:
+            return self._column("token_advantage")
+        value = self.row.get("advantage")
+        return None if value is None else torch.full((len(self.row["tokens"]),), value, dtype=torch.float32)
+
+    def problem(self) -> str:
+        """Why nothing can be said of its tokens; empty: it can."""
+        outcome = str(self.row["outcome"])
+        if outcome != "trained":
+            return (
+                NOT_TRAINED.get(outcome) or f"not trained: the selection {outcome.removeprefix('dropped_')} dropped it"
+            )
+        if self.specs.problem:
+            return self.specs.problem
+        if self._column("log_prob") is None:
+            return "the trainer made no forward of it"
+        if self.specs.reads_proximal() and self.proximal_log_prob is None:
+            return f"the proximal log-prob was recomputed and is not stored; {RECOMPUTE}"
+        assert self.specs.surrogate is not None
+        for name in sorted(self.specs.surrogate.needs - {"advantage", "proximal_log_prob", "token", "top_k"}):
+            if name != "behavior_top_k_log_prob" and self._column(name) is None:
+                return f"the surrogate reads {name}, which is not stored; {RECOMPUTE}"
+        return ""
+
+    def reasons(self) -> TokenReasons | None:
+        """The decisions about its tokens; None where `problem` says why there are none."""
+        if self.problem():
+            return None
+        current, tokens = self._column("log_prob"), len(self.row["tokens"])
+        assert current is not None and self.specs.surrogate is not None
+        batch = PolicyBatch(
+            log_prob=current,
+            behavior_log_prob=self._column("behavior_log_prob"),
+            proximal_log_prob=self.proximal_log_prob,
+            next_log_prob=self.next_log_prob,
+            advantage=self.advantage,
+            entropy=self._column("entropy"),
+            policy_version=self._versions,
+            loss_mask=torch.ones(tokens, dtype=torch.bool),
+            cu_seqlens=torch.tensor([0, tokens]),
+            **self._top_k(),
+        )
+        recorded = None if self.row.get("keep") is None else torch.from_numpy(np.array(self.row["keep"], np.bool_))
+        return TokenReasons(
+            batch=batch, surrogate=self.specs.surrogate, corrections=self.specs.corrections, recorded=recorded
+        )
+
+    def _top_k(self) -> dict[str, Tensor]:
+        """The ids and log-probs of the most probable tokens, where the surrogate reads them."""
+        assert self.specs.surrogate is not None
+        if "top_k" not in self.specs.surrogate.needs:
+            return {}
+        tokens = len(self.row["tokens"])
+        ids, behavior = (np.array(self.row[name]).reshape(tokens, -1) for name in ("top_k", "top_k_log_prob"))
+        return {
+            "token": torch.from_numpy(np.array(self.row["tokens"])),
+            "top_k": torch.from_numpy(ids),
+            "behavior_top_k_log_prob": torch.from_numpy(behavior),
+            "top_k_log_prob": torch.as_tensor(self.recomputed["top_k_log_prob"]),
+        }
+
+    @property
+    def _versions(self) -> Tensor:
+        return torch.from_numpy(np.array(self.row["policy_version"]))
+
+    def _column(self, name: str) -> Tensor | None:
+        """[T], of the row or, where it has none, recomputed; what is stored wins. The top K of π are never stored."""
+        value = None if name == "top_k_log_prob" else self.row.get(name)
+        value = self.recomputed.get(name) if value is None else value
+        return None if value is None else torch.from_numpy(np.array(value, np.float32))

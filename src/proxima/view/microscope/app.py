@@ -1,0 +1,237 @@
+"""The routes of the microscope, and who may ask. docs/view.md has what they answer."""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from proxima.data import UserError
+from proxima.data.flow import Key
+from proxima.data.jsonl import dumps
+from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
+from proxima.view.microscope.explained_tokens import TokenProcess
+from proxima.view.microscope.notes import read_notes, write_note
+from proxima.view.microscope.step_file import StepFile
+from proxima.view.microscope.token_text import TokenText
+from proxima.view.microscope.viewed_run import ViewedRun
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+COOKIE, PAGE = "proxima-view", Path(__file__).parent / "page"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address may hold the key
+    "Cache-Control": "no-store",
+}
+MOST_BODY, LONGEST_QUERY, PAGES_KEPT = 64 * 1024, 500, 4
+Answer = Callable[..., Any]
+
+
+class MicroscopeApp:
+    """Answers what a page asks about some runs; reads only.
+
+    Args:
+        folders: of the runs. A request names a run by its number: no path comes from outside.
+        key: what a client must know; empty: nothing.
+        host: the name under which clients address the server, beside the loopback's.
+    """
+
+    def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
+        self.runs, self.key = runs, key
+        self.hosts = {*LOOPBACK, *([host.lower()] if host else [])}
+        self.tokens = TokenProcess()
+        self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
+        self._texts: dict[int, TokenText] = {}
+        self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
+        self._reader = ThreadPoolExecutor(1, "microscope")  # one at a time: what is read takes memory
+        step, completion = "/api/{run:int}/step/{step:int}", "/completion/{key}"
+        answers: dict[str, Answer] = {
+            "/api/runs": lambda request: [run.about() for run in self.runs],
+            "/api/{run:int}/trend": lambda request: self._run(request).trend(),
+            "/api/{run:int}/state": lambda request: self._run(request).state(),
+            "/api/{run:int}/timeline": lambda request: self._run(request).timeline(),
+            step: self.step,
+            f"{step}/search": self.search,
+            f"{step}/group/{{uid:int}}": self.group,
+            step + completion: self.completion,
+            f"{step}{completion}/token/{{token:int}}": self.token,
+            f"{step}{completion}/compare": self.compare,
+        }
+        self.asgi = Starlette(
+            routes=[
+                *(Route(path, self._answering(answer)) for path, answer in answers.items()),
+                Route("/api/{run:int}/notes", self._answering(self.notes), methods=["GET", "POST"]),
+                Route("/{path:path}", self._answering(self.file)),
+            ],
+            exception_handlers={HTTPException: _refused},
+        )
+        self.asgi.router.redirect_slashes = False  # it would answer whoever asks, with the `Host` that was sent
+
+    # ---- who may ask -------------------------------------------------------------------------------------------------
+
+    def _answering(self, answer: Answer) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            self.admit(request)
+            if request.method == "POST":
+                request.state.body = await _body(request)
+            try:
+                value = await asyncio.get_running_loop().run_in_executor(self._reader, self._made, answer, request)
+            except UserError as error:
+                value = _error(404, str(error))
+            except Exception as error:  # of one file: the others are shown
+                value = _error(500, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+            if self.key and request.query_params.get("key"):
+                value.set_cookie(COOKIE, self.key, httponly=True, samesite="strict")
+            return value
+
+        return endpoint
+
+    def _made(self, answer: Answer, request: Request) -> Response:
+        """The response, made in the reader's thread, with its JSON."""
+        value = answer(request)
+        pa.default_memory_pool().release_unused()
+        return value if isinstance(value, Response) else _json(value)
+
+    def admit(self, request: Request) -> None:
+        """Raise HTTPException for whoever may not ask: a page of another site, by a name that resolves to this machine
+        (`Host`) or from its own (`Origin`), and one without the key."""
+        host = request.headers.get("host", "")
+        if _name(host) not in self.hosts:
+            raise HTTPException(403, "the Host of the request is not that of this server; start it with --host NAME")
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            raise HTTPException(403, "requests of other sites are refused")
+        sent = request.query_params.get("key") or request.headers.get("x-proxima-key") or request.cookies.get(COOKIE)
+        if self.key and not hmac.compare_digest((sent or "").encode(), self.key.encode()):
+            raise HTTPException(401, "the key is missing or wrong; open the whole address that the terminal printed")
+
+    # ---- what is answered --------------------------------------------------------------------------------------------
+
+    def _run(self, request: Request, number: int | None = None) -> ViewedRun:
+        number = request.path_params["run"] if number is None else number
+        if not 0 <= number < len(self.runs):
+            raise UserError(f"there is no run {number}")
+        return self.runs[number]
+
+    def _step(self, request: Request) -> StepFile:
+        return self._run(request).step(request.path_params["step"])
+
+    def step(self, request: Request) -> dict[str, Any]:
+        run, number = self._run(request), request.path_params["step"]
+        return self._step(request).answer() | {"metrics": run.metrics_of(number)}
+
+    def search(self, request: Request) -> dict[str, list[int]]:
+        query = request.query_params.get("q", "")
+        if not 0 < len(query) <= LONGEST_QUERY:
+            raise UserError(f"q must have 1 to {LONGEST_QUERY} characters")
+        return {"rows": self._step(request).matches(query, regex=request.query_params.get("regex") == "1")}
+
+    def group(self, request: Request) -> dict[str, Any]:
+        return self._step(request).of_group(request.path_params["uid"])
+
+    def completion(self, request: Request) -> dict[str, Any]:
+        return self._completion(request).answer()
+
+    def token(self, request: Request) -> dict[str, Any]:
+        return self._completion(request).token(request.path_params["token"])
+
+    def compare(self, request: Request) -> dict[str, Any]:
+        mine, other = self._completion(request), self._completion(request, elsewhere=True)
+        return first_difference(mine.row["tokens"], other.row["tokens"]) | {"completion": other.answer()}
+
+    def _completion(self, request: Request, *, elsewhere: bool = False) -> CompletionPage:
+        """The completion that a request names, or the same one at the run and step of its query; the latest are kept,
+        for a click on each of their tokens asks again."""
+        number = _number(request, "run") if elsewhere else request.path_params["run"]
+        run = self._run(request, number)
+        file = run.step(_number(request, "step") if elsewhere else request.path_params["step"])
+        key = completion_key(request.path_params["key"])
+        place = (number, file.step, key)
+        page = self._pages.pop(place, None)
+        if page is None or page.file is not file:
+            page = CompletionPage(run, file, key, self._text(run), self.tokens)
+        self._pages[place] = page
+        while len(self._pages) > PAGES_KEPT:
+            del self._pages[next(iter(self._pages))]
+        return page
+
+    def notes(self, request: Request) -> dict[str, str]:
+        folder = self._run(request).files.path
+        if request.method == "GET":
+            return read_notes(folder)
+        note = request.state.body
+        if not (isinstance(note, dict) and all(isinstance(note.get(name), str) for name in ("key", "text"))):
+            raise UserError('a note is {"key": TEXT, "text": TEXT}')
+        return write_note(folder, note["key"], note["text"])
+
+    def file(self, request: Request) -> Response:
+        path = request.url.path
+        file = self.page.get("/index.html" if path == "/" else path)
+        if file is None:
+            return _error(404, "there is no such page")
+        return Response(file.read_bytes(), media_type=TYPES[file.suffix], headers=HEADERS)
+
+    def _text(self, run: ViewedRun) -> TokenText:
+        if run.number not in self._texts:
+            self._texts[run.number] = TokenText.of_run(run.files.path, run.model)
+        return self._texts[run.number]
+
+
+async def _body(request: Request) -> Any:
+    """The JSON of a request. Raises: HTTPException if it is too large or none."""
+    import json
+
+    content = b""
+    async for part in request.stream():
+        content += part
+        if len(content) > MOST_BODY:
+            raise HTTPException(413, f"a request has at most {MOST_BODY} bytes")
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise HTTPException(415, "the body must be application/json")  # which a form of another site can't send
+    try:
+        return json.loads(content)
+    except ValueError:
+        raise HTTPException(400, "the body is no JSON") from None
+
+
+def _number(request: Request, name: str) -> int:
+    value = request.query_params.get(name, "")
+    if not value.isdecimal() or len(value) > 9:
+        raise UserError(f"{name} must be a number")
+    return int(value)
+
+
+def _name(host: str) -> str:
+    """The name of a `Host`, without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(dumps(value).encode(), status, HEADERS, "application/json")
+
+
+def _error(status: int, reason: str) -> Response:
+    return _json({"error": " ".join(reason.split())}, status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, str(error.detail))

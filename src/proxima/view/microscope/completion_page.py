@@ -1,0 +1,201 @@
+"""A completion down to its tokens: what is stored, what follows from it, and the words for one token."""
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxima.data import UserError
+from proxima.data.flow import Key
+from proxima.view.microscope.explained_tokens import READ, ExplainedRow, ExplainedTokens, explain_tokens, here, reason
+from proxima.view.microscope.step_file import StepFile
+from proxima.view.microscope.token_text import TokenText
+from proxima.view.microscope.viewed_run import ViewedRun
+
+FACTS = (
+    "reward",
+    "parts",
+    "advantage",
+    "outcome",
+    "finish_reason",
+    "temperature",
+    "text",
+    "question",
+    "answer",
+    "error",
+    "correct",
+    "used",
+)
+COLUMNS: dict[str, tuple[str, str]] = {  # name: its unit, and what it is
+    "log_prob": ("nats", "the current policy π, in the trainer's first forward of the step"),
+    "behavior_log_prob": ("nats", "the behavior policy μ, which sampled the token, as the algorithm takes it"),
+    "sampled_log_prob": ("nats", "under the distribution really sampled, temperature and truncation applied"),
+    "untruncated_log_prob": ("nats", "the same at the temperature alone"),
+    "next_log_prob": ("nats", "under the version after the sampling one, of proximal=next"),
+    "entropy": ("nats", "of the policy at the position, first forward"),
+    "policy_version": ("", "the version of the weights that sampled the token"),
+    "keep": ("", "the token stayed in the trust region at the first update"),
+    "advantage": ("reward units", "of the token"),
+    "log_ratio": ("nats", "log π - log μ"),
+    "mismatch": ("nats", "|log π - log μ| of the trainer's first forward and the engine"),
+    "divergence": ("probability", "|π - μ|"),
+}
+DERIVED = {
+    "proximal_log_prob": ("nats", "the proximal policy, the centre of the trust region"),
+    "reference_log_prob": ("nats", "the model that the run began with, recomputed"),
+    "loss_weight": ("", "gradient of the token relative to the policy gradient, before aggregation; 0: masked"),
+}
+POLICIES = {
+    "current": "log_prob",
+    "behavior": "behavior_log_prob",
+    "proximal": "proximal_log_prob",
+    "reference": "reference_log_prob",
+    "sampled": "sampled_log_prob",
+    "next": "next_log_prob",
+}
+MISSING = {
+    "current": "the trainer made no forward of the completion",
+    "proximal": "not stored; --recompute computes it from the checkpoint of the step before",
+    "reference": "not stored; --recompute computes it from the model that the run began with",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class CompletionPage:
+    """A completion of a step, read once; what follows from it is computed when it is asked for."""
+
+    run: ViewedRun
+    file: StepFile
+    key: Key
+    text: TokenText
+    call: Callable[..., Any] = here  # where what needs torch is computed
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        (row,) = self.file.read([self.file.row_of(self.key)])
+        return row
+
+    @property
+    def asked(self) -> ExplainedRow:
+        return ExplainedRow(
+            place=(self.run.number, id(self.file), self.file.step, self.key),
+            row={name: self.row.get(name) for name in READ},
+            recipe=self.run.recipe,
+            step=self.file.step,
+            folder=str(self.run.files.path) if self.run.recompute else None,
+        )
+
+    @cached_property
+    def explained(self) -> ExplainedTokens:
+        explained: ExplainedTokens = self.call(explain_tokens, self.asked)
+        return explained
+
+    @cached_property
+    def columns(self) -> dict[str, NDArray[Any] | None]:
+        """[T] each: what is stored, and what the algorithm made of it."""
+        return dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
+
+    def answer(self) -> dict[str, Any]:
+        """Everything but the words of its tokens."""
+        row, band = self.row, self.explained.band
+        prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
+        return {
+            **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
+            "prompt": {"ids": prompt, "text": self.text.each(prompt)},
+            "tokens": {"ids": tokens, "text": self.text.each(tokens)},
+            **{name: row.get(name) for name in FACTS},
+            "columns": {name: base64_column(values) for name, values in self.columns.items() if values is not None},
+            "reasons_available": not self.explained.problem,
+            "problem": self.explained.problem,
+            "band": None if band is None else {"kind": self.run.surrogate, **band},
+            "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
+            "episode": None,
+            "versions": sorted(set(row["policy_version"].tolist())),
+        }
+
+    def token(self, token: int) -> dict[str, Any]:
+        """A token in figures and in words. Raises: UserError without such a token."""
+        if not 0 <= token < len(self.row["tokens"]):
+            raise UserError(f"the completion has tokens 0 to {len(self.row['tokens']) - 1}")
+        at = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
+        log_probs = {name: at.get(column) for name, column in POLICIES.items()}
+        id = int(self.row["tokens"][token])
+        return {
+            "token": token,
+            "id": id,
+            "text": self.text.each([id])[0],
+            "log_probs": log_probs,
+            "probabilities": {name: None if value is None else math.exp(value) for name, value in log_probs.items()},
+            "missing": {name: MISSING[name] for name, value in log_probs.items() if value is None and name in MISSING},
+            "ratio": None if at["log_ratio"] is None else math.exp(min(at["log_ratio"], 700.0)),
+            "advantage": at["advantage"],
+            "gradient_weight": at.get("loss_weight"),
+            "kept": at["keep"],
+            "reason": self._reason(token, at["keep"]),
+            "band": {name: at[name] for name in (self.explained.band or {}).get("names", ())},
+            "entropy": at["entropy"],
+            "top_k": self._top_k(token),
+            "version": at["policy_version"],
+        }
+
+    def _reason(self, token: int, keep: bool | None) -> str:
+        """Why it was kept or dropped, or that only this was recorded."""
+        if not (problem := self.explained.problem):
+            return str(self.call(reason, self.asked, token))
+        recorded = self.row["outcome"] == "trained" and keep is not None
+        return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
+
+    def _top_k(self, token: int) -> list[dict[str, Any]] | None:
+        """The engine's most probable tokens there, or those recomputed; None where there are neither."""
+        row, found = self.row, self.explained.alternatives
+        if row.get("top_k") is not None and len(row["tokens"]):
+            k = len(row["top_k"]) // len(row["tokens"])
+            ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
+        elif found is not None:
+            ids, log_probs = (column[token] for column in found)
+        else:
+            return None
+        pairs = zip(ids.tolist(), self.text.each(ids.tolist()), log_probs.tolist(), strict=True)
+        return [{"id": id, "text": piece, "log_prob": value} for id, piece, value in pairs]
+
+
+def stored_columns(row: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
+    """[T] each: what the row has of a token, and what follows from two of its columns."""
+    columns = {name: row.get(name) for name in COLUMNS}
+    current, behavior = row.get("log_prob"), row.get("behavior_log_prob")
+    if current is not None and behavior is not None:
+        columns["log_ratio"] = current - behavior
+        columns["mismatch"] = np.abs(current - behavior)
+        columns["divergence"] = np.abs(np.exp(current) - np.exp(behavior))
+    columns["advantage"] = row.get("token_advantage")
+    if columns["advantage"] is None and row.get("advantage") is not None:
+        columns["advantage"] = np.full(len(row["tokens"]), row["advantage"], np.float32)
+    return columns
+
+
+def base64_column(values: NDArray[Any]) -> dict[str, str]:
+    """A column as base64 of its bytes, little-endian, under the name of its type."""
+    kind, dtype = {"b": ("u8", "u1"), "i": ("i32", "<i4")}.get(values.dtype.kind, ("f32", "<f4"))
+    return {kind: base64.b64encode(np.ascontiguousarray(values, np.dtype(dtype)).tobytes()).decode()}
+
+
+def first_difference(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]:
+    """The first token that differs in two answers; null where all are the same."""
+    shared = min(len(first), len(second))
+    differs = np.flatnonzero(first[:shared] != second[:shared])
+    at = int(differs[0]) if len(differs) else None if len(first) == len(second) else shared
+    return {"first_difference": at, "lengths": [len(first), len(second)]}
+
+
+def completion_key(text: str) -> Key:
+    """`uid.sample.turn`. Raises: UserError for anything else."""
+    parts = text.split(".")
+    if len(parts) != 3 or not all(part.removeprefix("-").isdecimal() and len(part) < 20 for part in parts):
+        raise UserError("a completion is named uid.sample.turn, three numbers")
+    uid, sample, turn = map(int, parts)
+    return uid, sample, turn

@@ -1,0 +1,47 @@
+"""Notes of those who read a run: in a file beside its folder, so that nothing in the folder changes."""
+
+import json
+import threading
+from pathlib import Path
+
+from proxima.data import UserError, require
+from proxima.data.atomic_files import write_atomic
+from proxima.data.jsonl import json_text, utf8
+
+MOST, KEY_LENGTH, TEXT_LENGTH = 5000, 200, 10_000
+_WRITING = threading.Lock()
+
+
+def notes_file(folder: Path) -> Path:
+    """`<run folder>.notes.json`."""
+    place = folder.resolve()
+    return place.with_name(f"{place.name}.notes.json")
+
+
+def read_notes(folder: Path) -> dict[str, str]:
+    """Key → text. Raises: UserError if the file is damaged."""
+    file = notes_file(folder)
+    try:
+        notes = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file.name} can't be read ({error}); restore it, or move it away") from error
+    return {str(key): str(text) for key, text in notes.items()} if isinstance(notes, dict) else {}
+
+
+def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
+    """Write a note, or delete it with an empty text; the notes as they are then.
+
+    Raises:
+        UserError: the key or the text is too long, there are too many, or the file is damaged.
+        OSError: the disk is full or read-only.
+    """
+    require(0 < len(key) <= KEY_LENGTH, "key", key, f"must have 1 to {KEY_LENGTH} characters")
+    require(len(text) <= TEXT_LENGTH, "text", len(text), f"must have at most {TEXT_LENGTH} characters")
+    with _WRITING:
+        notes = read_notes(folder) | {utf8(key): utf8(text)}
+        notes = {name: value for name, value in notes.items() if value}
+        require(len(notes) <= MOST, "notes", len(notes), f"must be at most {MOST}")
+        write_atomic(notes_file(folder), json_text(notes))
+    return notes

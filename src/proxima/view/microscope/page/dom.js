@@ -1,0 +1,54 @@
+// Elements. Foreign text enters the page as text nodes only: what is given as a child is never read as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** `h("p", {class: "note"}, "text", child)`; an attribute `onclick` is a listener. */
+export function h(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+/** The same for SVG. */
+export function s(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Heard by screen readers, without a change of focus. */
+export function say(text) {
+  document.getElementById("said").textContent = text;
+}
+
+/** `call` after a pause of `wait` ms in which it was not asked for again. */
+export function later(call, wait) {
+  let timer = 0;
+  return (...values) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => call(...values), wait);
+  };
+}
+
+/** The colours of the stylesheet as a canvas needs them, in the theme that is shown. */
+export function inkOf(name) {
+  const probe = h("i", { hidden: true });
+  probe.style.color = `var(--${name})`;
+  document.body.append(probe);
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
+}
+
+/** A list of terms: pairs of a name and its value; those without a value are left out. */
+export function terms(pairs, className = "terms") {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return h("dl", { class: className }, shown.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}

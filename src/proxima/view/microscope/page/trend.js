@@ -1,0 +1,188 @@
+// A run over its steps: any metric as a curve, held-out results as diamonds; a click goes to the step.
+
+import { h, say } from "./dom.js";
+import { get, getOrNull, isFile } from "./api.js";
+import { count, extent, figure, isNumber, plain, words } from "./format.js";
+import { go, remember, stepPath } from "./router.js";
+import { lineChart, timelineChart } from "./chart.js";
+import { noteField, noteList } from "./notes.js";
+
+const FIRST = ["reward/mean", "accuracy", "reward/std", "entropy", "kl", "masked_fraction", "length/mean", "truncated", "grad_norm", "mismatch", "loss", "lr", "time/step"];
+
+/** The metrics that say most come first, the others by name. */
+function ordered(names) {
+  const place = (name) => {
+    const at = FIRST.findIndex((one) => name === one || name.startsWith(`${one}/`) || name.startsWith(`${one}_`));
+    return at < 0 ? FIRST.length : at;
+  };
+  return [...names].sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
+}
+
+class Trend {
+  constructor(route, trend, runs) {
+    Object.assign(this, { route, trend, runs });
+    this.other = null;
+    this.charts = [];
+    this.at = null;
+    this.find = h("input", { type: "search", placeholder: "metrics by name", "aria-label": "Metrics by name", "aria-keyshortcuts": "/", value: route.query.q || "", oninput: () => this.choose() });
+    this.said = h("span", { class: "muted", role: "status" });
+    this.place = h("div", { class: "charts" });
+    this.evals = h("section", {});
+    this.facts = h("section", { class: "specs" });
+    this.extra = h("section", {});
+    this.where = h("p", { class: "where" });
+    this.element = h("div", { class: "page" }, this.where, this.stepBar(), h("div", { class: "bar" }, this.find, this.beside(), this.said), this.place, this.evals, this.facts, this.extra, noteField(route.run, "run"));
+    this.fill();
+    this.choose();
+    this.further();
+  }
+
+  head() {
+    const run = this.runs.find((one) => String(one.run) === this.route.run) || {};
+    const { headline } = this.trend;
+    const judged = (this.trend.evals || []).map((row) => row.metrics[headline]).filter(isNumber);
+    const telling = judged.length ? `held-out ${words(headline)} ${[...new Set([judged[0], judged[judged.length - 1]])].map((value) => figure(value)).join(" → ")}` : "";
+    this.where.replaceChildren(h("b", {}, run.algorithm || "run"), run.model ? ` on ${run.model}` : "", ` · ${count(this.trend.steps.length)} steps`, telling ? ` · ${telling}` : "", run.problem ? h("span", { class: "bad" }, ` · ✕ ${run.problem}`) : "");
+  }
+
+  /** A slider over the steps that have completions, and the way into the chosen one. */
+  stepBar() {
+    this.slider = h("input", { type: "range", min: 0, "aria-label": "Step", oninput: () => this.moveTo(+this.slider.value), onkeydown: (event) => { if (event.key === "Enter") this.open(); } });
+    this.button = h("button", { type: "button", class: "main", onclick: () => this.open() });
+    return h("div", { class: "bar steps" }, this.slider, this.button);
+  }
+
+  fill() {
+    const steps = this.trend.rollout_steps;
+    this.head();
+    this.slider.max = Math.max(0, steps.length - 1);
+    this.slider.disabled = !steps.length;
+    this.button.disabled = !steps.length;
+    const last = steps.indexOf(+this.route.query.step);
+    this.moveTo(last >= 0 ? last : steps.length - 1);
+    this.drawEvals();
+    const specs = Object.entries(this.trend.specs || {}).filter(([, value]) => value !== null && plain(value) !== "");
+    this.facts.replaceChildren(...(specs.length ? [h("h2", {}, "The method"), h("dl", { class: "terms" }, specs.map(([name, value]) => h("div", {}, h("dt", {}, words(name)), h("dd", {}, plain(value)))))] : []));
+  }
+
+  drawEvals() {
+    const rows = this.trend.evals || [], names = ordered(new Set(rows.flatMap((row) => Object.keys(row.metrics)).filter((name) => name !== "step"))).slice(0, 8);
+    if (!rows.length) return;
+    this.evals.replaceChildren(h("h2", {}, "Held-out results"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Held-out results" }, h("table", {},
+      h("thead", {}, h("tr", {}, ["step", "", ...names].map((name) => h("th", { scope: "col" }, words(name))))),
+      h("tbody", {}, rows.map((row) => h("tr", {}, h("td", {}, row.step), h("td", {}, row.label || ""), names.map((name) => h("td", { class: "n" }, figure(row.metrics[name])))))))));
+  }
+
+  beside() {
+    const others = this.runs.filter((run) => String(run.run) !== this.route.run && !run.problem);
+    if (!others.length) return null;
+    const select = h("select", { "aria-label": "A second run in each chart", onchange: () => this.withRun(select.value) }, h("option", { value: "" }, "no second run"), others.map((run) => h("option", { value: run.run }, `with ${run.name}`)));
+    if (this.route.query.with) {
+      select.value = this.route.query.with;
+      this.withRun(select.value);
+    }
+    return select;
+  }
+
+  async withRun(run) {
+    remember({ with: run });
+    this.other = run === "" ? null : await getOrNull(`${run}/trend`);
+    this.choose();
+  }
+
+  /** Draw the charts whose metric the field names. */
+  choose() {
+    const wanted = this.find.value.trim().toLowerCase().split(/\s+/);
+    remember({ q: this.find.value.trim() });
+    const names = ordered(Object.keys(this.trend.metrics)).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)));
+    this.charts = [];
+    const watch = new IntersectionObserver((seen) => seen.forEach((one) => {
+      if (!one.isIntersecting) return;
+      watch.unobserve(one.target);
+      this.chart(one.target, one.target.dataset.name);
+    }), { rootMargin: "300px" });
+    const cards = names.filter((name) => extent(this.trend.metrics[name])).map((name) => h("figure", { "data-name": name }));
+    this.place.replaceChildren(...cards);
+    cards.forEach((card) => watch.observe(card));
+    this.said.textContent = `${count(cards.length)} of ${count(Object.keys(this.trend.metrics).length)} metrics`;
+  }
+
+  chart(card, name) {
+    const { steps, metrics } = this.trend, values = metrics[name];
+    const series = [{ steps, values, className: "first-run" }];
+    if (this.other && this.other.metrics[name]) series.unshift({ steps: this.other.steps, values: this.other.metrics[name], className: "second-run" });
+    const dots = (this.trend.evals || []).flatMap((row) => (isNumber(row.metrics[name]) ? [[row.step, row.metrics[name]]] : []));
+    const every = [...steps, ...(this.other ? this.other.steps : []), ...dots.map(([step]) => step)];
+    const range = extent(values), known = values.filter(isNumber), last = known[known.length - 1];
+    const chart = lineChart({ series, dots, steps: every, label: `${name} by step, ${figure(range[0])} to ${figure(range[1])}, last ${figure(last)}` });
+    const read = h("output", {}, figure(last));
+    card.replaceChildren(h("figcaption", { title: name }, h("span", {}, name), read), chart.svg);
+    const nearest = (event) => this.nearest(chart.stepAt(event));
+    chart.svg.addEventListener("pointermove", (event) => this.moveTo(nearest(event)));
+    chart.svg.addEventListener("click", () => this.open());
+    this.charts.push({ chart, read, values });
+    this.mark();
+  }
+
+  nearest(step) {
+    const { rollout_steps: steps } = this.trend;
+    return steps.reduce((best, one, i) => (Math.abs(one - step) < Math.abs(steps[best] - step) ? i : best), 0);
+  }
+
+  get step() {
+    return this.trend.rollout_steps[this.at];
+  }
+
+  moveTo(index) {
+    const { rollout_steps: steps } = this.trend;
+    this.at = Math.min(Math.max(index, 0), steps.length - 1);
+    this.slider.value = this.at;
+    this.slider.setAttribute("aria-valuetext", `step ${this.step}`);
+    this.button.textContent = steps.length ? `open step ${this.step}` : "no step has completions";
+    this.mark();
+  }
+
+  mark() {
+    const row = this.trend.steps.indexOf(this.step);
+    for (const { chart, read, values } of this.charts) {
+      chart.at(this.step ?? null);
+      read.textContent = figure(row >= 0 ? values[row] : null);
+    }
+  }
+
+  open() {
+    if (this.step === undefined) return;
+    remember({ step: this.step });
+    go(stepPath(this.route.run, this.step));
+  }
+
+  async further() {
+    const timeline = await getOrNull(`${this.route.run}/timeline`);
+    const notes = await noteList(this.route.run);
+    const chart = timeline && timeline.length ? [h("h2", {}, "Timeline"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Timeline" }, timelineChart(timeline))] : [];
+    this.extra.replaceChildren(...chart, ...(notes ? [notes] : []));
+  }
+
+  /** New steps of a running training. */
+  async refresh() {
+    const trend = await getOrNull(`${this.route.run}/trend`);
+    if (!trend) return;
+    const atEnd = this.at === this.trend.rollout_steps.length - 1, step = this.step;
+    this.trend = trend;
+    this.route.query.step = atEnd ? null : step;
+    this.fill();
+    this.choose();
+    say(`step ${trend.steps[trend.steps.length - 1]}`);
+  }
+}
+
+export async function trendView(route) {
+  const [trend, runs] = await Promise.all([get(`${route.run}/trend`), get("runs")]);
+  const view = new Trend(route, trend, runs);
+  const keys = [
+    { key: "ArrowLeft p", text: "step before", run: () => view.moveTo(view.at - 1) },
+    { key: "ArrowRight n", text: "step after", run: () => view.moveTo(view.at + 1) },
+    { key: "Enter", text: "open the step", run: () => view.open() },
+  ];
+  return { element: view.element, keys, focus: view.slider, search: view.find, refresh: isFile ? null : () => view.refresh() };
+}

@@ -1,0 +1,51 @@
+"""Columns of a completion that a run does not store, computed by its weights: `proxima view --recompute`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proxima.view.microscope.viewed_run import ViewedRun
+
+ALTERNATIVES = 8  # the most probable tokens at each position
+
+
+@dataclass(frozen=True, eq=False)
+class RecomputedColumns:
+    """Runs completions through the checkpoint before their step, which is the proximal policy, and through the model
+    that the run began with, its reference. One model of each is kept."""
+
+    run: ViewedRun
+    _models: dict[Path, Any] = field(default_factory=dict, repr=False)
+
+    def __call__(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """`proximal_log_prob` and `reference_log_prob` [T], nats, at the sampling temperature, and `alternatives`, ids
+        and log-probs [T, ALTERNATIVES]; what has no weights here is left out."""
+        first, found = Path(self.run.model), dict[str, Any]()
+        before = first if step == 1 else self.run.files.checkpoint(step - 1) / "model"
+        if not len(row["tokens"]):
+            return found
+        for name, folder in (("proximal_log_prob", before), ("reference_log_prob", first)):
+            if (folder / "config.json").is_file():
+                log_probs = self._log_probs(folder, row)
+                found[name] = log_probs[np.arange(len(log_probs)), row["tokens"]]
+                if name == "proximal_log_prob":
+                    ids = np.argsort(-log_probs, axis=1, kind="stable")[:, :ALTERNATIVES]
+                    found["alternatives"] = ids, np.take_along_axis(log_probs, ids, 1)
+        return found
+
+    def _log_probs(self, folder: Path, row: Mapping[str, Any]) -> Any:
+        """[T, V] nats, float32."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        if folder not in self._models:
+            for old in [known for known in self._models if known != Path(self.run.model)]:
+                del self._models[old]
+            self._models[folder] = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+        ids = torch.from_numpy(np.concatenate([row["prompt_tokens"], row["tokens"]]).astype(np.int64))
+        with torch.inference_mode():
+            logits = self._models[folder](ids[None]).logits[0, len(row["prompt_tokens"]) - 1 : -1].float()
+            return (logits / (row["temperature"] or 1.0)).log_softmax(-1).numpy()

@@ -1,0 +1,87 @@
+"""The process of `proxima view`: its socket, its address and its key."""
+
+import asyncio
+import ipaddress
+import secrets
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+
+from proxima.data import UserError
+from proxima.runtime.state.folder import RunFolder
+from proxima.view.microscope.app import MicroscopeApp
+from proxima.view.microscope.viewed_run import ViewedRun
+
+BACKLOG, KEY_BYTES = 64, 16
+
+
+def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list[ViewedRun]:
+    """The runs of some folders; with `recompute`, what they did not store comes from their weights.
+
+    Raises:
+        UserError: one is no folder; what a folder lacks, its page says.
+    """
+    for folder in folders:
+        if not Path(folder).is_dir():
+            remedy = "give the folder that `proxima train` printed in its first line"
+            raise UserError(f"{folder} is no folder", remedy=remedy)
+    return [ViewedRun(number, RunFolder(folder), recompute) for number, folder in enumerate(folders)]
+
+
+def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
+    """A listening socket; port 0 takes a free one, `otherwise` is tried next.
+
+    Raises:
+        UserError: the port is taken, or the address none of this machine's.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        if otherwise is not None:
+            return listen(host, otherwise)
+        reason = f"can't listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        raise UserError(reason, remedy="choose another --port, or an address of this machine") from None
+    return listening
+
+
+def new_key(listening: socket.socket) -> str:
+    """A key for a socket that other machines can reach; empty on the loopback, where none is needed."""
+    place = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0])
+    return "" if place.is_loopback else secrets.token_urlsafe(KEY_BYTES)
+
+
+def address_of(listening: socket.socket, host: str, key: str, fragment: str = "") -> str:
+    """What a browser is to open."""
+    port, place = listening.getsockname()[1], listening.getsockname()[0]
+    name = socket.gethostname() if place in ("0.0.0.0", "::") else host
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}{fragment}"
+
+
+def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
+    """Answer until a signal."""
+    settings = uvicorn.Config(
+        app.asgi,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="critical",
+        limit_concurrency=BACKLOG,
+        timeout_graceful_shutdown=1,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the other process, too
+    app.tokens.begin()
+    try:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(uvicorn.Server(settings).serve([listening]))
+    finally:
+        app.tokens.end()

@@ -1,0 +1,203 @@
+"""A step's completions, read from its Parquet by row group and column: a few megabytes at a time, whatever its size."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from proxima.data import UserError
+from proxima.data.flow import Key
+from proxima.runtime.state.completion_columns import array_rows, torn_file
+
+FORMAT = "rollouts 5"
+SCALARS = (
+    "prompt_uid",
+    "sample",
+    "turn",
+    "reward",
+    "valid",
+    "correct",
+    "finish_reason",
+    "outcome",
+    "used",
+    "advantage",
+)
+TEXTS = ("question", "answer")  # the same for a whole group
+GROUP = ("sample", "turn", "text", "reward", "parts", "advantage", "outcome", "finish_reason", "correct", "error")
+REQUIRED = {*SCALARS, *TEXTS, "tokens", "policy_version", "sampled_log_prob", "behavior_log_prob", "log_prob", "keep"}
+
+
+@dataclass(frozen=True)
+class StepFile:
+    """`rollouts/000012.parquet`, as it was when it was opened; files are replaced whole, never changed.
+
+    Raises:
+        UserError: the file is missing, damaged, or of a format of an earlier version.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        names = {name.partition(".")[0] for name in self._parquet.schema_arrow.names}
+        if missing := sorted(REQUIRED - names):
+            stored = (
+                (self._parquet.schema_arrow.metadata or {})
+                .get(b"proxima", b"an unknown format")
+                .decode("utf-8", "replace")
+            )
+            raise UserError(
+                f"{self.path.name} has no {missing[0]}: it is {stored}, of another version; this one reads {FORMAT}"
+            )
+
+    @cached_property
+    def _parquet(self) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self.path, pre_buffer=False)
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.path.name} does not exist: the step is not finished, or its file was deleted"
+            ) from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{self.path.name} {torn_file(error)}") from error
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._parquet.schema_arrow.names)
+
+    def column(self, group: int, name: str) -> pa.ChunkedArray:
+        """A column of a row group."""
+        try:
+            return self._parquet.read_row_group(group, columns=[name], use_threads=False)[name]
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{self.path.name} {torn_file(error)}") from error
+
+    @property
+    def row_groups(self) -> int:
+        return int(self._parquet.num_row_groups)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """[row groups + 1], the first row of each, and the number of rows."""
+        sizes = [self._parquet.metadata.row_group(i).num_rows for i in range(self.row_groups)]
+        return np.cumsum([0, *sizes])
+
+    @cached_property
+    def table(self) -> dict[str, list[Any]]:
+        """One value a completion, by name: what a view of the step draws and filters."""
+        table: dict[str, list[Any]] = {name: [] for name in (*SCALARS, "length", "version_min", "version_max")}
+        for group in range(self.row_groups):
+            for name in SCALARS:
+                table[name] += self.column(group, name).to_pylist()
+            for chunk in self.column(group, "policy_version").chunks:
+                edges, flat = chunk.offsets.to_numpy(), chunk.values.to_numpy()
+                lengths = np.diff(edges)
+                table["length"] += lengths.tolist()
+                for name, pick in (("version_min", np.minimum), ("version_max", np.maximum)):
+                    version = np.full(len(lengths), -1)
+                    if (some := lengths > 0).any():
+                        version[some] = pick.reduceat(flat, edges[:-1][some])
+                    table[name] += version.tolist()
+        return table
+
+    @cached_property
+    def rows(self) -> dict[Key, int]:
+        """The row of each completion."""
+        columns = (self.table[name] for name in ("prompt_uid", "sample", "turn"))
+        return {key: row for row, key in enumerate(zip(*columns, strict=True))}
+
+    def row_of(self, key: Key) -> int:
+        """UserError if the step has no such completion."""
+        if key not in self.rows:
+            raise UserError(f"{self.path.name} has no completion {'.'.join(map(str, key))}")
+        return self.rows[key]
+
+    def read(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Ascending rows, lists as arrays, JSON parsed; the columns one after the other, so that a row group is never
+        whole in memory."""
+        fields = [name for name in (self.columns if names is None else names) if name in self.columns]
+        return array_rows(pa.table({name: pa.concat_arrays(self._at(name, rows)) for name in fields}))
+
+    @property
+    def step(self) -> int:
+        return int(self.path.stem)
+
+    def answer(self) -> dict[str, Any]:
+        """The step but for its metrics: its groups, and its completions column by column."""
+        names = {"prompt_uid": "uid", **{name: name for name in self.table if name not in ("prompt_uid", "used")}}
+        columns = {name: self.table[column] for column, name in names.items()}
+        return {"step": self.step, "groups": self.groups(), "completions": columns}
+
+    def of_group(self, uid: int) -> dict[str, Any]:
+        """A prompt and its completions. Raises: UserError if the step has no such prompt."""
+        rows = [row for row, value in enumerate(self.table["prompt_uid"]) if value == uid]
+        if not rows:
+            raise UserError(f"{self.path.name} has no prompt {uid}")
+        read = self.read(rows, (*GROUP, *TEXTS))
+        texts = {name: read[0][name] for name in TEXTS}
+        completions = [
+            {name: values.get(name) for name in GROUP} | {"length": self.table["length"][row]}
+            for values, row in zip(read, rows, strict=True)
+        ]
+        messages = [{"role": "user", "content": texts["question"]}]
+        return {"uid": uid, **texts, "messages": messages, "completions": completions}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Every group in a line, in the order of the file: its question and answer, its rewards, what became of it."""
+        members: dict[int, list[int]] = {}
+        for row, uid in enumerate(self.table["prompt_uid"]):
+            members.setdefault(uid, []).append(row)
+        firsts = [rows[0] for rows in members.values()]
+        texts = {name: pa.concat_arrays(self._at(name, firsts)).to_pylist() for name in TEXTS}
+        return [
+            {"uid": uid, "question": texts["question"][i], "answer": texts["answer"][i], **self._spread(rows)}
+            for i, (uid, rows) in enumerate(members.items())
+        ]
+
+    def _at(self, name: str, rows: Sequence[int]) -> list[pa.Array]:
+        """A column at ascending rows, by row group."""
+        parts: list[pa.Array] = []
+        for group, start in enumerate(self.starts[:-1]):
+            inside = [row - start for row in rows if start <= row < self.starts[group + 1]]
+            if inside:
+                parts.append(self.column(group, name).take(pa.array(inside, pa.int64())).combine_chunks())
+        return parts
+
+    def _spread(self, rows: Sequence[int]) -> Mapping[str, Any]:
+        """Of the completions of a group."""
+        rewards = np.array([value for row in rows if (value := self.table["reward"][row]) is not None], np.float64)
+        figures = {
+            name: float(getattr(rewards, name)()) if len(rewards) else None for name in ("mean", "std", "min", "max")
+        }
+        return {
+            "size": len(rows),
+            **figures,
+            "length_mean": float(np.mean([self.table["length"][row] for row in rows])),
+            "used": bool(self.table["used"][rows[0]]),
+            "outcomes": dict(Counter(self.table["outcome"][row] for row in rows)),
+        }
+
+    def matches(self, text: str, *, regex: bool) -> list[int]:
+        """The rows whose question or text has `text`, in any case, or matches the expression: RE2's, whose time is
+        linear in the text.
+
+        Raises:
+            UserError: no expression, or one that is too large.
+        """
+        find = pc.match_substring_regex if regex else pc.match_substring
+        found: list[int] = []
+        for group, start in enumerate(self.starts[:-1]):
+            try:
+                either = [find(self.column(group, name), text, ignore_case=True) for name in ("question", "text")]
+            except (pa.ArrowInvalid, pa.ArrowException) as error:
+                raise UserError(f"no regular expression: {' '.join(str(error).split())[:200]}") from error
+            hits = np.logical_or(*(hit.to_numpy(zero_copy_only=False).astype(bool) for hit in either))
+            found += (start + hits.nonzero()[0]).tolist()
+        return found

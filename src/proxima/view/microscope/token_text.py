@@ -1,0 +1,73 @@
+"""Token ids as text, by the tokenizer of the run's model: its tokenizer.json alone, no model."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # of a token that is a part of a character
+
+
+class TokenText:
+    """Decodes ids one by one.
+
+    Args:
+        file: tokenizer.json; None: the run has none here, and a token is shown as its id.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+
+    @classmethod
+    def of_run(cls, folder: Path, model: str) -> "TokenText":
+        """The tokenizer of the model's folder, of a checkpoint of the run, or of the hub's cache."""
+        places = [Path(model), *sorted((folder / "checkpoints").glob("*/model"), reverse=True)]
+        found = next((file for place in places if (file := place / "tokenizer.json").is_file()), None)
+        return cls(found if found is not None or not model else _cached(model))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        if self.file is None:
+            return None
+        from tokenizers import Tokenizer
+
+        try:
+            return Tokenizer.from_file(str(self.file))
+        except Exception:  # its own class, for a file that it can't read
+            return None
+
+    def each(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token. Of a character that is made by several tokens, the last one has it, and those before
+        an empty text."""
+        if self._tokenizer is None:
+            return [f"⟨{token}⟩" for token in ids]
+        texts = self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        for at, token in enumerate(ids):
+            if not texts[at] or (piece := texts[at])[0].isspace():
+                continue
+            if piece[0] != BROKEN and (self._tokenizer.id_to_token(token) or "").startswith("▁"):
+                texts[at] = f" {piece}"  # a decoder of such tokens drops the space in front
+        return self._joined(list(ids), texts)
+
+    def _joined(self, ids: list[int], texts: list[str]) -> list[str]:
+        """The texts with those parts of characters joined that make whole ones."""
+        at = 0
+        while at < len(ids):
+            if BROKEN in texts[at]:
+                for end in range(at + 2, min(at + 5, len(ids) + 1)):
+                    if BROKEN not in (whole := self._tokenizer.decode(ids[at:end], skip_special_tokens=False)):
+                        texts[at:end] = [*([""] * (end - at - 1)), whole]
+                        at = end - 1
+                        break
+            at += 1
+        return texts
+
+
+def _cached(model: str) -> Path | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(model, "tokenizer.json")
+    except Exception:  # no name of the hub
+        return None
+    return Path(file) if isinstance(file, str) else None

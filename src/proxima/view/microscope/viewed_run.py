@@ -1,0 +1,209 @@
+"""A run as the microscope reads it: what its folder has now, again at each question, and what its recipe says."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from proxima.data import UserError
+from proxima.runtime.state.folder import RunFolder
+from proxima.view.microscope.step_file import StepFile
+
+MOST_LANES = 4000  # spans of a timeline that are sent
+SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "selection")
+Value = TypeVar("Value")
+STEPS_KEPT = 4  # tables of steps that stay in memory
+
+
+@dataclass(frozen=True, eq=False)
+class ViewedRun:
+    """A run folder; nothing of it is held open.
+
+    Args:
+        number: of the run, in the order of the command line.
+        recompute: what is not stored is computed by the weights of the run.
+    """
+
+    number: int
+    files: RunFolder
+    recompute: bool = False
+    _known: dict[Path, tuple[Any, Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The values of config.yaml; empty while there is none, or where it is damaged."""
+        try:
+            return self._read(
+                self.files.config,
+                lambda: _mapping(yaml.load(self.files.config.read_text(encoding="utf-8"), yaml.CSafeLoader)),
+            )
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+
+    @property
+    def algorithm(self) -> Mapping[str, Any]:
+        return _mapping(self.recipe.get("algorithm"))
+
+    @property
+    def surrogate(self) -> str | None:
+        """Its kind; None without one."""
+        return _mapping(self.algorithm.get("surrogate")).get("kind")
+
+    @property
+    def model(self) -> str:
+        """Folder or name of the model; empty if it is not known."""
+        return str(_mapping(self.recipe.get("model")).get("path") or "")
+
+    @property
+    def offline(self) -> bool:
+        return bool(self.recipe) and "reward" not in self.recipe
+
+    def records(self) -> list[dict[str, Any]]:
+        """metrics.jsonl. Raises: UserError if a line is damaged."""
+        try:
+            return self._read(self.files.metrics, self.files.read_metrics)
+        except FileNotFoundError:
+            return []
+
+    def _read(self, file: Path, read: Callable[[], Value]) -> Value:
+        """What `read` makes of a file, made again only where the file has changed. FileNotFoundError without it."""
+        stat = file.stat()
+        stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if self._known.get(file, (None,))[0] != stamp:
+            self._known[file] = stamp, read()
+        value: Value = self._known[file][1]
+        return value
+
+    def rollout_steps(self) -> list[int]:
+        """The steps whose completions are stored."""
+        return sorted(int(file.stem) for file in self.files.rollouts.glob("[0-9]*.parquet") if file.stem.isdigit())
+
+    def step(self, number: int) -> StepFile:
+        """The completions of a step. Raises: UserError, see `StepFile`."""
+        path = self.files.rollout_file(number)
+        try:
+            file = self._read(path, lambda: StepFile(path))
+        except FileNotFoundError:
+            raise UserError(
+                f"step {number} has no completions here: it is not finished, or its file was deleted"
+            ) from None
+        self._known[path] = self._known.pop(path)  # the latest that was asked for
+        for old in [known for known in self._known if known.suffix == ".parquet"][:-STEPS_KEPT]:
+            del self._known[old]
+        return file
+
+    def about(self) -> dict[str, Any]:
+        """The run in a line, with what is wrong with its folder."""
+        summary = self.summary()
+        problem, steps = self.problem(), 0
+        if problem is None or self.files.metrics.is_file():
+            try:
+                steps = max((int(r["step"]) for r in self.records() if r.get("kind") == "train"), default=0)
+            except UserError as error:
+                problem = str(error)
+        return {
+            "run": self.number,
+            "name": self.files.path.resolve().name,
+            "folder": str(self.files.path),
+            "kind": "offline" if self.offline else "rl",
+            "algorithm": summary.get("algorithm") or self.algorithm.get("preset") or self.surrogate,
+            "model": Path(str(summary.get("model") or self.model or "unknown model")).name,
+            "steps": steps,
+            "finished": summary.get("status") in ("done", "stopped", "failed"),
+            "status": summary.get("status", "unfinished"),
+            "problem": problem,
+        }
+
+    def problem(self) -> str | None:
+        """What is wrong with the folder as a whole; a damaged step is told when it is opened."""
+        if not self.files.path.is_dir():
+            return "the folder is gone"
+        if not self.files.has_run:
+            return "the folder has no run; give the one that `proxima train` printed in its first line"
+        if not self.recipe:
+            return "config.yaml is missing or damaged: curves and texts are shown, what the algorithm did is not known"
+        steps = self.rollout_steps()
+        try:
+            for step in steps[-1:]:
+                self.step(step)
+        except UserError as error:
+            return str(error)
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        """summary.json; empty while the run goes on, or where it is damaged."""
+        try:
+            return _mapping(json.loads(self.files.summary.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
+
+    def state(self) -> dict[str, Any]:
+        """What a page asks again and again of a run that goes on."""
+        steps = self.rollout_steps()
+        last = max((int(r["step"]) for r in self.records() if r.get("kind") == "train"), default=0)
+        return {"step": last, "running": not self.summary(), "steps": steps}
+
+    def trend(self) -> dict[str, Any]:
+        """Every number of metrics.jsonl by step, the evaluations, and what the recipe says."""
+        train = [record for record in self.records() if record.get("kind") == "train"]
+        evals = [record for record in self.records() if record.get("kind") == "eval"]
+        names = sorted({name for record in train for name, value in record.items() if _is_number(value)})
+        return {
+            "steps": [record["step"] for record in train],
+            "metrics": {
+                name: [record.get(name) if _is_number(record.get(name)) else None for record in train]
+                for name in names
+                if name != "step"
+            },
+            "evals": [
+                {
+                    "step": r["step"],
+                    "label": str(r.get("label", "")),
+                    "metrics": {k: v for k, v in r.items() if _is_number(v)},
+                }
+                for r in evals
+            ],
+            "rollout_steps": self.rollout_steps(),
+            "specs": {name: self.algorithm.get(name) for name in SLOTS},
+            "headline": self.headline(evals),
+        }
+
+    def metrics_of(self, step: int) -> dict[str, Any]:
+        """The record of a step; empty if it is not finished."""
+        return next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
+
+    def headline(self, evals: list[dict[str, Any]]) -> str:
+        """The metric of the evaluations that stands for the run."""
+        from proxima.evaluate.headline import Headline
+
+        return Headline.of(evals).key
+
+    def timeline(self) -> list[dict[str, Any]] | None:
+        """The last spans of timeline.json: who did what from when to when, seconds of the run; None without one."""
+        from proxima.runtime.watch.timeline import timeline_spans
+
+        if not self.files.timeline.is_file():
+            return None
+        spans = list(timeline_spans(self.files.timeline))[-MOST_LANES:]
+        return [
+            {
+                "name": s.name,
+                "process": s.lane.process,
+                "thread": s.lane.thread,
+                "start": s.start,
+                "end": s.end,
+                "facts": s.facts,
+            }
+            for s in spans
+        ]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

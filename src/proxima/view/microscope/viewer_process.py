@@ -1,0 +1,106 @@
+"""The microscope beside a run or a notebook: a process that ends when the one that began it does, however that ends."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TextIO
+
+from proxima.data import UserError
+from proxima.runtime.watch.observer import Observer, Record, RunInfo
+from proxima.view.microscope import PORT
+
+NICE = 10  # a training goes first
+
+
+def require_server(what: str) -> None:
+    """Raise UserError where what the server needs is not installed."""
+    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{what} needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
+
+
+class ViewerProcess:
+    """Serves the page of a run folder until `end`, or until this process is gone.
+
+    Args:
+        folder: of the run, which may be about to begin.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        require_server("view")
+        command = [sys.executable, "-m", __name__, str(folder)]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | threads,
+        )
+
+    def address(self) -> str:
+        """What a browser is to open, once the server listens; empty if it could not begin."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()  # it ends by itself
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+class ViewerObserver(Observer):
+    """`view=true` of a recipe: begins with the run, prints its address, and ends with it.
+
+    Args:
+        stream: where the address is printed; None: nowhere.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        require_server("view=true")
+        self.stream = stream
+        self.viewer: ViewerProcess | None = None
+
+    def started(self, info: RunInfo) -> None:
+        self.viewer = ViewerProcess(info.folder)
+        threading.Thread(target=self._announce, args=(self.viewer,), daemon=True).start()
+
+    def _announce(self, viewer: ViewerProcess) -> None:
+        address = viewer.address()
+        if self.stream is not None and address:
+            print(f"view  {address}  until the run ends", file=self.stream, flush=True)
+
+    def finished(self, summary: Record) -> None:
+        if self.viewer is not None:
+            self.viewer.end()
+
+
+def main(folder: str) -> None:
+    """Serve until standard input ends."""
+    from proxima.view.microscope.app import MicroscopeApp
+    from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
+
+    os.nice(NICE)
+    app = MicroscopeApp(open_runs([folder]))
+    with listen("127.0.0.1", PORT, otherwise=0) as listening:
+
+        def watch() -> None:
+            sys.stdin.read()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=watch, daemon=True).start()
+        print(address_of(listening, "127.0.0.1", ""), flush=True)
+        serve_pages(app, listening)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

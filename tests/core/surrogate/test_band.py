@@ -1,0 +1,78 @@
+"""The band of every surrogate is the surrogate: the same tokens are kept, and the words compare what decided."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from proxima.check import variants_of
+from proxima.check.batches import make_batch
+from proxima.core import SURROGATES
+from proxima.core.surrogate.band import BANDS, band_of, told
+from proxima.data import PolicyBatch
+from tests.core.batches import SPREADS
+
+SPECS = {
+    f"{kind}/{name}" if name else kind: spec
+    for kind, cls in sorted(SURROGATES.items())
+    for name, spec in variants_of(cls()).items()
+}
+CASES = [
+    make_batch([7, 0, 1, 40, 12], seed=seed, spread=spread, dtype=dtype, proximal=proximal)
+    for seed, spread in enumerate(SPREADS)
+    for dtype in (torch.float32, torch.float64)
+    for proximal in ("recompute", "behavior")
+]
+
+
+def test_every_surrogate_says_what_its_band_is():
+    assert set(BANDS) == set(SURROGATES)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_band_keeps_what_the_surrogate_keeps_and_says_why(name):
+    spec, masked = SPECS[name], 0
+    for batch in CASES:
+        band, keep = band_of(spec, batch), spec(batch).keep
+        assert torch.equal(band.keep, keep), name
+        for token in range(len(batch)):
+            reason = band.reason(token)
+            if not bool(batch.loss_mask[token]):
+                assert reason == "not in the loss"
+                continue
+            assert reason.startswith("kept: " if keep[token] else ("masked: ", "clipped: ")), reason
+            masked += not keep[token]
+            compared = re.match(r"\w+: (\S+) ([<>]) ([^\s,]+)", reason)
+            if compared:  # the numbers say what the rule says
+                left, sign, right = compared.groups()
+                assert (float(left) > float(right)) == (sign == ">"), reason
+        for column in band.drawn().values():
+            assert column.shape == batch.log_prob.shape
+    dropping = set(SURROGATES) - {"reinforce", "sapo", "vespo", "drpo", "spo", "dro", "kl_cov"}
+    assert (masked > 0) == (name.partition("/")[0] in dropping and name != "topr/wide")
+
+
+def test_the_words_of_a_prefix():
+    mu = torch.full((3,), 0.5).log()
+    pi = torch.tensor([0.57, 0.3, 0.71]).log()
+    batch = PolicyBatch(
+        log_prob=pi,
+        behavior_log_prob=mu,
+        advantage=torch.tensor([1.0, -1.0, 1.0]),
+        loss_mask=torch.ones(3, dtype=torch.bool),
+        cu_seqlens=torch.tensor([0, 3]),
+    )
+    band = band_of(SURROGATES["cppo"](delta=0.2, w_min=1.0, delta_b=0.02, budget="static"), batch)
+    spent, granted = 0.07 + 0.2, 2 * 0.02
+    assert band.reason(0) == "kept: 0.07 <= 0.2"
+    bound = f"{0.2 + granted - spent:.3g}"
+    words = f"masked: 0.21 > {bound} because the prefix had spent {spent:g}, and was granted {granted:g}"
+    assert band.reason(2) == words
+    back = replace(batch, advantage=-batch.advantage)
+    assert band_of(SURROGATES["cppo"](), back).reason(2) == "kept: the update moves it back towards μ"
+
+
+def test_two_numbers_are_told_apart():
+    assert told(0.21, 0.18) == ("0.21", "0.18")
+    assert told(0.150001, 0.15) == ("0.150001", "0.15")

@@ -1,0 +1,130 @@
+"""Run folders with a step of random tokens, as the trainer would have stored them: `keep` is that of `policy_loss` over
+the whole batch. `python -m tests.view.microscope.stored_run FOLDER 2048 4096` makes a large one."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+
+from proxima.core import CORRECTIONS, SURROGATES, TokenSum, policy_loss, precompute
+from proxima.data import Completion, Group, PolicyBatch, Prompt, Score, Trajectory
+from proxima.runtime.state.rollouts import write_rollouts
+from proxima.train.completion_record import CompletionRecord
+from proxima.train.objectives import TokenStatistics
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\u2028'
+WORDS = ("think ", "of ", "two ", "numbers ", "and ", "add ", "them ", "")
+
+
+def fields_of(table, spec):
+    return {"kind": table.name_of(type(spec)), **asdict(spec)}
+
+
+def recipe(surrogate, corrections=(), proximal="behavior", updates=1, model="no-model-here"):
+    return {
+        "model": {"path": model},
+        "reward": [{"kind": "number", "weight": 1.0}],
+        "algorithm": {
+            "preset": "none",
+            "proximal": proximal,
+            "next_missing": "decoupled",
+            "surrogate": fields_of(SURROGATES, surrogate),
+            "correction": [fields_of(CORRECTIONS, spec) for spec in corrections],
+            "advantage": {"kind": "grpo"},
+        },
+        "train": {"updates_per_step": updates, "epochs_per_step": 1},
+    }
+
+
+def policy_batch(surrogate, lengths, seed=0, spread=0.4):
+    """Tokens of a step: some far from μ, advantages of both signs, the proximal policy μ itself."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens, edges = sum(lengths), np.cumsum([0, *lengths])
+    behavior = -torch.rand(tokens, generator=draw) * 3 - 0.01
+    current = (behavior + spread * torch.randn(tokens, generator=draw)).clamp(max=-1e-4)
+    advantage = torch.randn(len(lengths), generator=draw).repeat_interleave(torch.tensor(lengths))
+    return PolicyBatch(
+        log_prob=current,
+        behavior_log_prob=behavior,
+        proximal_log_prob=behavior,
+        advantage=advantage,
+        entropy=torch.rand(tokens, generator=draw) * 3,
+        policy_version=torch.zeros(tokens, dtype=torch.long),
+        loss_mask=torch.ones(tokens, dtype=torch.bool),
+        cu_seqlens=torch.from_numpy(edges),
+    )
+
+
+def decided(batch, surrogate, corrections=()):
+    """`keep` [N], and the gradient of each token relative to −A, both of the whole batch at once."""
+    leaf = batch.log_prob.clone().requires_grad_()
+    done = precompute(batch, surrogate=surrogate, correction=corrections)
+    loss = policy_loss(
+        replace(done.batch, log_prob=leaf), surrogate=surrogate, aggregate=TokenSum(), correction=corrections
+    )
+    (gradient,) = torch.autograd.grad(loss.numerator, leaf)
+    return loss.keep, -gradient / batch.advantage
+
+
+def make_step(
+    folder, surrogate, corrections=(), prompts=3, samples=4, tokens=30, step=1, seed=0, text=None, equal=False,
+    model="no-model-here", ids_in=(0, 250),
+):  # fmt: skip
+    """A run folder with a finished step; its batch, and what was decided."""
+    draw = np.random.default_rng(seed)
+    lengths = [tokens if equal else int(draw.integers(1, tokens + 1)) for _ in range(prompts * samples)]
+    batch = policy_batch(surrogate, lengths, seed)
+    keep, weight = decided(batch, surrogate, corrections)
+    folder = Path(folder)
+    (folder / "rollouts").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe(surrogate, corrections, model=model)))
+    groups, records = [], {}
+    columns = {name: getattr(batch, name).numpy() for name in ("log_prob", "behavior_log_prob", "entropy", "advantage")}
+    starts = np.cumsum([0, *lengths])
+    for uid in range(prompts):
+        completions, scores = [], []
+        prompt = Prompt(
+            uid=uid, messages=({"role": "user", "content": text or f"What is {uid} + 1?"},), tokens=(1, 2, 3)
+        )
+        for sample in range(samples):
+            at = uid * samples + sample
+            own = slice(starts[at], starts[at + 1])
+            behavior, ids = columns["behavior_log_prob"][own], draw.integers(*ids_in, lengths[at], np.int32)
+            answer = text or "".join(WORDS[i % len(WORDS)] for i in ids)
+            completion = Completion(
+                prompt_uid=uid, sample=sample, tokens=ids, text=answer, sampled_log_prob=behavior,
+                untruncated_log_prob=behavior, policy_version=np.zeros_like(ids), finish_reason="stop", temperature=1.0,
+            )  # fmt: skip
+            value = float(draw.random())
+            completions.append(completion)
+            scores.append(Score(value=value, parts={"number": value, text or "format": 0.5}, correct=value > 0.5))
+            trajectory = Trajectory(
+                uid=uid, sample=sample, group=uid, prompt_tokens=prompt.tokens, tokens=ids, behavior_log_prob=behavior,
+                advantage=columns["advantage"][own],
+            )  # fmt: skip
+            records[completion.key] = CompletionRecord(
+                outcome="trained",
+                advantage=float(columns["advantage"][own.start]),
+                trajectory=trajectory,
+                statistics=TokenStatistics(
+                    log_prob=columns["log_prob"][own], keep=keep.numpy()[own], entropy=columns["entropy"][own]
+                ),
+            )
+        groups.append(Group(prompt=prompt, completions=tuple(completions), scores=tuple(scores)))
+    write_rollouts(folder / "rollouts" / f"{step:06d}.parquet", step, groups, records)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "train", "step": step, "time": float(step), "reward/mean": 0.5}) + "\n")
+    return batch, keep, weight
+
+
+if __name__ == "__main__":
+    place, completions, tokens, *model = sys.argv[1:]
+    samples, words = min(8, int(completions)), {"model": model[0], "ids_in": (300, 20_000)} if model else {}
+    make_step(
+        place, SURROGATES["cppo"](), prompts=int(completions) // samples, samples=samples, tokens=int(tokens), equal=True,
+        **words,
+    )  # fmt: skip

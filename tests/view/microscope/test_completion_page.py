@@ -1,0 +1,147 @@
+"""What the page says of a token is what `proxima.core` computed of it and what Parquet has, over every surrogate."""
+
+import base64
+import math
+import random
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from proxima.check import variants_of
+from proxima.core import CORRECTIONS, SURROGATES
+from proxima.core.surrogate import KlCov
+from proxima.core.surrogate.band import band_of
+from proxima.data import UserError
+from proxima.lab.stored_tokens import LossSpecs, StoredTokens
+from proxima.runtime.state.folder import RunFolder
+from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
+from proxima.view.microscope.token_text import TokenText
+from proxima.view.microscope.viewed_run import ViewedRun
+from tests.view.microscope.stored_run import make_step
+
+DRAWN = 1000
+CASES = [
+    (name, spec, ())
+    for name, cls in sorted(SURROGATES.items())
+    for spec in variants_of(cls()).values()
+    if not {"top_k"} & spec.needs
+]
+CASES += [
+    (f"cppo with {name}", SURROGATES["cppo"](), (spec,))
+    for name, cls in sorted(CORRECTIONS.items())
+    for spec in variants_of(cls()).values()
+    if getattr(spec, "towards", "") != "next"
+]
+EACH = -(-DRAWN // len(CASES))
+
+
+def pages(folder, step=1):
+    run = ViewedRun(0, RunFolder(folder))
+    return {key: CompletionPage(run, run.step(step), key, TokenText(None)) for key in run.step(step).rows}
+
+
+def digits(value):
+    return f"{value:.5g}"
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _, _ in CASES])
+def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path):
+    _, surrogate, corrections = CASES[case]
+    batch, keep, weight = make_step(tmp_path, surrogate, corrections, seed=case)
+    table = pq.read_table(tmp_path / "rollouts" / "000001.parquet").to_pylist()
+    drawn, shown = random.Random(case), pages(tmp_path)
+    band = band_of(surrogate, batch) if not surrogate.whole_batch and not corrections else None
+    starts = batch.cu_seqlens.tolist()
+    for _ in range(EACH):
+        row = drawn.randrange(len(table))
+        token = drawn.randrange(starts[row + 1] - starts[row])
+        at = starts[row] + token
+        answer = shown[(table[row]["prompt_uid"], table[row]["sample"], 0)].token(token)
+        stored = {"current": "log_prob", "behavior": "behavior_log_prob", "sampled": "sampled_log_prob"}
+        for policy, column in stored.items():
+            assert digits(answer["log_probs"][policy]) == digits(table[row][column][token])
+        assert answer["kept"] == table[row]["keep"][token] == bool(keep[at])
+        assert answer["kept"] == answer["reason"].startswith("kept: "), answer["reason"]
+        ratio = float((batch.log_prob[at] - batch.behavior_log_prob[at]).exp())
+        assert answer["ratio"] == pytest.approx(ratio, rel=3e-7)  # the last bit of exp
+        if isinstance(surrogate, KlCov):
+            assert math.isnan(answer["gradient_weight"])  # which tokens it pulls is not stored
+        elif not any(getattr(spec, "normalise", False) for spec in corrections):
+            assert answer["gradient_weight"] == pytest.approx(float(weight[at]), rel=2e-6, abs=1e-7)
+        for column, values in ({} if band is None else band.drawn()).items():
+            there = float(values[at])
+            assert digits(answer["band"][column]) == digits(there) if math.isfinite(there) else True, column
+
+
+def test_the_prefix_of_cppo_is_its_definition(tmp_path):
+    spec = SURROGATES["cppo"]()
+    batch, *_ = make_step(tmp_path, spec)
+    weighted, threshold = spec.threshold(batch)
+    for row, page in enumerate(pages(tmp_path).values()):
+        own = slice(int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1]))
+        z, c = weighted[own].numpy(), threshold[own].numpy()
+        columns = page.columns
+        np.testing.assert_array_equal(columns["weighted_divergence"], z)
+        np.testing.assert_array_equal(columns["threshold"], c)
+        np.testing.assert_allclose(columns["prefix_spent"], np.cumsum(z) - z, atol=1e-6)
+        bound = np.minimum(0, columns["prefix_budget"] - columns["prefix_spent"]) + spec.delta
+        np.testing.assert_allclose(c, bound, atol=2e-6)
+
+
+def test_columns_travel_as_bytes(tmp_path):
+    make_step(tmp_path, SURROGATES["cppo"]())
+    page = next(iter(pages(tmp_path).values()))
+    answer = page.answer()
+    coded = answer["columns"]
+    for name, kind, dtype in (("log_prob", "f32", "<f4"), ("keep", "u8", "u1"), ("policy_version", "i32", "<i4")):
+        values = np.frombuffer(base64.b64decode(coded[name][kind]), dtype)
+        np.testing.assert_array_equal(values, page.row[name])
+    assert set(answer["band"]["names"]) <= set(coded)
+    assert answer["tokens"]["text"][0] == f"⟨{answer['tokens']['ids'][0]}⟩"  # no tokenizer here
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"outcome": "skipped_zero_advantage"}, "no gradient: the completion's advantage is 0"),
+        ({"outcome": "dropped_uniform"}, "not trained: the selection uniform dropped it"),
+        ({"outcome": "invalid"}, "not trained: its score failed"),
+        ({"log_prob": None}, "the trainer made no forward of it"),
+    ],
+)
+def test_why_there_are_no_reasons(change, words, tmp_path):
+    make_step(tmp_path, SURROGATES["cppo"]())
+    page = next(iter(pages(tmp_path).values()))
+    page.row.update(change)
+    assert page.token(0)["reason"].startswith(words)
+    assert page.answer()["band"] is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"surrogate": {"kind": "my_lab.losses:SoftClip"}}, "my_lab.losses:SoftClip is no kind of proxima"),
+        ({"surrogate": None}, "the run has no surrogate"),
+        ({"surrogate": {"kind": "cppo", "gamma": 1}}, "config.yaml is of another version"),
+        ({"surrogate": {"kind": "ppo_clip"}, "proximal": "recompute"}, "the proximal log-prob was recomputed"),
+    ],
+)
+def test_recipes_of_which_nothing_can_be_said(algorithm, words, tmp_path):
+    make_step(tmp_path, SURROGATES["cppo"]())
+    page = next(iter(pages(tmp_path).values()))
+    recipe = {"algorithm": algorithm, "train": {"updates_per_step": 2}}
+    stored = StoredTokens(row=page.row, specs=LossSpecs.of(recipe), step=1, recomputed={})
+    assert words in stored.problem()
+    assert stored.reasons() is None
+
+
+def test_keys_and_differences():
+    assert completion_key("12.3.0") == (12, 3, 0)
+    for wrong in ("", "1.2", "a.b.c", "1.2.3.4", "../../etc"):
+        with pytest.raises(UserError, match="uid.sample.turn"):
+            completion_key(wrong)
+    one, other = np.array([1, 2, 3]), np.array([1, 5, 3])
+    assert first_difference(one, other)["first_difference"] == 1
+    assert first_difference(one, one[:2])["first_difference"] == 2
+    assert first_difference(one, one)["first_difference"] is None

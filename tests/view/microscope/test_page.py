@@ -1,0 +1,427 @@
+"""The page in a real browser: every view, by keyboard alone, on a phone, in the dark, with hostile text, and in a file."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from proxima.core.surrogate import SURROGATES
+from tests.view.microscope.made_run import PAGE, MadeRun, serve
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PLAYWRIGHT = importlib.util.find_spec("playwright")
+needs_browser = pytest.mark.skipif(not (CHROMIUM and PLAYWRIGHT), reason="needs Chromium and playwright")
+ROUTES = {
+    "runs": "",
+    "trend": "0",
+    "step": "0/step/3",
+    "group": "0/step/3/group/103",
+    "completion": "0/step/3/completion/103.1.0",
+    "episode": "0/step/3/completion/103.2.0?tint=policy_version",
+    "compare": "0/compare?step=1&c=103.1.0&run2=1&step2=3",
+}
+MOST_BYTES = 150_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=kept)
+        yield launched
+        launched.close()
+
+
+@contextmanager
+def opened(browser, run, refused=False, **options):
+    """A page at the made run's server; at the end nothing was said in its console, and nothing failed, but what the
+    browser itself says of a request that was `refused`."""
+    server, said = serve(run), []
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if server.address not in request.url else None)
+
+    def visit(name):
+        page.goto("about:blank")
+        page.goto(f"{server.address}#/{ROUTES.get(name, name)}")
+        page.wait_for_selector("#crumbs li")
+        page.wait_for_selector("#view > *")
+
+    page.visit, page.server = visit, server
+    try:
+        yield page
+        refusals = [line for line in said if "server responded with a status of 400" in line]
+        assert bool(refusals) == refused
+        assert [line for line in said if line != "about:blank" and line not in refusals] == []
+    finally:
+        context.close()
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_page_is_small_and_sets_no_markup_from_text():
+    files = [file for file in PAGE.iterdir() if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    script = "\n".join(file.read_text() for file in files if file.suffix == ".js")
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser"):
+        assert way not in script
+    index = (PAGE / "index.html").read_text()
+    assert sorted(re.findall(r'modulepreload" href="(.*?)"', index)) == sorted(
+        file.name for file in files if file.suffix == ".js" and file.name != "main.js"
+    )
+    assert "http" not in re.sub(r"http://www\.w3\.org/2000/svg", "", index + script)
+    assert not re.search(r" (style|on\w+)=", index)  # the policy of the server forbids both
+
+
+@needs_browser
+def test_the_way_down_by_clicks(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("runs")
+        assert page.locator(".runs .bad").inner_text() == "✕ metrics.jsonl is of format 1; this reads 3"
+        page.click("text=quickstart >> nth=0")
+        page.wait_for_selector(".charts svg")
+        assert page.locator(".charts figure").count() == 13
+        assert "held-out accuracy 0.25 → 0.75" in page.inner_text(".where")
+        page.locator(".charts svg").first.click(position={"x": 3, "y": 40})
+        page.wait_for_url("**#/0/step/1*")
+        page.wait_for_selector(".fates button")
+        assert page.locator(".fates button").all_inner_texts()[0].startswith("trained")
+        page.click('[aria-label^="Groups"] [data-index="0"]')
+        page.wait_for_url("**/group/*")
+        page.wait_for_selector(".columns article .differs")
+        assert page.locator(".columns article").count() == 8
+        page.click(".columns article >> nth=1 >> a")
+        page.wait_for_url("**/completion/*.1.0*")
+        page.wait_for_selector(".tok.at")
+        page.click(".tokens .tok >> nth=5")
+        page.wait_for_url("**t=5*")
+        page.wait_for_selector("text=masked: 0.21 > 0.18 because the prefix had spent 0.07")
+        shown = page.inner_text(".inspector")
+        for text in (
+            "π current\t−0.25\t77.9 %",
+            "ratio\t1.284",
+            "threshold\t0.18",
+            "“ third”",
+            "not stored; --recompute",
+        ):
+            assert text in shown
+        page.click("#crumbs >> text=step 1")
+        page.wait_for_selector(".fates button")
+
+
+@needs_browser
+def test_by_keyboard_alone(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("0")
+        press = page.keyboard.press
+        page.wait_for_selector(".charts svg")
+        press("ArrowLeft")
+        press("Enter")
+        page.wait_for_url("**#/0/step/11*")
+        page.wait_for_selector(".lists")
+        press("ArrowDown")
+        assert page.locator('[aria-label^="Groups"] .row.at').get_attribute("aria-rowindex") == "3"
+        press("Enter")
+        page.wait_for_url("**/group/*")
+        page.wait_for_selector(".columns")
+        press("ArrowRight")
+        press("b")
+        press("Escape")
+        page.wait_for_url("**#/0/step/11*")
+        page.wait_for_selector(".lists")
+        press("Enter")
+        page.wait_for_selector(".columns")
+        press("ArrowRight")
+        press("Enter")
+        page.wait_for_url("**/completion/*.1.0*")
+        page.wait_for_selector(".tok.at")
+        for key in ("ArrowRight", "ArrowRight", "ArrowDown", "m"):
+            press(key)
+        assert page.locator(".tok.at.masked").count() == 1
+        before = page.input_value('[aria-label="Tint"]')
+        press("t")
+        assert page.input_value('[aria-label="Tint"]') != before
+        press("z")
+        assert page.inner_text(".band button") == "zoom 8×"
+        press("/")
+        page.keyboard.type("therefore")
+        press("Enter")
+        assert page.locator(".tok.hit").count() > 0 and "therefore" in page.inner_text(".tok.at")
+        press("Escape")
+        press("?")
+        assert "next masked token" in page.inner_text("dialog")
+        press("Escape")
+        press("n")
+        page.wait_for_url("**/completion/*.2.0*")
+        page.wait_for_selector(".tok.at")
+        press("Backspace")
+        page.wait_for_url("**/group/*")
+
+
+@needs_browser
+def test_filters_and_histogram(browser):
+    with opened(browser, MadeRun(), refused=True) as page:
+        page.visit("step")
+        rows = page.server.run.completions
+        shown = page.locator('section:has([aria-label="Completions"]) h2 span')
+        page.keyboard.press("h")
+        page.keyboard.press("ArrowLeft")  # the last bar
+        right = sum(value == 1 for value in rows["reward"])
+        assert shown.inner_text() == f"{right} of 64" and "reward_from=1" in page.url
+        page.keyboard.press("Escape")
+        assert shown.inner_text() == "64 of 64"
+        page.click(".fates button >> nth=1")
+        name = page.locator(".fates button >> nth=1").get_attribute("data-name")
+        assert shown.inner_text() == f"{rows['outcome'].count(name)} of 64"
+        page.click("text=clear")
+        page.fill('[aria-label="length, at least"]', "100")
+        page.wait_for_url("**length_from=100*")
+        assert shown.inner_text() == f"{sum(n >= 100 for n in rows['length'])} of 64"
+        page.click("text=clear")
+        page.fill('[aria-label="Text of the answers"]', "nothing")
+        page.wait_for_selector("text=no completion passes the filters")
+        assert shown.inner_text() == "0 of 64"
+        page.check("text=regex")
+        page.fill('[aria-label="Text of the answers"]', "(")
+        page.wait_for_selector("[role=alert]:has-text('missing )')")
+        page.visit("0/step/3?outcome=invalid")  # an address has its filters
+        assert shown.inner_text() == "1 of 64"
+
+
+@needs_browser
+def test_tints_have_signs_beside_colour(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("completion")
+        tints = page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)")
+        first = ("advantage", "log_ratio", "mismatch", "entropy", "divergence", "policy_version", "keep", "loss_weight")
+        assert tints[:9] == ["none", *first]
+        style = "(one) => { const s = getComputedStyle(one); return [s.boxShadow, s.textDecorationLine] }"
+        page.select_option('[aria-label="Tint"]', "log_ratio")
+        for name, sign in ((".tokens .tok.p1", "inset"), (".tokens .tok.m1", "inset")):
+            assert sign in page.locator(name).first.evaluate(style)[0]
+        assert page.locator(".tokens .tok.p1").first.evaluate(style) != page.locator(".tokens .tok.m1").first.evaluate(
+            style
+        )
+        assert page.locator(".tokens .tok.masked").first.evaluate(style)[1] == "line-through"
+        assert "≥ +" in page.inner_text(".legend")
+        page.visit("episode")
+        assert page.locator(".tok[data-version]").count() >= 1 and page.locator(".tok.given").count() > 0
+        assert "search(query=sum of 1 and 2)" in page.inner_text(".episode")
+        assert page.locator(".episode a").get_attribute("href") == "#/0/step/3/completion/103.2.1"
+
+
+@needs_browser
+def test_compare_marks_the_first_difference(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("compare")
+        assert "First difference at token 17" in page.inner_text(".compare .bar")
+        assert page.locator(".pair .tok.first").count() == 2
+        assert page.locator(".pair .tok.first >> nth=1").inner_text() == " otherwise"
+        page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=1")
+        assert "The tokens are the same." in page.inner_text(".compare .bar")
+        page.visit("completion")
+        page.click(".further button")
+        page.wait_for_url("**/compare*")
+
+
+@needs_browser
+def test_a_note_is_saved_and_listed(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("0/step/3/completion/103.1.0?t=7")
+        page.click(".note summary")
+        page.fill(".note textarea", "why <b>this</b> one?")
+        page.click("text=save the note")
+        page.wait_for_selector("text=saved")
+        assert page.server.run.notes["0"] == {"step/3/completion/103.1.0?t=7": "why <b>this</b> one?"}
+        page.visit("0")
+        page.click(".notes a")
+        page.wait_for_url("**/completion/103.1.0?t=7*")
+        page.wait_for_selector(".note[open]")
+        assert page.input_value(".note textarea") == "why <b>this</b> one?"
+
+
+@needs_browser
+def test_a_running_step_appears_by_itself(browser):
+    run = MadeRun()
+    run.running = True
+    with opened(browser, run) as page:
+        page.visit("0")
+        page.wait_for_selector("#live:has-text('step 12')")
+        run.steps.append(13)
+        del run.trend
+        page.wait_for_selector("button:has-text('open step 13')")
+        page.wait_for_selector("#live:has-text('step 13')")
+
+
+@needs_browser
+@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}])
+def test_every_view_can_be_read(options, browser):
+    """No view is wider than the window; names, roles and contrast by axe-core, where it is installed."""
+    with opened(browser, MadeRun(), **options) as page:
+        for name in ROUTES:
+            page.visit(name)
+            page.wait_for_timeout(150)
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+            unnamed = page.evaluate(UNNAMED)
+            assert unnamed == [], name
+            if axe := axe_script():
+                page.evaluate(axe)
+                found = page.evaluate("axe.run().then((result) => result.violations)")
+                serious = [
+                    (name, one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
+                    for one in found
+                    if one["impact"] in ("serious", "critical")
+                ]
+                assert serious == []
+        page.visit("completion")
+        for tint in page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)"):
+            page.select_option('[aria-label="Tint"]', tint)
+            assert page.evaluate(CONTRAST) >= 4.5, tint
+
+
+def axe_script():
+    found = importlib.util.find_spec("axe_playwright_python")
+    return None if found is None else (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+#: Controls and graphics that a screen reader has no name for.
+UNNAMED = """() => [...document.querySelectorAll("button, a, input, select, textarea, [role=slider], [role=grid], [role=group], svg[role=img]")]
+  .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.closest("label"))).map((one) => one.outerHTML)"""
+
+#: The least contrast of a token's ink with what lies behind it, by the formula of WCAG 2.
+CONTRAST = """() => {
+  const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const light = (layers) => {
+    pen.clearRect(0, 0, 1, 1);
+    for (const layer of layers) { pen.fillStyle = layer; pen.fillRect(0, 0, 1, 1); }
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = getComputedStyle(document.querySelector(".tokens")).backgroundColor;
+  return Math.min(...[...document.querySelectorAll(".tok")].map((one) => {
+    const { color, backgroundColor } = getComputedStyle(one), pair = [light([color]), light([behind, backgroundColor])];
+    return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+  }));
+}"""
+
+
+@needs_browser
+def test_hostile_text_is_shown_and_does_nothing(browser):
+    run = MadeRun(hostile=True)
+    run.notes["0"]['"><img src=x onerror=window.ran=4>'] = "<script>window.ran=5</script>"
+    with opened(browser, run) as page:
+        for name in ROUTES:
+            page.visit(name)
+            page.wait_for_timeout(100)
+            assert page.evaluate("window.ran") is None
+            assert page.locator("img, script:not([src]), svg[onload]").count() == 0
+        page.visit("completion")
+        page.wait_for_selector(".reason:has-text('onerror')")
+        assert "</script><script>window.ran=1</script>" in page.inner_text(".tokens")
+        page.visit("0")
+        page.wait_for_selector(".notes li p")
+        assert page.inner_text(".notes li p") == "<script>window.ran=5</script>"
+
+
+@needs_browser
+def test_long_answers_and_many_completions_draw_what_is_in_sight(browser):
+    with opened(browser, MadeRun(groups=1250, size=8, tokens=32_000)) as page:
+        page.visit("step")
+        assert "10,000 of 10,000" in page.inner_text(".lists")
+        assert page.locator(".space .row").count() < 150
+        page.keyboard.press("c")
+        page.keyboard.press("End")
+        assert page.locator('[aria-label="Completions"] .row.at').get_attribute("aria-rowindex") == "10001"
+        page.visit("0/step/1/completion/100.1.0")
+        page.wait_for_selector(".tok.at")
+        assert page.locator(".tok").count() < 6000
+        page.keyboard.press("End")
+        page.wait_for_url("**t=31999*")
+        assert page.locator(".tok.at").is_visible()
+        assert len(page.locator(".tokens").text_content()) == len(
+            "".join(page.server.run.completion("100.1.0")["tokens"]["text"])
+        )
+
+
+@needs_browser
+def test_what_is_missing_is_said(browser):
+    with opened(browser, MadeRun()) as page:
+        server, other = page.server, page.context.new_page()  # whose console names the request that failed
+        other.goto(f"{server.address}#/0/step/999")
+        other.wait_for_selector("[role=alert]")
+        assert "nothing here" in other.inner_text("[role=alert]")
+        server.run.trend["metrics"].clear()
+        server.run.trend["steps"].clear()
+        server.run.trend["rollout_steps"].clear()
+        other.goto("about:blank")
+        other.goto(f"{server.address}#/0")
+        other.wait_for_selector("text=no step has completions")
+
+
+@needs_browser
+def test_the_exported_file_needs_no_server(browser, tmp_path):
+    from proxima.view.microscope.exported_page import exported_page
+    from proxima.view.microscope.server import open_runs
+    from tests.view.microscope.stored_run import make_step
+
+    make_step(tmp_path / "run", SURROGATES["cppo"](), text="</script><script>window.ran=1</script><!--")
+    (run,) = open_runs([tmp_path / "run"])
+    file = tmp_path / "shared.html"
+    file.write_text(exported_page(run, 1), encoding="utf-8")
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(file.as_uri())
+    page.wait_for_selector(".lists")
+    page.click('[aria-label="Completions"] [data-index="1"]')
+    page.wait_for_selector(".tok.at")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".reason:has-text('kept'), .reason:has-text('masked')")
+    assert page.evaluate("window.ran") is None and said == []
+    context.close()
+
+
+@needs_browser
+def test_with_the_server_of_the_command(browser, tmp_path):
+    """The same views, answered by `proxima view` itself: what the page shows is what the Parquet file has."""
+    import threading
+
+    from proxima.view.microscope.app import MicroscopeApp
+    from proxima.view.microscope.server import listen, open_runs, serve_pages
+    from tests.view.microscope.stored_run import make_step
+
+    make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=2, samples=3)
+    runs = open_runs([tmp_path / "run", tmp_path / "run"])
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    threading.Thread(target=serve_pages, args=(MicroscopeApp(runs, "secret"), listening), daemon=True).start()
+    context = browser.new_context()
+    page = context.new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    for route in ("", "0", "0/step/1", "0/step/1/group/1", "0/step/1/completion/1.2.0?t=0"):
+        page.goto("about:blank")
+        page.goto(f"http://127.0.0.1:{port}/?key=secret#/{route}")
+        page.wait_for_selector("#view > *")
+        assert page.locator("[role=alert]:not(:empty)").count() == 0, route
+    page.wait_for_selector(".reason")
+    answer = json.loads(page.evaluate("fetch('/api/0/step/1/completion/1.2.0/token/0').then((one) => one.text())"))
+    page.wait_for_selector(f".reason:has-text('{answer['reason'][:12]}')")
+    assert answer["reason"] in page.inner_text(".reason")
+    page.goto(f"http://127.0.0.1:{port}/?key=secret#/0/compare?step=1&c=1.2.0&run2=1&step2=1")
+    page.wait_for_selector("text=The tokens are the same.")
+    assert said == []
+    context.close()
