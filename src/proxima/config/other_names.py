@@ -6,6 +6,9 @@ Options of a whole file are the work of `proxima convert`. To add a name: behind
 
 from collections.abc import Collection
 
+from proxima.config.describe import fields_of, kinds_of
+from proxima.config.slots import Slot
+
 # our field: names of TRL, verl, AReaL; with a section where the name alone could be anything
 _NAMES = {
     "algorithm.advantage": "adv_estimator",
@@ -65,3 +68,9 @@ def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
         if any(path == head or path.startswith(f"{head}.") for path in paths):
             return ours
     return None
+
+
+def kinds_with(slot: Slot, name: str) -> list[str]:
+    """The kinds of a slot that have a field of this name."""
+    kinds = kinds_of(slot)
+    return [kind for kind in sorted(kinds) if name in {info.name for info in fields_of(kinds[kind])}]
