@@ -62,16 +62,13 @@ class Builder:
         while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
-        remedy = suggestion(name, names)
-        elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
-        if elsewhere and nearest(name, names) is None:
-            remedy = f"did you mean {elsewhere[0]!r}?"
-        from proxima.config.other_names import kinds_with, our_name  # only a mistyped recipe needs them
+        remedy, paths = suggestion(name, names), [entry.path for entry in self.entries]
+        from proxima.config.other_names import our_name, place_of  # only a mistyped recipe needs them
 
-        if slot is not None and nearest(name, names) is None and (kinds := kinds_with(slot, name)):
-            remedy = f"{parent}.kind={' or '.join(kinds[:3])} has it"
+        if nearest(name, names) is None:
+            remedy = place_of(name, parent, slot, paths) or remedy
         *_, section, last = ("", *path.split("."))
-        if ours := our_name(section, last, [entry.path for entry in self.entries]):
+        if ours := our_name(section, last, paths):
             remedy = f"proxima calls it {ours}"
         return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 

@@ -70,7 +70,11 @@ def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
     return None
 
 
-def kinds_with(slot: Slot, name: str) -> list[str]:
-    """The kinds of a slot that have a field of this name."""
-    kinds = kinds_of(slot)
-    return [kind for kind in sorted(kinds) if name in {info.name for info in fields_of(kinds[kind])}]
+def place_of(name: str, parent: str, slot: Slot | None, paths: Collection[str]) -> str | None:
+    """The remedy for a field that is another's: of another kind of its slot, or at one of the `paths`."""
+    kinds = {} if slot is None else kinds_of(slot)
+    others = [kind for kind in sorted(kinds) if name in {info.name for info in fields_of(kinds[kind])}]
+    if others:
+        return f"{parent}.kind={' or '.join(others[:3])} has it"
+    elsewhere = next((path for path in paths if path.rpartition(".")[2] == name), None)
+    return elsewhere and f"did you mean {elsewhere!r}?"
