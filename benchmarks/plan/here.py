@@ -1,4 +1,4 @@
-"""Plans of this machine against runs on it: rates of products and memory measured at once, a first run that two rates
+"""Plans of this machine against runs on it: products and memory bandwidth measured at once, two runs that four rates
 and the memory of a bare process are fitted on, and three runs with other settings that are compared."""
 
 import json
@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.harness import HERE, gemm_rate
 from proxima.config import resolve
@@ -20,10 +22,12 @@ from proxima.lab.plan.layout import DeviceLayout
 from proxima.lab.plan.rates import Rates, fitted_rates
 from proxima.lab.plan.step_plan import PlannedRecipe, StepPlan
 
-# prompts, completions, tokens at most, checkpointing; the first is fitted
-SETTINGS = ((4, 8, 48, False), (8, 8, 48, False), (4, 8, 112, False), (4, 16, 64, True))
+# prompts, completions, tokens at most, checkpointing; those of CALIBRATION are fitted
+CALIBRATION = ((4, 8, 48, False), (2, 32, 80, False))
+SETTINGS = (*CALIBRATION, (8, 8, 48, False), (4, 8, 112, False), (4, 16, 64, True))
 BOUNDS = {"step": 0.20, "memory": 0.10}
-LAYERS = 30  # of SmolLM2-135M; another number only takes more rounds
+SOLVED = {"train": ("products", "step"), "generate": ("rows", "layer")}  # rates, from which of a run's times
+MOST = 1e6  # the rate of products that cost nothing
 LIMIT = 1800  # seconds of a run
 
 
@@ -55,7 +59,7 @@ def copied() -> float:
 def machine_kind(threads: int) -> DeviceKind:
     """This machine as a device."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    rate = gemm_rate(threads, "bfloat16", size=1024) / 1e12
+    rate = gemm_rate(threads, "bfloat16") / 1e12
     return DeviceKind("cpu", memory, rate, copied() / 1e12, 1.0, 1.0, 1, "measured")
 
 
@@ -78,7 +82,7 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
 
     return {
         "generate": median(lambda r: r["time/generate"]),
-        "train": median(lambda r: r["time/train"]),
+        "train": median(lambda r: r["time/step"] - r["time/generate"]),
         "step": median(lambda r: r["time/step"]),
         "length": median(lambda r: r["length/mean"]),
         "memory": float(peak),
@@ -88,7 +92,7 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
 def planned(words: list[str], kind: DeviceKind, length: float, rates: Rates) -> StepPlan:
     """The plan of the same step with the mean length that it had."""
     recipe = PlannedRecipe.of(resolve(HERE.parent / "recipes" / "quickstart.yaml", words), Devices(kind, 1), length)
-    return recipe.plan(DeviceLayout(in_process=True), rates=rates)
+    return recipe.plan(DeviceLayout(in_process=True), replace(recipe.load, fused=True), rates=rates)
 
 
 def seconds_of(plan: StepPlan) -> dict[str, float]:
@@ -97,36 +101,56 @@ def seconds_of(plan: StepPlan) -> dict[str, float]:
     return {"generate": generate, "train": rest, "step": generate + rest}
 
 
-def fitted(kind: DeviceKind, words: list[str], found: dict[str, float]) -> Rates:
-    """The rates of an accelerator, with no launches of kernels, and these two as in the run: products in training, and
-    the decoder's share of what a step of it takes."""
-    rates = replace(fitted_rates(), layer=0.0, step=max(0.0, found["step"] - found["generate"] - found["train"]))
-    for _ in range(30):  # the parts are not proportional to a rate
-        training = seconds_of(planned(words, kind, found["length"], rates))["train"] - rates.step
-        rates = replace(rates, products=rates.products * (training / found["train"]) ** 0.7)
-        late = found["generate"] - seconds_of(planned(words, kind, found["length"], rates))["generate"]
-        rates = replace(rates, layer=max(0.0, rates.layer + 0.7 * late / found["length"] / LAYERS))
+def fitted(kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]]) -> Rates:
+    """The rates of an accelerator, but those of SOLVED, with which the plans of the runs take their times as nearly as
+    none of these rates is negative. What a CPU moves between products stays in its last cache, and costs no bandwidth.
+    """
+    rates = replace(fitted_rates(), moved=0.0, width=0.0)
+    for name, unknown in SOLVED.items():
+        costs = dict.fromkeys(unknown, 0.0)
+        base = times_of(name, kind, runs, with_costs(rates, costs))
+        slopes = {rate: times_of(name, kind, runs, with_costs(rates, costs | {rate: 1.0})) - base for rate in unknown}
+        late = np.array([found[name] for _, found in runs]) - base
+        for free in (unknown, unknown[:1], unknown[1:]):  # all of them, else one alone
+            found_costs = np.linalg.lstsq(np.array([slopes[rate] for rate in free]).T, late)[0]
+            costs |= dict.fromkeys(unknown, 0.0) | dict(zip(free, map(float, found_costs), strict=True))
+            if min(costs.values()) >= 0:
+                break
+        rates = with_costs(rates, costs)
     return rates
 
 
+def with_costs(rates: Rates, costs: dict[str, float]) -> Rates:
+    """Times are linear in a cost: the inverse of a speed, or the rate itself."""
+    return replace(rates, **{name: 1 / max(x, 1 / MOST) if name == "products" else x for name, x in costs.items()})
+
+
+def times_of(name: str, kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]], rates: Rates) -> Any:
+    """[runs] planned seconds."""
+    return np.array([seconds_of(planned(words, kind, found["length"], rates))[name] for words, found in runs])
+
+
 def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS) -> dict[str, Any]:
-    """A line for each setting."""
+    """A line for each figure of each setting."""
     kind = machine_kind(threads)
+    words = [words_of(model, setting) for setting in settings]
+    measurements = [measured(each, steps, threads) for each in words]
+    for i, each in enumerate(words[: len(CALIBRATION)]):  # again, as the machine may have been slower for a while
+        measurements[i] = min(measurements[i], measured(each, steps, threads), key=lambda found: found["step"])
+    runs = list(zip(words, measurements, strict=True))
+    rates = fitted(kind, runs[: len(CALIBRATION)])
+    plans = [planned(words, kind, found["length"], rates) for words, found in runs]
+    sizes = [sum(plan.memory.trainer.values()) + sum(plan.memory.engine.values()) for plan in plans]
+    beside = [found["memory"] - size for (_, found), size in zip(runs, sizes, strict=True)]
+    bare = statistics.fmean(beside[: len(CALIBRATION)])
     rows: list[dict[str, Any]] = []
-    rates, bare = None, 0.0
-    for setting in settings:
-        words = words_of(model, setting)
-        found = measured(words, steps, threads)
-        rates = rates or fitted(kind, words, found)
-        plan = planned(words, kind, found["length"], rates)
-        size = sum(plan.memory.trainer.values()) + sum(plan.memory.engine.values())
-        bare = bare or found["memory"] - size
+    for setting, (_, found), plan, size in zip(settings, runs, plans, sizes, strict=True):
         figures = seconds_of(plan) | {"memory": size + bare}
         for name in ("generate", "train", "step", "memory"):
             ratio = figures[name] / found[name] if found[name] else 1.0
             within = abs(ratio - 1) <= BOUNDS.get(name, 1.0)
             row = {"setting": setting, "figure": name, "measured": found[name], "planned": figures[name]}
-            rows.append(row | {"ratio": round(ratio, 3), "within": within, "fitted": setting == settings[0]})
-    assert rates is not None
+            rows.append(row | {"ratio": round(ratio, 3), "within": within, "fitted": setting in CALIBRATION})
     device = {"gemm": kind.bf16 * 1e12, "bandwidth": kind.bandwidth * 1e12, "bare_process": bare}
-    return {"device": device, "rates": {"products": rates.products, "layer": rates.layer}, "rows": rows}
+    found_rates = {rate: getattr(rates, rate) for unknown in SOLVED.values() for rate in unknown}
+    return {"device": device, "rates": found_rates, "rows": rows}

@@ -1,6 +1,7 @@
 """`proxima explain --devices`: a step on devices that are not here."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,18 @@ def test_what_does_not_fit_has_no_speed(proxima):
     words = ("explain", RECIPES / "dapo_32b.yaml", "--devices", "L4-24G")
     code, out, _ = proxima(*words)
     none = "step     none: it does not fit; --propose looks for layouts that do\nmemory   does not fit: "
-    assert code == 0 and none in out and "tokens/s" not in out
+    assert code == 1 and none in out and "tokens/s" not in out and "largest micro-batch none: " in out
     plan = json.loads(proxima(*words, "--json")[1])
     assert plan["seconds"] is plan["tokens_per_second_per_device"] is None
+
+
+def test_a_micro_batch_with_which_it_fits(proxima):
+    words = ("explain", RECIPES / "gsm8k_grpo_sdp.yaml", "--devices", "8xA100-40G")
+    code, out, _ = proxima(*words)
+    found = re.search(r"^step     none: it does not fit, but with (train.tokens_per_micro_batch=\d+)$", out, re.M)
+    assert code == 1 and found is not None
+    code, out, _ = proxima(*words, found[1])
+    assert code == 0 and "memory   fits: " in out
 
 
 def test_data_is_not_asked_for(proxima):
@@ -54,7 +64,7 @@ def test_as_json(proxima, recipe):
 def test_proposals_are_words_to_paste(proxima):
     code, out, _ = proxima("explain", RECIPES / "qwen3_4b_grpo.yaml", "--devices", "8xH100-80G", "--propose")
     assert code == 0
-    assert out.count("'placement={kind: ray, ranks: ") >= 2 and "tokens/s" in out
+    assert out.count("'placement={kind: ray, ranks: ") >= 2 and "tokens/s a device" in out
     assert "runtime.max_lag=1" in out.splitlines()[-1] or "runtime.max_lag" not in out
 
 

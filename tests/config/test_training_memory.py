@@ -116,6 +116,17 @@ def test_weights_gathered_in_half_precision_need_no_copies(recipe):
     assert again[copies] < exact[copies] / 30 and again[ACTIVATIONS] < exact[ACTIVATIONS] / 5
 
 
+def test_kernels_of_a_cpu_keep_less(recipe):
+    """A layer keeps two sums in float32 and their norms, q, k, v, the output of attention, gate and up; with
+    checkpointing its two inputs."""
+    fused, whole = replace(FULL, fused=True), held(recipe, Share())
+    width = 2 * 6 * 2560 + 2 * (2 * 4096 + 2 * 1024 + 2 * 9728)
+    kept = held(recipe, Share(), forwarded=fused)[ACTIVATIONS]
+    passing = held(recipe, Share(), "model.gradient_checkpointing=true", forwarded=fused)[ACTIVATIONS]
+    assert kept - passing == 35 * 4096 * width - 36 * 4096 * 6 * 2560
+    assert kept < 0.7 * whole[ACTIVATIONS]
+
+
 def test_the_ranks_of_a_placement(recipe, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     ray, torchrun = "placement={kind: ray, ranks: 4}", "placement=torchrun"

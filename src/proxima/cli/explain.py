@@ -36,8 +36,9 @@ def explain(
     mean_length: Annotated[float | None, Argument(MEAN, "TOKENS", group=PLAN)] = None,
     import_code: ImportCode = False,
     as_json: AsJson = False,
-) -> None:
-    """Print what the recipe is; ConfigError, after the values, for a mistake in the recipe."""
+) -> int:
+    """Print what the recipe is; ConfigError, after the values, for a mistake in the recipe. 1 if its plan on these
+    devices does not fit."""
     from proxima.config import check, dump, resolve
     from proxima.config.problems import ConfigError
     from proxima.config.validate import all_problems, to_do
@@ -49,10 +50,12 @@ def explain(
     if devices is not None:
         if problems:  # nothing to plan
             raise ConfigError(problems)
-        _print_plan(resolved, override, devices, mean_length, propose=propose, rehearsed=rehearsed, as_json=as_json)
-    elif propose or rehearsed or mean_length is not None:
+        return _print_plan(
+            resolved, override, devices, mean_length, propose=propose, rehearsed=rehearsed, as_json=as_json
+        )
+    if propose or rehearsed or mean_length is not None:
         raise UserError("--propose, --rehearsed and --mean-length are about --devices; name some, as 8xH100-80G")
-    elif as_yaml:
+    if as_yaml:
         print(dump(resolved), end="")
         for problem in left:
             print(f"WARNING {problem}", file=sys.stderr)
@@ -64,6 +67,7 @@ def explain(
         print(text_of(resolved, width=terminal_width(sys.stdout), everything=everything))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
+    return 0
 
 
 def _print_plan(
@@ -75,8 +79,8 @@ def _print_plan(
     propose: bool,
     rehearsed: bool,
     as_json: bool,
-) -> None:
-    """The plan of the recipe's own layout, or the best ones."""
+) -> int:
+    """The plan of the recipe's own layout, or the best ones; 1 if it does not fit."""
     from proxima.cli.plan_text import text_of_plan, text_of_proposals
     from proxima.lab.plan import plan_recipe, planned_layout, read_devices
     from proxima.lab.plan.devices import Devices
@@ -89,7 +93,7 @@ def _print_plan(
             print_json([{"words": proposal.words, **proposal.plan.as_json()} for proposal in found])
         else:
             print(f"{_trained_block(resolved)}\n\n{text_of_proposals(found)}")
-        return
+        return 0
     counted = None
     if rehearsed and resolved.recipe is not None:
         from proxima.lab.rehearsal.device_fit import rehearse_recipe
@@ -106,6 +110,7 @@ def _print_plan(
         left = [name for name in ("critic", "algorithm.distillation") if resolved.get(name) is not None]
         notes = [f"note     {name} is not in the plan: neither its time nor its memory" for name in left]
         print("\n".join([f"{_trained_block(resolved)}\n", text_of_plan(plan), *notes]))
+    return 0 if plan.memory.fits else 1
 
 
 def text_of(

@@ -14,7 +14,7 @@ def text_of_plan(plan: "StepPlan") -> str:
     """The plan of a layout: a line for each stage, then memory and what is sent."""
     from proxima.view.formatting import duration
 
-    load, memory = plan.load, plan.memory
+    load, memory, micro = plan.load, plan.memory, plan.micro_batch
     engine, trainer = plan.sides
     lines = [f"layout   {plan.layout}, on {plan.devices}"]
     if (idle := plan.devices.count - plan.layout.devices) > 0:
@@ -24,6 +24,8 @@ def text_of_plan(plan: "StepPlan") -> str:
         speed = f"{plan.speed:,.0f} tokens/s a device"
         lines.append(f"step     about {duration(plan.seconds)}, {speed}; {plan.binds} binds{how}")
         lines += _stages(plan)
+    elif 0 < micro < load.micro_tokens:
+        lines.append(f"step     none: it does not fit, but with train.tokens_per_micro_batch={micro}")
     else:
         lines.append("step     none: it does not fit; --propose looks for layouts that do")
     total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
@@ -31,8 +33,9 @@ def text_of_plan(plan: "StepPlan") -> str:
     lines.append(f"         a rank: {_sizes(memory.trainer)}")
     running = f"{memory.slots:,} completions at once" if memory.slots else "no room for a completion"
     lines.append(f"         an engine's device: {_sizes(memory.engine)}; {running}")
-    micro = plan.micro_batch
-    largest = f"of {micro:,} tokens" if micro else "none: the longest sequence does not fit a rank"
+    largest = (
+        f"of {micro:,} tokens" if micro else "none: the longest sequence does not fit a rank, or an engine does not"
+    )
     lines.append(f"         largest micro-batch {largest}, train.tokens_per_micro_batch is {load.micro_tokens:,}")
     sent: dict[str, float] = {}
     for stage in plan.stages:
@@ -56,11 +59,11 @@ def _stages(plan: "StepPlan") -> list[str]:
 
 def text_of_proposals(found: Sequence["Proposal"]) -> str:
     """A table of layouts, and the words that set each."""
-    lines = ["layouts  step       tokens/s   memory   binds                         layout"]
+    lines = ["layouts  step       tokens/s a device  memory   binds                         layout"]
     for number, proposal in enumerate(found, 1):
         plan = proposal.plan
         size = f"{plan.memory.needed / GIB:.0f} GiB"
-        figures = f"{_seconds(plan.seconds):<11}{plan.speed:<11,.0f}{size:<9}{plan.binds:<30}"
+        figures = f"{_seconds(plan.seconds):<11}{plan.speed:<19,.0f}{size:<9}{plan.binds:<30}"
         lines.append(f"     {number:>2}  {figures}{plan.layout}")
     for number, proposal in enumerate(found, 1):
         plan = proposal.plan

@@ -56,25 +56,24 @@ class Builder:
         self.entries.append(entry)
         return value
 
-    def unknown_field(self, path: str, label: str, node: Node, cls: type) -> Problem:
-        name = path.rpartition(".")[2]
+    def unknown_field(self, path: str, label: str, node: Node, cls: type, slot: Slot | None) -> Problem:
+        parent, _, name = path.rpartition(".")
         names = [info.name for info in fields_of(cls)]
         while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
-        remedy = suggestion(name, names)
-        elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
-        if elsewhere and nearest(name, names) is None:
-            remedy = f"did you mean {elsewhere[0]!r}?"
-        from proxima.config.other_names import our_name  # only a mistyped recipe needs the names of the peers
+        remedy, paths = suggestion(name, names), [entry.path for entry in self.entries]
+        from proxima.config.other_names import our_name, place_of  # only a mistyped recipe needs them
 
+        if nearest(name, names) is None:
+            remedy = place_of(name, parent, slot, paths) or remedy
         *_, section, last = ("", *path.split("."))
-        if ours := our_name(section, last, [entry.path for entry in self.entries]):
+        if ours := our_name(section, last, paths):
             remedy = f"proxima calls it {ours}"
         return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 
-    def dataclass(self, cls: type, node: Node, path: str, label: str) -> Any:
-        """Build `cls` from a mapping. `label` is what errors call it: the kind, or the section's name."""
+    def dataclass(self, cls: type, node: Node, path: str, label: str, slot: Slot | None = None) -> Any:
+        """Build `cls` from a mapping. `label` is what errors call it: the kind of `slot`, or the section's name."""
         if node.mapping is None:
             near = next((info.name for info in fields_of(cls)), "field")
             return self.fail(path, f"must be a mapping of its fields: {{{near}: …}}", node)
@@ -82,7 +81,7 @@ class Builder:
         before = len(self.problems)
         for key, child in node.mapping.items():
             if key not in fields:
-                self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls))
+                self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls, slot))
         values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in fields.items()}
         if not path:
             self.sections = {key: value for key, value in values.items() if value is not FAILED}
@@ -192,7 +191,7 @@ class Builder:
         usual = slot.default if slot.default and not slot.many else MISSING
         self.leaf(f"{path}.kind", canonical_kind(kind.value, slot), kind, summary_of(cls), usual)
         rest = {key: child for key, child in node.mapping.items() if key != "kind"}
-        return self.dataclass(cls, replace(node, value=rest), path, kind.value)
+        return self.dataclass(cls, replace(node, value=rest), path, kind.value, slot)
 
 
 def _indexed(node: Node) -> Node:

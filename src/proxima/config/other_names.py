@@ -6,6 +6,9 @@ Options of a whole file are the work of `proxima convert`. To add a name: behind
 
 from collections.abc import Collection
 
+from proxima.config.describe import fields_of, kinds_of
+from proxima.config.slots import Slot
+
 # our field: names of TRL, verl, AReaL; with a section where the name alone could be anything
 _NAMES = {
     "algorithm.advantage": "adv_estimator",
@@ -65,3 +68,13 @@ def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
         if any(path == head or path.startswith(f"{head}.") for path in paths):
             return ours
     return None
+
+
+def place_of(name: str, parent: str, slot: Slot | None, paths: Collection[str]) -> str | None:
+    """The remedy for a field that is another's: of another kind of its slot, or at one of the `paths`."""
+    kinds = {} if slot is None else kinds_of(slot)
+    others = [kind for kind in sorted(kinds) if name in {info.name for info in fields_of(kinds[kind])}]
+    if others:
+        return f"{parent}.kind={' or '.join(others[:3])} has it"
+    elsewhere = next((path for path in paths if path.rpartition(".")[2] == name), None)
+    return elsewhere and f"did you mean {elsewhere!r}?"

@@ -108,12 +108,14 @@ class Forwarded:
         keys: that its queries attend to, those of a shared prompt once for each of its completions; its part, too.
         masked: queries × keys of the rows that attend to a prompt, whose mask every layer keeps.
         alone: an update has no other: its gradients come as its activations go.
+        fused: through `model.fused_backbone`.
     """
 
     tokens: int
     keys: int
     masked: int = 0
     alone: bool = False
+    fused: bool = False
 
 
 def training_memory(
@@ -137,7 +139,8 @@ def training_memory(
     rest_on_host = share.offloads or getattr(optimizer, "offload", False)
     layer = own.layer
     rounded = compute != gathered
-    kept_layers = 1 if share.sharding is not None and spec.gradient_checkpointing else model.layers
+    cast_again = spec.gradient_checkpointing and (share.sharding is not None or forwarded.fused)
+    kept_layers = 1 if cast_again else model.layers
     logits = _logits(spec, own, forwarded.tokens, gathered, compute)
     turn = max(0, _between_layers(spec, own, forwarded, share, gathered) - logits)  # not with the logits
     kept = 0
@@ -185,7 +188,8 @@ def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, res
     states, layer = forwarded.tokens * residual * model.hidden, _of_layer(spec, model, forwarded, residual)
     ends = 4 * states  # embeddings, the last norm, and the states that predict
     if spec.gradient_checkpointing:
-        return model.layers * states + layer + ends
+        added = forwarded.tokens * BYTES[spec.compute_dtype] * model.hidden if forwarded.fused else 0
+        return model.layers * (states + added) + layer + ends
     return model.layers * layer + ends
 
 
@@ -193,6 +197,8 @@ def _of_layer(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residu
     """What one layer keeps, without checkpointing or in its turn."""
     h, i, e = model.hidden, model.intermediate, BYTES[spec.compute_dtype]
     queries, tokens = model.query_width or h, forwarded.tokens
+    if forwarded.fused:  # two sums and their norms; q, k, v; the output of attention; gate and up
+        return tokens * (2 * (residual + e) * h + e * (2 * queries + 2 * model.kv_width + 2 * i))
     norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
     inputs = (5 if e < residual else 2) * e * h  # autocast rounds one for each of q, k, v, gate and up
     attention = 3 * e * queries  # queries, the output, and that in the order of the tokens

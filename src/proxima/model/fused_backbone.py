@@ -10,6 +10,7 @@ gradients of q, k, v and of g, u stay float32.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,16 +42,26 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
     segments = PackedSegments(edges, parents, heads, kv_heads, attention.scaling)
     delta: Tensor | None = None
     for layer in model.layers:
-        modules = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
-        qkv, out, gate_up, down = (_Projection([modules[name] for name in names]) for names in PROJECTIONS)
-        norms = [getattr(modules.get(name), "weight", None) for name in ("q_norm", "k_norm")]
-        eps = getattr(modules.get("q_norm"), "variance_epsilon", 0.0)
-        x, h = _normed(kernels, x, delta, layer.input_layernorm)
-        seen = _attention(kernels, qkv.product(kernels, h), *norms, Turns(cos, sin, None, None, eps), segments)
-        x, h = _normed(kernels, x, out.product(kernels, seen), layer.post_attention_layernorm)
-        delta = down.product(kernels, gate_up.product(kernels, h), gated=True)
+        run = partial(_layer_states, layer, kernels, cos, sin, segments)
+        again = layer.training and layer.gradient_checkpointing
+        x, delta = layer._gradient_checkpointing_func(run, x, delta) if again else run(x, delta)
     states: Tensor = model.norm((x if delta is None else x + delta).index_select(0, batch.predict))
     return states
+
+
+def _layer_states(
+    layer: Any, kernels: TrainKernels, cos: Tensor, sin: Tensor, segments: PackedSegments, x: Tensor,
+    delta: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The residual stream after attention, and what the MLP adds to it."""
+    modules = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
+    qkv, out, gate_up, down = (_Projection([modules[name] for name in names]) for names in PROJECTIONS)
+    norms = [getattr(modules.get(name), "weight", None) for name in ("q_norm", "k_norm")]
+    turns = Turns(cos, sin, None, None, getattr(modules.get("q_norm"), "variance_epsilon", 0.0))
+    x, h = _normed(kernels, x, delta, layer.input_layernorm)
+    seen = _attention(kernels, qkv.product(kernels, h), *norms, turns, segments)
+    x, h = _normed(kernels, x, out.product(kernels, seen), layer.post_attention_layernorm)
+    return x, down.product(kernels, gate_up.product(kernels, h), gated=True)
 
 
 def _kernels(backbone: nn.Module) -> TrainKernels | None:
@@ -71,7 +82,7 @@ def _kernels(backbone: nn.Module) -> TrainKernels | None:
 
 
 def _plain(layer: Any, family: str) -> bool:
-    """Whether a layer is what this file computes: neither sharded nor adapted, windowed, hooked or recomputed."""
+    """Whether a layer is what this file computes: neither sharded nor adapted, windowed or hooked."""
     names = {"DecoderLayer", "Attention", "MLP", "RMSNorm"}
     for module in layer.modules():
         kind = type(module)
@@ -81,10 +92,9 @@ def _plain(layer: Any, family: str) -> bool:
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
         return False
     attention = layer.self_attn
-    checkpointed = layer.training and getattr(layer, "gradient_checkpointing", False)
     dropout = layer.training and attention.attention_dropout > 0
     biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
-    return not (checkpointed or dropout or biased or getattr(attention, "sliding_window", None))
+    return not (dropout or biased or getattr(attention, "sliding_window", None))
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -54,7 +54,12 @@ def test_runs_on_fixed_data_have_it_too(family):
     ("override", "line"),
     [
         ("placement=rai", "placement.kind=rai (command line): no placement 'rai'; did you mean 'ray'?"),
-        ("placement.ranks=2", "placement.ranks=2 (command line): 'local' has no field 'ranks'"),
+        ("placement.ranks=2", "'local' has no field 'ranks'; placement.kind=ray has it"),
+        (
+            "placement.tensor_parallel=2",
+            "placement.tensor_parallel=2 (command line): 'local' has no field 'tensor_parallel'; "
+            "placement.kind=ray or torchrun has it",
+        ),
         ("placement={kind: torchrun, ranks: 2}", "'torchrun' has no field 'ranks'"),
         ("placement={kind: ray, ranks: 0}", "placement.ranks=0 (command line): must be >= 1"),
         ("placement={kind: ray, gpus_per_rank: 2}", "placement.gpus_per_rank=2 (command line): must be 0 or 1: a rank"),

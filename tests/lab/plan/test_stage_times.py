@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from proxima.lab.plan import read_devices
+from proxima.lab.plan import DeviceLayout, read_devices
 from proxima.lab.plan.rates import fitted_rates
 from proxima.lab.plan.stage_times import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK
 from tests.lab.plan.plans import LOAD, changed, planned
@@ -15,6 +17,15 @@ def test_a_decode_step_by_hand():
     assert seconds == pytest.approx(2 * (weights + keys) / (3.35e12 * rates.decode) + 28 * rates.layer)
     assert binds == BANDWIDTH
     assert times.decode_step(1, 10)[0] < seconds < times.decode_step(64, 8000)[0]
+
+
+def test_products_that_reading_does_not_hide():
+    """Of a CPU, whose cores read and multiply in turn: each completion of a step costs its products as well."""
+    times = planned("qwen2.5-7b", "8xH100-80G", engines=8, each=1).times
+    in_turn = replace(times, rates=replace(times.rates, rows=1.0))
+    for running in (1, 64):
+        more = in_turn.decode_step(running, 1000)[0] - times.decode_step(running, 1000)[0]
+        assert more == pytest.approx(times.prefill(running))
 
 
 @pytest.mark.parametrize(
@@ -116,4 +127,6 @@ def test_what_dimensions_send():
 def test_weights_reach_engines_but_those_in_the_process():
     times = planned().times
     assert times.publish().seconds == pytest.approx(2 * 30_532_122_624 / (times.rates.publish * 1e9))
+    here = replace(times, layout=DeviceLayout(in_process=True)).publish()
+    assert here.seconds == pytest.approx(6 * 30_532_122_624 / (3.35e12 * times.rates.decode))
     assert LOAD.lag == 0

@@ -55,7 +55,8 @@ def trainer_memory(
         model = replace(model, layers=layers, parameters=model.parameters * layers // model.layers)
     ranks = layout.ranks // layout.pipeline
     share = Share(ranks, layout.sharding if layout.ranks > 1 else None)
-    kinds = training_memory(spec, model, Forwarded(own, own, 0, alone=update <= tokens), share, load.optimizer)
+    forwarded = Forwarded(own, own, 0, alone=update <= tokens, fused=load.fused)
+    kinds = training_memory(spec, model, forwarded, share, load.optimizer)
     kinds = {kind: size for kind, size in kinds.items() if size}
     return kinds | ({"reference model": load.references * kinds["weights"]} if load.references else {})
 

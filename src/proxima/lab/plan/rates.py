@@ -18,6 +18,7 @@ class Rates:
     attention: float
     moved: float
     decode: float
+    rows: float
     network: float
     overlap: float
     layer: float

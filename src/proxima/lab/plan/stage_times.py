@@ -50,8 +50,9 @@ class StageTimes(PlacedModel):
         used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
         weights = (self.weights.dense + used * self.weights.experts) / size
         keys = running * context * self.key_elements / key_parts(model, size)
-        bandwidth = HALF * (weights + keys) / (self.device.bandwidth * 1e12 * rates.decode)
-        flop = self._products(running, size) + self._attention(running * context) / size
+        bandwidth = HALF * (weights + keys) / self._bandwidth
+        products = self._products(running, size)
+        flop = products + self._attention(running * context) / size
         network = 0.0
         if size > 1:  # two all-reduces in a layer
             states = running * model.hidden * HALF
@@ -62,7 +63,8 @@ class StageTimes(PlacedModel):
             binds = NETWORK if network > fixed else FIXED
         else:
             binds = BANDWIDTH if bandwidth > flop else COMPUTE
-        seconds, launches = max(bandwidth, flop) + network + fixed, model.layers * rates.eager if self.eager else 0.0
+        seconds = max(bandwidth, flop) + rates.rows * products + network + fixed
+        launches = model.layers * rates.eager if self.eager else 0.0
         return (launches, FIXED) if launches > seconds else (seconds, binds)
 
     def prefill(self, tokens: float, mean: float = 0.0) -> float:
@@ -103,16 +105,16 @@ class StageTimes(PlacedModel):
         if not stage.seconds:
             return stage
         elements = self.trained / self._parts
-        speed = (
-            self.rates.host * 1e9 if self.layout.sharding.offload else self.device.bandwidth * 1e12 * self.rates.decode
-        )
-        step = elements * (3 * self.master + 16) / speed
+        speed = self.rates.host * 1e9 if self.layout.sharding.offload else self._bandwidth
+        step = elements * (4 * self.master + 16) / speed  # gradients are read for their norm, and again
         return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + step})
 
     def publish(self) -> Stage:
-        """New weights reach the engines."""
+        """New weights reach the engines; one in the process reads them and writes them in its dtype."""
         size = self.model.parameters * HALF
-        return Stage("publish", {NETWORK: 0.0 if self.layout.in_process else size / (self.rates.publish * 1e9)})
+        if self.layout.in_process:
+            return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
+        return Stage("publish", {NETWORK: size / (self.rates.publish * 1e9)})
 
     def _trained(
         self, name: str, lengths: Sequence[float] | float, longest: float, mean_square: float, *, gradients: bool
@@ -157,6 +159,11 @@ class StageTimes(PlacedModel):
     # ---- what both have
 
     @property
+    def _bandwidth(self) -> float:
+        """Bytes a second of a device's memory."""
+        return self.device.bandwidth * 1e12 * self.rates.decode
+
+    @property
     def key_elements(self) -> int:
         """Elements of keys and values of a token, in all layers."""
         return 2 * self.model.layers * self.model.kv_width
@@ -178,8 +185,7 @@ class StageTimes(PlacedModel):
         """Seconds of one device to read and write the activations of a pass; experts have copies of their tokens."""
         model = self.model
         width = (2 + 2 * model.experts) * model.hidden + (model.query_width or model.hidden) + 1.5 * model.intermediate
-        size = tokens * model.layers * width * HALF * self.rates.moved
-        return size / (self.device.bandwidth * 1e12 * self.rates.decode)
+        return tokens * model.layers * width * HALF * self.rates.moved / self._bandwidth
 
     def _attention(self, keys: float) -> float:
         """Seconds of one device for so many pairs of query and key: products of both with the values, in each layer."""

@@ -33,6 +33,7 @@ class StepLoad:
         optimizer: its spec; None: AdamW's.
         eager: engines run without CUDA graphs.
         endless: share of the completions that run to the limit.
+        fused: layers keep what `model.fused_backbone` keeps of them.
     """
 
     sequences: int
@@ -55,6 +56,7 @@ class StepLoad:
     optimizer: Any = None
     eager: bool = False
     endless: float = ENDLESS
+    fused: bool = False
 
     @property
     def trained(self) -> int:

@@ -60,8 +60,11 @@ class StepPlan:
 
     @property
     def micro_batch(self) -> int:
-        """Tokens of the largest micro-batch that fits."""
-        return largest_micro_batch(self.spec, self.model, self.layout, self.load, self.devices.kind)
+        """Tokens of the largest micro-batch with which the plan fits; 0: it fits with none."""
+        kind = self.devices.kind
+        tokens = largest_micro_batch(self.spec, self.model, self.layout, self.load, kind)
+        load = replace(self.load, micro_tokens=tokens)
+        return tokens if device_memory(self.spec, self.model, self.layout, load, kind).fits else 0
 
     @property
     def speed(self) -> float:
