@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from proxima.data.columns import Ints
+from proxima.data.machine import cache_folder, processor_flags, processor_name
 from proxima.engine.cache import KVCache
 
 if TYPE_CHECKING:
@@ -307,13 +308,10 @@ def row_limits(
 def _limits_folder() -> Path:
     """That of this processor, this build of torch, the variables that its libraries read, and the trials below."""
     facts = [torch.__version__, torch.__config__.show(), *os.uname()[4:], Path(__file__).read_text()]
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        facts += dict.fromkeys(line for line in lines if line.startswith(("model name", "flags")))
+    facts += [processor_name(), *sorted(processor_flags())]
     names = ("DNNL", "ONEDNN", "MKL", "ATEN", "KMP", "OMP")
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(names))
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "proxima" / "row-limits" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return cache_folder("row-limits") / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def tried_limits(

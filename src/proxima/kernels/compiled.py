@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 import re
-import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from proxima.data import UserError
+from proxima.data.machine import cache_folder, compiler, processor_flags
 
 VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
@@ -101,22 +101,9 @@ def has_tiles() -> bool:
     return "amx_bf16" in processor_flags() and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
 
 
-def compiler() -> str | None:
-    """$CXX or g++, where it is."""
-    return shutil.which(os.environ.get("CXX") or "g++")
-
-
 def folder() -> Path:
     """Of the libraries."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxima" / "kernels"
-
-
-def processor_flags() -> frozenset[str]:
-    """What the processor can do, as Linux names it; nothing elsewhere."""
-    if platform.system() != "Linux":
-        return frozenset()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
+    return cache_folder("kernels")
 
 
 def _said(*command: str) -> str:
