@@ -12,9 +12,13 @@ import platform
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from proxima.data import UserError
 from proxima.data.machine import cache_folder, compiler, processor_flags
@@ -23,6 +27,7 @@ VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
 OLDEST = 12  # GCC, that knows the vectors used here
 PRODUCTS = "avx512_bf16"  # instructions that multiply bf16
+TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float}
 
 
 @cache
@@ -92,6 +97,26 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(held))
     except OSError as error:
         raise UserError(f"{held} can't be loaded; set CXX=none to do without: {error}") from error
+
+
+def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callable[..., None]]:
+    """The functions of a library by name. They run on as many threads as torch does, which is their last argument.
+
+    Args:
+        arguments: of each function, the others: p a tensor or None, n a number, f a float.
+    """
+
+    def bound(name: str, kinds: str) -> Callable[..., None]:
+        function = getattr(of, name)
+        function.argtypes, function.restype = [*(TYPES[kind] for kind in kinds), ctypes.c_int], None
+
+        def call(*values: Tensor | float | None) -> None:
+            pointers = [each.data_ptr() if isinstance(each, Tensor) else each for each in values]
+            function(*pointers, torch.get_num_threads())
+
+        return call
+
+    return {name: bound(name, kinds) for name, kinds in arguments.items()}
 
 
 @cache

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proxima.kernels.compiled import PRODUCTS, has_tiles, library, unavailable
+from proxima.kernels.compiled import PRODUCTS, functions, has_tiles, library, unavailable
 
 SIDE, DEPTH = 16, 32  # outputs of a tile, inputs of one product
 
@@ -20,8 +20,7 @@ class TileLinear:
     """
 
     def __init__(self, compiled: ctypes.CDLL) -> None:
-        self._function = compiled.linear
-        self._function.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 3, ctypes.c_int]
+        self._linear = functions(compiled, {"linear": "ppppnnn"})["linear"]
 
     @staticmethod
     def pack(weight: Tensor) -> Tensor:
@@ -34,10 +33,9 @@ class TileLinear:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """[n, out] bf16 of `pack(weight)` and bias [out] float32; written to `out`, where that is given."""
-        x, added = x.contiguous(), None if bias is None else bias.data_ptr()
+        x = x.contiguous()
         out = x.new_empty(len(x), weight.shape[0] * 2 * SIDE) if out is None else out
-        pointers = x.data_ptr(), weight.data_ptr(), added, out.data_ptr()
-        self._function(*pointers, *x.shape, out.shape[1], torch.get_num_threads())
+        self._linear(x, weight, bias, out, *x.shape, out.shape[1])
         return out
 
 
