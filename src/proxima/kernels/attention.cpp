@@ -394,6 +394,22 @@ void write_keys(const Batch &batch, long kv, long at, long begin, long end, cons
         for (long d = 0; d < D; d += LANES) store(gradient.grad_qkv + value_place + d, load(grad_values + (at + i) * D + d));
     }
 }
+
+// work(task, its key head, where its prompt begins and ends, its responses) for all tasks, by as many threads.
+template <typename Work>
+void each_task(const Batch &batch, const int64_t *edges, const int64_t *parents, long segments, int threads, Work work) {
+    const Groups groups(edges, parents, segments, batch.kv_heads);
+#pragma omp parallel num_threads(threads)
+    {
+        [[maybe_unused]] const Tiles tiles;
+#pragma omp for schedule(dynamic, 1)
+        for (size_t task = 0; task < groups.tasks.size(); task++) {
+            const long root = groups.tasks[task] / batch.kv_heads;
+            Keys keys(batch, groups.tasks[task] % batch.kv_heads, groups.capacity(edges, root));
+            work(task, keys, edges[root], edges[root + 1], groups.members[root]);
+        }
+    }
+}
 }  // namespace
 
 extern "C" {
@@ -402,25 +418,17 @@ void attention(const bf16 *qkv, const float *cosine, const float *sine, const fl
                float eps, const int64_t *edges, const int64_t *parents, bf16 *out, float *log_sum, float scale,
                long segments, long heads, long kv_heads, int threads) {
     const Batch batch{qkv, {cosine, sine, query_norm, eps}, {cosine, sine, key_norm, eps}, scale, heads, kv_heads};
-    const Groups groups(edges, parents, segments, kv_heads);
-#pragma omp parallel num_threads(threads)
-    {
-        [[maybe_unused]] const Tiles tiles;
-#pragma omp for schedule(dynamic, 1)
-        for (size_t task = 0; task < groups.tasks.size(); task++) {
-            const long root = groups.tasks[task] / kv_heads, capacity = groups.capacity(edges, root);
-            const long begin = edges[root], end = edges[root + 1];
-            Keys keys(batch, groups.tasks[task] % kv_heads, capacity);
-            bf16 *values = Scratch::of(scratch.value_columns, capacity * D);
-            keys.put(0, begin, end, nullptr, values);
-            attend(batch, keys, values, begin, end, out, log_sum);
-            keys.seen = end - begin;
-            for (long g : groups.members[root]) {
-                keys.put(padded(keys.seen), edges[g], edges[g + 1], nullptr, values);
-                attend(batch, keys, values, edges[g], edges[g + 1], out, log_sum);
-            }
+    each_task(batch, edges, parents, segments, threads,
+              [&](size_t, Keys &keys, long begin, long end, const std::vector<long> &members) {
+        bf16 *values = Scratch::of(scratch.value_columns, keys.capacity * D);
+        keys.put(0, begin, end, nullptr, values);
+        attend(batch, keys, values, begin, end, out, log_sum);
+        keys.seen = end - begin;
+        for (long g : members) {
+            keys.put(padded(keys.seen), edges[g], edges[g + 1], nullptr, values);
+            attend(batch, keys, values, edges[g], edges[g + 1], out, log_sum);
         }
-    }
+    });
 }
 
 void attention_backward(const bf16 *qkv, const float *cosine, const float *sine, const float *query_norm,
@@ -428,33 +436,26 @@ void attention_backward(const bf16 *qkv, const float *cosine, const float *sine,
                         const float *log_sum, const bf16 *grad, bf16 *grad_qkv, float *grad_norms, float scale,
                         long segments, long heads, long kv_heads, int threads) {
     const Batch batch{qkv, {cosine, sine, query_norm, eps}, {cosine, sine, key_norm, eps}, scale, heads, kv_heads};
-    const Groups groups(edges, parents, segments, kv_heads);
-#pragma omp parallel num_threads(threads)
-    {
-        [[maybe_unused]] const Tiles tiles;
-#pragma omp for schedule(dynamic, 1)
-        for (size_t task = 0; task < groups.tasks.size(); task++) {
-            const long root = groups.tasks[task] / kv_heads, capacity = groups.capacity(edges, root);
-            const long begin = edges[root], end = edges[root + 1], own = padded(end - begin);
-            Keys keys(batch, groups.tasks[task] % kv_heads, capacity);
-            bf16 *columns_of = Scratch::of(scratch.key_columns, capacity * D);
-            float *grad_keys = Scratch::of(scratch.grad_keys, capacity * D);
-            float *grad_values = Scratch::of(scratch.grad_values, capacity * D);
-            std::fill(grad_keys, grad_keys + own * D, 0.0f), std::fill(grad_values, grad_values + own * D, 0.0f);
-            const Gradient gradient{out, grad, log_sum, grad_qkv, grad_norms ? grad_norms + task * 2 * D : nullptr};
-            keys.put(0, begin, end, columns_of, nullptr);
-            attend_backward(batch, keys, columns_of, begin, end, gradient, grad_keys, grad_values);
-            keys.seen = end - begin;
-            for (long g : groups.members[root]) {
-                const long first = edges[g], last = edges[g + 1], size = padded(last - first);
-                keys.put(own, first, last, columns_of, nullptr);
-                std::fill(grad_keys + own * D, grad_keys + (own + size) * D, 0.0f);
-                std::fill(grad_values + own * D, grad_values + (own + size) * D, 0.0f);
-                attend_backward(batch, keys, columns_of, first, last, gradient, grad_keys, grad_values);
-                write_keys(batch, keys.kv, own, first, last, gradient, grad_keys, grad_values);
-            }
-            write_keys(batch, keys.kv, 0, begin, end, gradient, grad_keys, grad_values);
+    each_task(batch, edges, parents, segments, threads,
+              [&](size_t task, Keys &keys, long begin, long end, const std::vector<long> &members) {
+        const long own = padded(end - begin), capacity = keys.capacity;
+        bf16 *columns_of = Scratch::of(scratch.key_columns, capacity * D);
+        float *grad_keys = Scratch::of(scratch.grad_keys, capacity * D);
+        float *grad_values = Scratch::of(scratch.grad_values, capacity * D);
+        std::fill(grad_keys, grad_keys + own * D, 0.0f), std::fill(grad_values, grad_values + own * D, 0.0f);
+        const Gradient gradient{out, grad, log_sum, grad_qkv, grad_norms ? grad_norms + task * 2 * D : nullptr};
+        keys.put(0, begin, end, columns_of, nullptr);
+        attend_backward(batch, keys, columns_of, begin, end, gradient, grad_keys, grad_values);
+        keys.seen = end - begin;
+        for (long g : members) {
+            const long first = edges[g], last = edges[g + 1], size = padded(last - first);
+            keys.put(own, first, last, columns_of, nullptr);
+            std::fill(grad_keys + own * D, grad_keys + (own + size) * D, 0.0f);
+            std::fill(grad_values + own * D, grad_values + (own + size) * D, 0.0f);
+            attend_backward(batch, keys, columns_of, first, last, gradient, grad_keys, grad_values);
+            write_keys(batch, keys.kv, own, first, last, gradient, grad_keys, grad_values);
         }
-    }
+        write_keys(batch, keys.kv, 0, begin, end, gradient, grad_keys, grad_values);
+    });
 }
 }
