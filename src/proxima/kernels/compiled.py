@@ -27,7 +27,7 @@ VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
 OLDEST = 12  # GCC, that knows the vectors used here
 PRODUCTS = "avx512_bf16"  # instructions that multiply bf16
-TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float}
+TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
 @cache
@@ -103,7 +103,7 @@ def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callab
     """The functions of a library by name. They run on as many threads as torch does, which is their last argument.
 
     Args:
-        arguments: of each function, the others: p a tensor or None, n a number, f a float.
+        arguments: of each function, the others: p a tensor or None, n a number, f a float, d a double.
     """
 
     def bound(name: str, kinds: str) -> Callable[..., None]:
