@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from proxima.data.columns import Ints
 from proxima.data.machine import cache_folder, processor_flags, processor_name
@@ -250,30 +249,6 @@ def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, i
     if len(x) < least:
         return product(F.pad(x, (0, 0, 0, least - len(x))))[: len(x)]
     return product(x)
-
-
-class SteadyRows(TorchFunctionMode):
-    """Within it the linear layers of any model are products within `row_limits`: `nn.Linear`, and GPT-2's `Conv1D`,
-    which is `torch.addmm`. On a CPU only; elsewhere nothing changes."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear and args[0].device.type == "cpu":
-            x, weight, *rest = args
-            limits = row_limits(*weight.shape, self.dtype, False, torch.get_num_threads())
-            flat = in_rows(lambda rows: func(rows, weight, *rest, **kwargs), x.flatten(0, -2), limits)
-            return flat.view(*x.shape[:-1], -1)
-        if func is torch.addmm and args[1].device.type == "cpu":
-            bias, x, weight = args
-            limits = row_limits(*weight.T.shape, self.dtype, False, torch.get_num_threads(), transposed=True)
-            return in_rows(lambda rows: func(bias, rows, weight, **kwargs), x, limits)
-        return func(*args, **kwargs)
 
 
 def _prepared(weight: Tensor, packed: bool) -> Tensor:
