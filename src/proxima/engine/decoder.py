@@ -19,7 +19,7 @@ from proxima.data.machine import cache_folder, processor_flags, processor_name
 from proxima.engine.cache import KVCache
 
 if TYPE_CHECKING:
-    from proxima.kernels.linear import TileLinear
+    from proxima.kernels.linear import Rows, TileLinear
 
 PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
@@ -208,22 +208,30 @@ class Matrix:
     On a CPU, bf16 weights are converted once to oneDNN's packed format instead of at every product; the result has the
     same bits, and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf). With AMX, large ones are
     products of our own (`kernels.linear`), which take about a fifth less time at 64 rows.
+
+    Args:
+        weight: or parts of it, one below the other.
+        before: a matrix of the same shape, whose memory this one takes.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weight: "Tensor | Sequence[Rows]", bias: Tensor | None, dtype: torch.dtype, before: "Matrix | None" = None
+    ) -> None:
+        parts = [(weight, None)] if isinstance(weight, Tensor) else weight
         self.dtype = dtype
         self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
-        on_cpu = weight.device.type == "cpu"
+        on_cpu = parts[0][0].device.type == "cpu"
         self.packed = PACK and on_cpu and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
-        self.tiles = _tiles(weight) if self.packed else None
+        self.tiles = _tiles(sum(len(part) for part, _ in parts), parts[0][0].shape[1]) if self.packed else None
         if self.tiles is not None:
-            self.weight = self.tiles.pack(weight.detach().to(dtype))
-            self.bias = None if bias is None else bias.detach().to(dtype).float()
+            self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
+            self.bias = None if self.bias is None else self.bias.float()
             return
-        self.weight = _prepared(weight.detach().to(dtype, copy=True), self.packed)
+        whole = joined(parts).detach().to(dtype, copy=True)
+        self.weight = _prepared(whole, self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
-            self.rows = row_limits(*weight.shape, dtype, self.packed, torch.get_num_threads())
+            self.rows = row_limits(*whole.shape, dtype, self.packed, torch.get_num_threads())
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[n, in] → [n, out]; a row's bits do not depend on the others. The result may be in `out`."""
@@ -232,9 +240,15 @@ class Matrix:
         return in_rows(lambda rows: _product(rows, self.weight, self.bias, self.packed), x, self.rows)
 
 
-def _tiles(weight: Tensor) -> "TileLinear | None":
-    """What multiplies by this weight on AMX; None where that is oneDNN."""
-    if weight.numel() < LEAST_TILED or any(size % 32 for size in weight.shape):
+def joined(parts: "Sequence[Rows]") -> Tensor:
+    """One below the other, each with its rows in its order."""
+    ordered = [part if order is None else part[order] for part, order in parts]
+    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
+
+
+def _tiles(height: int, width: int) -> "TileLinear | None":
+    """What multiplies by a weight of this shape on AMX; None where that is oneDNN."""
+    if height * width < LEAST_TILED or height % 32 or width % 32:
         return None
     from proxima.kernels.linear import tile_linear
 

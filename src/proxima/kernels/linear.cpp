@@ -1,12 +1,10 @@
 // y = x W^T + b on the tiles of AMX: bf16 in, float32 sums, bf16 out. `linear.py` packs W. A row's sums have one order,
 // whatever the number of rows or threads. A tile is a register of 16 rows of 64 bytes.
 
-#include <immintrin.h>
-
 #include <algorithm>
-#include <cstdint>
 
-typedef uint16_t bf16;
+#include "vectors.h"
+
 constexpr long SIDE = 16, DEPTH = 32;  // most rows, or outputs, of a tile of sums; inputs that one product sums
 constexpr long TILE = SIDE * DEPTH, CHUNK = 512;  // numbers in a tile of W; rows of x that stay in the cache
 
@@ -66,7 +64,27 @@ static void block(const bf16 *x, const bf16 *weight, const float *bias, bf16 *ou
     }
 }
 
-extern "C" void linear(const bf16 *x, const bf16 *weight, const float *bias, bf16 *out, long rows, long width,
+extern "C" {
+
+// Rows of W float32, as they are or in this order, as `linear` reads them: rounded, and each tile of 16 outputs turned, so
+// that a row of it has two inputs of each. Written past the cache: all of a model's weights come before any is read.
+void pack(const float *weight, const int64_t *order, bf16 *out, long height, long width, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long c = 0; c < height; c += SIDE)
+        for (long k = 0; k < width; k += DEPTH) {
+            Words tile[SIDE];
+            for (long r = 0; r < SIDE; r++) {
+                const float *at = weight + (order ? order[c + r] : c + r) * width + k;
+                tile[r] = (Words)_mm512_cvtne2ps_pbh((__m512)load(at + LANES), (__m512)load(at));
+            }
+            transpose(tile);
+            bf16 *to = out + (c - c % (2 * SIDE)) * width + (2 * k / DEPTH + c / SIDE % 2) * TILE;
+            for (long r = 0; r < SIDE; r++) _mm512_stream_si512((__m512i *)(to + r * DEPTH), (__m512i)tile[r]);
+        }
+    _mm_sfence();
+}
+
+void linear(const bf16 *x, const bf16 *weight, const float *bias, bf16 *out, long rows, long width,
                        long height, int threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -82,4 +100,5 @@ extern "C" void linear(const bf16 *x, const bf16 *weight, const float *bias, bf1
                 }
         _tile_release();
     }
+}
 }
