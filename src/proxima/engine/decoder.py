@@ -227,7 +227,7 @@ class Matrix:
             self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
             self.bias = None if self.bias is None else self.bias.float()
             return
-        whole = joined(parts).detach().to(dtype, copy=True)
+        whole = stacked_rows(parts).detach().to(dtype, copy=True)
         self.weight = _prepared(whole, self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
@@ -240,7 +240,7 @@ class Matrix:
         return in_rows(lambda rows: _product(rows, self.weight, self.bias, self.packed), x, self.rows)
 
 
-def joined(parts: "Sequence[Rows]") -> Tensor:
+def stacked_rows(parts: "Sequence[Rows]") -> Tensor:
     """One below the other, each with its rows in its order."""
     ordered = [part if order is None else part[order] for part, order in parts]
     return ordered[0] if len(ordered) == 1 else torch.cat(ordered)

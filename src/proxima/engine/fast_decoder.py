@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, joined
+from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, stacked_rows
 from proxima.model.lora import weight_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class FastDecoder(CachingDecoder):
         weights = [weight_of(module) for module in modules]
         orders = [self.order[: len(weight)] if i < rotary else None for i, weight in enumerate(weights)]
         biases = [(m.bias, order) for m, order in zip(modules, orders, strict=True) if m.bias is not None]
-        parts, bias = list(zip(weights, orders, strict=True)), joined(biases) if biases else None
+        parts, bias = list(zip(weights, orders, strict=True)), stacked_rows(biases) if biases else None
         self.matrices[name] = Matrix(parts, bias, self.dtype, self.matrices.get(name))
         return self.matrices[name]
 
