@@ -7,6 +7,7 @@
 
 constexpr long SIDE = 16, DEPTH = 32;  // most rows, or outputs, of a tile of sums; inputs that one product sums
 constexpr long TILE = SIDE * DEPTH, CHUNK = 512;  // numbers in a tile of W; rows of x that stay in the cache
+constexpr long AHEAD = 8 * TILE;  // numbers of W that are on their way: the processor itself stops at the end of a page
 
 // Tiles 0-3: sums, of two blocks of rows (0 1, 2 3) times two of outputs; 4-5: x; 6-7: W.
 static void configure(long rows) {
@@ -32,14 +33,16 @@ static inline void write(const float *sums, const float *bias, bf16 *out, long r
     }
 }
 
-// Up to 32 rows times 32 outputs.
-static void block(const bf16 *x, const bf16 *weight, const float *bias, bf16 *out, long rows, long width, long height) {
+// Up to 32 rows times 32 outputs; the first of such rows meet W in memory.
+static void block(const bf16 *x, const bf16 *weight, const float *bias, bf16 *out, long rows, long width, long height,
+                  bool first) {
     const long stride = width * sizeof(bf16);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (long k = 0; k < width; k += DEPTH, weight += 2 * TILE) {
+        for (long i = 0; first && i < 2 * TILE; i += PAIRS) _mm_prefetch(weight + AHEAD + i, _MM_HINT_T0);
         _tile_loadd(4, x + k, stride);
         _tile_loadd(6, weight, 64);
         _tile_loadd(7, weight + TILE, 64);
@@ -96,7 +99,7 @@ void linear(const bf16 *x, const bf16 *weight, const float *bias, bf16 *out, lon
                     const long own = std::min(rows - r, 2 * SIDE);
                     if (own != configured) configure(configured = own);
                     block(x + r * width, weight + c * width, bias ? bias + c : nullptr, out + r * height + c, own,
-                          width, height);
+                          width, height, r == start);
                 }
         _tile_release();
     }
