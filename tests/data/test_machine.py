@@ -18,6 +18,18 @@ def test_the_first_core_speaks_for_all(cpuinfo):
     assert machine.processor_flags() == {"fpu", "avx512_bf16"}
 
 
+def test_a_compiler_may_be_a_command(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", {"ccache": "/bin/ccache", "g++": "/bin/g++"}.get)
+    for given, expected in (
+        ("ccache g++ -m64", ("/bin/ccache", "g++", "-m64")),
+        ("", ("/bin/g++",)),
+        (" ", ()),
+        ("none", ()),
+    ):
+        monkeypatch.setenv("CXX", given)
+        assert machine.compiler() == expected
+
+
 def test_a_system_without_the_file(cpuinfo, monkeypatch):
     monkeypatch.setattr(machine.platform, "processor", lambda: "")
     monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")

@@ -8,9 +8,12 @@ from pathlib import Path
 CPUINFO = Path("/proc/cpuinfo")  # of Linux
 
 
-def compiler() -> str | None:
-    """$CXX or g++, where it is."""
-    return shutil.which(os.environ.get("CXX") or "g++")
+def compiler() -> tuple[str, ...]:
+    """The words of $CXX, a place or a command as `ccache g++`, or g++, where that is; nothing where it is not."""
+    named = os.environ.get("CXX") or "g++"
+    words = [named] if shutil.which(named) else named.split()
+    place = shutil.which(words[0]) if words else None
+    return () if place is None else (place, *words[1:])
 
 
 def cache_folder(name: str) -> Path:

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,18 +34,18 @@ TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float, "d": cty
 @cache
 def unavailable(instructions: str | None = None) -> str | None:
     """Why this machine has no kernels, or none with these instructions, as Linux names them; None if it has."""
-    path = compiler()
-    if path is None:
+    command = compiler()
+    if not command:
         named = os.environ.get("CXX") or "g++"
         return "CXX=none" if named == "none" else f"no C++ compiler {named}"
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"{platform.system()} on {platform.machine()}"
     if instructions is not None and instructions not in processor_flags():
         return f"a processor without {instructions}"
-    macros = _said(path, "-dM", "-E", "-x", "c++", os.devnull)  # Clang says 4
+    macros = _said(*command, "-dM", "-E", "-x", "c++", os.devnull)  # Clang says 4
     version = re.search(r"#define __GNUC__ (\d+)", macros)
     if version is None or int(version[1]) < OLDEST:
-        return f"{path} is not GCC {OLDEST} or later"
+        return f"{' '.join(command)} is not GCC {OLDEST} or later"
     try:
         place = folder()
     except RuntimeError:
@@ -61,9 +62,8 @@ def kernels_in_words() -> str:
     """What a bfloat16 run on this CPU computes with, in words."""
     if (reason := unavailable()) is not None:
         return f"eager torch ({reason})"
-    path = compiler()
-    assert path is not None
-    made = f"compiled by {Path(path).name} {_said(path, '-dumpversion').strip()}"
+    place, *more = compiler()
+    made = f"compiled by {' '.join([Path(place).name, *more])} {_said(place, *more, '-dumpversion').strip()}"
     if (reason := unavailable(PRODUCTS)) is not None:
         return f"{made}, for training alone ({reason})"
     return f"{made}{' with AMX' if has_tiles() else ''}"
@@ -77,20 +77,21 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
     Raises:
         UserError: it does not compile, with what the compiler says; or what it makes can't be loaded.
     """
-    path = compiler()
-    assert path is not None
+    command = compiler()
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    facts = (texts, FLAGS, more, _said(path, "--version"), sorted(processor_flags()))
+    facts = (texts, FLAGS, more, _said(*command, "--version"), sorted(processor_flags()))
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
     with suppress(OSError):  # it is not there, or damaged, as by a machine that went down
         return ctypes.CDLL(str(held))
     held.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder()) as scratch:
         made = Path(scratch) / held.name
-        command = [path, *FLAGS, *more, str(source), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        _announce()
+        done = subprocess.run([*command, *FLAGS, *more, str(source), "-o", made], capture_output=True, text=True)
         if done.returncode:
-            failed = f"{path} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
+            failed = (
+                f"{' '.join(command)} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
+            )
             raise UserError(failed)
         made.replace(held)  # at once: another process may do the same
     try:
@@ -129,6 +130,11 @@ def has_tiles() -> bool:
 def folder() -> Path:
     """Of the libraries."""
     return cache_folder("kernels")
+
+
+@cache
+def _announce() -> None:
+    print("compiling C++ for this processor, once: about a second a file", file=sys.stderr, flush=True)
 
 
 def _said(*command: str) -> str:

@@ -138,7 +138,7 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}
     if "bfloat16" in {values.get("model.compute_dtype"), values.get("engine.dtype")} and not torch.cuda.is_available():
-        now["compiler"] = compiler()
+        now["compiler"] = " ".join(compiler()) or None
     before = {"compiler": now.get("compiler"), **(journal.get("numerics") or now)}  # older journals don't name it
     journal.set("numerics", now)
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]

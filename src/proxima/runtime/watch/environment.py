@@ -30,6 +30,7 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
             "memory_bytes": _memory(),
         },
         "torch": _torch(),
+        "kernels": _kernels(),
         "seed": seed,
         "model": dict(model or {}),
         "command": " ".join(Path(word).name if i == 0 else word for i, word in enumerate(sys.argv)),
@@ -55,6 +56,12 @@ def _torch() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+def _kernels() -> str | None:
+    """What computes between torch's calls; None where nothing that is loaded asks for C++ of our own."""
+    compiled = sys.modules.get("proxima.kernels.compiled")
+    return None if compiled is None else str(compiled.kernels_in_words())
 
 
 def _memory() -> int | None:
