@@ -72,19 +72,22 @@ extern "C" {
 // Rows of W float32, as they are or in this order, as `linear` reads them: rounded, and each tile of 16 outputs turned, so
 // that a row of it has two inputs of each. Written past the cache: all of a model's weights come before any is read.
 void pack(const float *weight, const int64_t *order, bf16 *out, long height, long width, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long c = 0; c < height; c += SIDE)
-        for (long k = 0; k < width; k += DEPTH) {
-            Words tile[SIDE];
-            for (long r = 0; r < SIDE; r++) {
-                const float *at = weight + (order ? order[c + r] : c + r) * width + k;
-                tile[r] = (Words)_mm512_cvtne2ps_pbh((__m512)load(at + LANES), (__m512)load(at));
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for nowait
+        for (long c = 0; c < height; c += SIDE)
+            for (long k = 0; k < width; k += DEPTH) {
+                Words tile[SIDE];
+                for (long r = 0; r < SIDE; r++) {
+                    const float *at = weight + (order ? order[c + r] : c + r) * width + k;
+                    tile[r] = (Words)_mm512_cvtne2ps_pbh((__m512)load(at + LANES), (__m512)load(at));
+                }
+                transpose(tile);
+                bf16 *to = out + (c - c % (2 * SIDE)) * width + (2 * k / DEPTH + c / SIDE % 2) * TILE;
+                for (long r = 0; r < SIDE; r++) _mm512_stream_si512((__m512i *)(to + r * DEPTH), (__m512i)tile[r]);
             }
-            transpose(tile);
-            bf16 *to = out + (c - c % (2 * SIDE)) * width + (2 * k / DEPTH + c / SIDE % 2) * TILE;
-            for (long r = 0; r < SIDE; r++) _mm512_stream_si512((__m512i *)(to + r * DEPTH), (__m512i)tile[r]);
-        }
-    _mm_sfence();
+        past_cache_end();
+    }
 }
 
 void linear(const bf16 *x, const bf16 *weight, const float *bias, bf16 *out, long rows, long width,
