@@ -118,8 +118,16 @@ void pairs_of_rows(const bf16 *rows, uint32_t *out, long n, long next) {
 
 // 32 rows [32, D] as [D, 32].
 void columns(const bf16 *rows, bf16 *out) {
-    for (long i = 0; i < 32; i++)
-        for (long j = 0; j < D; j++) out[j * 32 + i] = rows[i * D + j];
+    for (long i = 0; i < 32; i += LANES)
+        for (long j = 0; j < D; j += LANES) {
+            Floats block[LANES];
+            for (long r = 0; r < LANES; r++) block[r] = load(rows + (i + r) * D + j);
+            transpose(block);
+            for (long c = 0; c < LANES; c++) {
+                const Halves upper = __builtin_convertvector((Words)block[c] >> 16, Halves);
+                memcpy(out + (j + c) * 32 + i, &upper, sizeof upper);
+            }
+        }
 }
 
 struct Turn {  // of the head of a token: its norm if there is one, and the rotary embedding
@@ -232,6 +240,12 @@ struct Queries {
         reach = own_at + padded((first + count - 1) / repeat + 1);
     }
 
+    // Registers of lanes with a query in them; what the others hold goes nowhere.
+    long lanes() const { return (count + LANES - 1) / LANES; }
+
+    // Neither key n nor the next one is there: they fill the parent's up to a multiple of STEP.
+    bool gap(long n, long seen) const { return n >= seen && n + 1 < own_at; }
+
     // All bits set in the lanes whose query sees key n.
     Words sees(long n, long seen, long lane) const {
         if (n < own_at) return Words{} - (n < seen);
@@ -273,15 +287,16 @@ void attend(const Batch &batch, Keys &keys, const bf16 *value_columns, long begi
         }
         pairs_of_columns(rows_of, pairs, size);
         product({keys.keys, D, 32}, pairs, HALF * 16, scores, size, reach, size, D, false);
-        for (long lane = 0; lane < size / LANES; lane++) {
+        for (long lane = 0; lane < block.lanes(); lane++) {
             Floats most = Floats{} - INF, total = {};
             for (long n = 0; n < reach; n++) {
+                if (block.gap(n, keys.seen)) continue;
                 const Floats s = load(scores + n * size + lane * LANES);
                 most = larger(block.sees(n, keys.seen, lane) ? s : Floats{} - INF, most);
             }
             for (long n = 0; n < reach; n += 2) {
-                Floats both[2];
-                for (int i = 0; i < 2; i++) {
+                Floats both[2] = {};
+                for (int i = 0; i < 2 && !block.gap(n, keys.seen); i++) {
                     const Floats s = load(scores + (n + i) * size + lane * LANES);
                     const Floats weight = exponential((s - most) * batch.scale);
                     total += both[i] = block.sees(n + i, keys.seen, lane) ? weight : Floats{};
@@ -295,7 +310,7 @@ void attend(const Batch &batch, Keys &keys, const bf16 *value_columns, long begi
             store(scores + lane * LANES, Floats{} + 1.0f / total);  // no score is read again
         }
         product({value_columns, 32, D * 32}, weights, reach / 2 * 16, sums, size, D, size, reach, false);
-        for (long lane = 0; lane < size / LANES; lane++)
+        for (long lane = 0; lane < block.lanes(); lane++)
             for (long d = 0; d < D; d += LANES) {
                 Floats part[LANES];
                 for (long i = 0; i < LANES; i++)
@@ -354,12 +369,16 @@ void attend_backward(const Batch &batch, Keys &keys, const bf16 *key_columns, lo
             product({keys.values + at * D, D, 32}, grad_pairs, HALF * 16, grad_weights, size, STEP, size, D, false);
             for (long n = at; n < at + STEP; n += 2)
                 for (long lane = 0; lane < size / LANES; lane++) {
-                    Floats both[2];
+                    const bool filled = lane < block.lanes() && !block.gap(n, keys.seen);
+                    Floats both[2] = {};
                     for (int i = 0; i < 2; i++) {
                         const long here = (n + i - at) * size + lane * LANES, there = (n + i) * size + lane * LANES;
-                        Floats weight = exponential(load(scores + here) * batch.scale - load(log_sum + lane * LANES));
-                        weight = block.sees(n + i, keys.seen, lane) ? weight : Floats{};
-                        both[i] = weight * (load(grad_weights + here) - load(along + lane * LANES)) * batch.scale;
+                        Floats weight = {};
+                        if (filled) {
+                            weight = exponential(load(scores + here) * batch.scale - load(log_sum + lane * LANES));
+                            weight = block.sees(n + i, keys.seen, lane) ? weight : Floats{};
+                            both[i] = weight * (load(grad_weights + here) - load(along + lane * LANES)) * batch.scale;
+                        }
                         store(weights + there, weight), store(scores_grad + there, both[i]);
                     }
                     store_pairs(score_pairs + lane * (reach / 2 * 16) + n / 2 * 16, both[0], both[1]);
@@ -368,7 +387,7 @@ void attend_backward(const Batch &batch, Keys &keys, const bf16 *key_columns, lo
         product({weights, size, 32}, grad_rows, size / 2 * 16, grad_values, D, reach, D, size, true);
         product({scores_grad, size, 32}, query_rows, size / 2 * 16, grad_keys, D, reach, D, size, true);
         product({key_columns, 32, D * 32}, score_pairs, reach / 2 * 16, sums, size, D, size, reach, false);
-        for (long lane = 0; lane < size / LANES; lane++) {
+        for (long lane = 0; lane < block.lanes(); lane++) {
             float rows_of[LANES][D];
             for (long d = 0; d < D; d += LANES) {
                 Floats part[LANES];
