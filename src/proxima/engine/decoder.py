@@ -108,12 +108,18 @@ class CachingDecoder:
         """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L."""
         tokens, position, spans = packed(prompts, self.device)
         cached: dict[int, Tensor] = {}
+        starts: dict[int, list[int]] = {}
+        for start, end in spans:
+            starts.setdefault(end - start, []).append(start)
+        alike = [torch.tensor(own)[:, None] + torch.arange(length) for length, own in starts.items()]
+        alike = [rows.to(self.device) for rows in alike]
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
             cached[layer] = kv.to(self.dtype)
             out = torch.zeros_like(q)
-            for start, end in spans:
-                out[start:end] = causal_attention(q[start:end], kv[start:end, 0], kv[start:end, 1], scale, window)
+            for rows in alike:
+                key, value = kv[rows].unbind(2)
+                out[rows] = causal_attention(q[rows], key, value, scale, window)
             return out
 
         return self._run(tokens, position, attend), cached, spans
@@ -159,16 +165,16 @@ def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-    """One sequence: query [T, H, D], key and value [T, H_kv, D] → [T, H, D]."""
-    length, heads, _ = query.shape
-    repeat = heads // key.shape[1]
-    q = query.transpose(0, 1)[None]
-    k, v = (x.transpose(0, 1).repeat_interleave(repeat, dim=0)[None] for x in (key, value))
+    """Sequences of one length: query [B, T, H, D], key and value [B, T, H_kv, D] → [B, T, H, D]."""
+    _, length, heads, _ = query.shape
+    repeat = heads // key.shape[2]
+    q = query.transpose(1, 2)
+    k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (key, value))
     if window is None or window >= length:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
     step = torch.arange(length, device=query.device)
     mask = (step <= step[:, None]) & (step[:, None] - step < window)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
 def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
