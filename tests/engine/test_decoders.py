@@ -146,7 +146,7 @@ def test_attention_of_one_token_is_the_last_row_of_attention_over_all():
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(9, h, 6, generator=draw) for h in (4, 2, 2))
     for window in (None, 3, 20):
-        whole = causal_attention(q, k, v, 0.3, window)
+        whole = causal_attention(q[None], k[None], v[None], 0.3, window)[0]
         keys, values = (x.transpose(0, 1)[None].expand(2, -1, -1, -1) for x in (k, v))
         position = torch.tensor([8, 4])
         mask = reach_mask(position, 9, window)

@@ -11,7 +11,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from proxima.data import Completion, Trajectory
-from proxima.engine.decoder import SteadyRows, cached_attention, reach_mask, reach_of
+from proxima.engine.decoder import cached_attention, reach_mask, reach_of
+from proxima.engine.general_decoder import SteadyRows
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel, Policy

@@ -14,18 +14,20 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     compiled.unavailable.cache_clear()
     compiled.library.cache_clear()
+    compiled._announce.cache_clear()
     yield
     compiled.unavailable.cache_clear()
     compiled.library.cache_clear()
 
 
 @needs_kernels
-def test_a_library_is_compiled_once_for_its_text_and_macros(tmp_path):
+def test_a_library_is_compiled_once_for_its_text_and_macros(tmp_path, capfd):
     source = tmp_path / "one.cpp"
     source.write_text(SOURCE)
     assert compiled.library(source, "-DANSWER=42").answer() == 42
     assert compiled.library(source, "-DANSWER=43").answer() == 43
     held = sorted(compiled.folder().glob("*.so"))
+    assert capfd.readouterr().err == "compiling C++ for this processor, once: about a second a file\n"
     times = [file.stat().st_mtime_ns for file in held]
     compiled.library.cache_clear()
     assert compiled.library(source, "-DANSWER=42").answer() == 42

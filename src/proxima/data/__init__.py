@@ -12,6 +12,7 @@
     errors         UserError, FieldError                         random         all random draws
     jsonl          JSON lines that survive a kill                atomic_files   atomic writes
     full_disk      recognises one                         recipe_files   recipes by name
+    machine        its processor, compiler and cache folder
     bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
     user_code      imports what a recipe names                     text_files     reads what a user names
     kinds          tables of kinds, and packages that import at first use

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from proxima.data.columns import Ints
+from proxima.data.machine import cache_folder, processor_flags, processor_name
 from proxima.engine.cache import KVCache
 
 if TYPE_CHECKING:
-    from proxima.kernels.linear import TileLinear
+    from proxima.kernels.linear import Rows, TileLinear
 
 PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
@@ -114,18 +114,22 @@ class CachingDecoder:
         begin = [0 if old is None else old.shape[3] for _, old in zip_longest(prompts, past)]
         tokens, position, spans = packed(prompts, self.device, begin)
         cached: dict[int, Tensor] = {}
+        starts: dict[int, list[int]] = {}
+        continued = [(span, old) for span, old in zip(spans, past, strict=False) if old is not None]
+        for start, end in (span for span, old in zip_longest(spans, past) if old is None):
+            starts.setdefault(end - start, []).append(start)
+        alike = [torch.tensor(own)[:, None] + torch.arange(length) for length, own in starts.items()]
+        alike = [rows.to(self.device) for rows in alike]
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
             cached[layer] = kv.to(self.dtype)
             out = torch.zeros_like(q)
-            for (start, end), old in zip_longest(spans, past):
-                key, value = kv[start:end, 0], kv[start:end, 1]
-                if old is not None:
-                    key, value = (
-                        torch.cat([held.transpose(0, 1).to(new.dtype), new])
-                        for held, new in zip(old[layer], (key, value), strict=True)
-                    )
-                out[start:end] = causal_attention(q[start:end], key, value, scale, window)
+            for rows in alike:
+                key, value = kv[rows].unbind(2)
+                out[rows] = causal_attention(q[rows], key, value, scale, window)
+            for (start, end), old in continued:
+                whole = torch.cat([old[layer].transpose(1, 2).to(kv.dtype), kv[start:end].transpose(0, 1)], 1)
+                out[start:end] = causal_attention(q[None, start:end], *whole[:, None], scale, window)[0]
             return out
 
         return self._run(tokens, position, attend), cached, spans
@@ -175,17 +179,18 @@ def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-    """One sequence: query [T, H, D] of its last T positions, key and value [S, H_kv, D] of all → [T, H, D]."""
-    (count, heads, _), length = query.shape, len(key)
-    repeat = heads // key.shape[1]
-    q = query.transpose(0, 1)[None]
-    k, v = (x.transpose(0, 1).repeat_interleave(repeat, dim=0)[None] for x in (key, value))
+    """Sequences of one length: query [B, T, H, D] of their last T positions, key and value [B, S, H_kv, D] of all → [B,
+    T, H, D]."""
+    _, count, heads, _ = query.shape
+    length, repeat = key.shape[1], heads // key.shape[2]
+    q = query.transpose(1, 2)
+    k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (key, value))
     if count == length and (window is None or window >= length):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
     step = torch.arange(length, device=query.device)
     here = step[length - count :, None]
     mask = (step <= here) & (here - step < (window or length))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
 def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
@@ -225,22 +230,30 @@ class Matrix:
     On a CPU, bf16 weights are converted once to oneDNN's packed format instead of at every product; the result has the
     same bits, and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf). With AMX, large ones are
     products of our own (`kernels.linear`), which take about a fifth less time at 64 rows.
+
+    Args:
+        weight: or parts of it, one below the other.
+        before: a matrix of the same shape, whose memory this one takes.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weight: "Tensor | Sequence[Rows]", bias: Tensor | None, dtype: torch.dtype, before: "Matrix | None" = None
+    ) -> None:
+        parts = [(weight, None)] if isinstance(weight, Tensor) else weight
         self.dtype = dtype
         self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
-        on_cpu = weight.device.type == "cpu"
+        on_cpu = parts[0][0].device.type == "cpu"
         self.packed = PACK and on_cpu and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
-        self.tiles = _tiles(weight) if self.packed else None
+        self.tiles = _tiles(sum(len(part) for part, _ in parts), parts[0][0].shape[1]) if self.packed else None
         if self.tiles is not None:
-            self.weight = self.tiles.pack(weight.detach().to(dtype))
-            self.bias = None if bias is None else bias.detach().to(dtype).float()
+            self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
+            self.bias = None if self.bias is None else self.bias.float()
             return
-        self.weight = _prepared(weight.detach().to(dtype, copy=True), self.packed)
+        whole = stacked_rows(parts).detach().to(dtype, copy=True)
+        self.weight = _prepared(whole, self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
-            self.rows = row_limits(*weight.shape, dtype, self.packed, torch.get_num_threads())
+            self.rows = row_limits(*whole.shape, dtype, self.packed, torch.get_num_threads())
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[n, in] → [n, out]; a row's bits do not depend on the others. The result may be in `out`."""
@@ -249,9 +262,15 @@ class Matrix:
         return in_rows(lambda rows: _product(rows, self.weight, self.bias, self.packed), x, self.rows)
 
 
-def _tiles(weight: Tensor) -> "TileLinear | None":
-    """What multiplies by this weight on AMX; None where that is oneDNN."""
-    if weight.numel() < LEAST_TILED or any(size % 32 for size in weight.shape):
+def stacked_rows(parts: "Sequence[Rows]") -> Tensor:
+    """One below the other, each with its rows in its order."""
+    ordered = [part if order is None else part[order] for part, order in parts]
+    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
+
+
+def _tiles(height: int, width: int) -> "TileLinear | None":
+    """What multiplies by a weight of this shape on AMX; None where that is oneDNN."""
+    if height * width < LEAST_TILED or height % 32 or width % 32:
         return None
     from proxima.kernels.linear import tile_linear
 
@@ -266,30 +285,6 @@ def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, i
     if len(x) < least:
         return product(F.pad(x, (0, 0, 0, least - len(x))))[: len(x)]
     return product(x)
-
-
-class SteadyRows(TorchFunctionMode):
-    """Within it the linear layers of any model are products within `row_limits`: `nn.Linear`, and GPT-2's `Conv1D`,
-    which is `torch.addmm`. On a CPU only; elsewhere nothing changes."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear and args[0].device.type == "cpu":
-            x, weight, *rest = args
-            limits = row_limits(*weight.shape, self.dtype, False, torch.get_num_threads())
-            flat = in_rows(lambda rows: func(rows, weight, *rest, **kwargs), x.flatten(0, -2), limits)
-            return flat.view(*x.shape[:-1], -1)
-        if func is torch.addmm and args[1].device.type == "cpu":
-            bias, x, weight = args
-            limits = row_limits(*weight.T.shape, self.dtype, False, torch.get_num_threads(), transposed=True)
-            return in_rows(lambda rows: func(bias, rows, weight, **kwargs), x, limits)
-        return func(*args, **kwargs)
 
 
 def _prepared(weight: Tensor, packed: bool) -> Tensor:
@@ -324,13 +319,10 @@ def row_limits(
 def _limits_folder() -> Path:
     """That of this processor, this build of torch, the variables that its libraries read, and the trials below."""
     facts = [torch.__version__, torch.__config__.show(), *os.uname()[4:], Path(__file__).read_text()]
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        facts += dict.fromkeys(line for line in lines if line.startswith(("model name", "flags")))
+    facts += [processor_name(), *sorted(processor_flags())]
     names = ("DNNL", "ONEDNN", "MKL", "ATEN", "KMP", "OMP")
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(names))
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "proxima" / "row-limits" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return cache_folder("row-limits") / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def tried_limits(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits
+from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, stacked_rows
 from proxima.model.lora import weight_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,12 @@ class FastDecoder(CachingDecoder):
         self.pairs = torch.stack([half, half + self.head_dim // 2], dim=1).flatten()
         self.rotary = torch.zeros(0, self.head_dim // 2, dtype=torch.complex64, device=self.device)
         self.rotary_source: Any = model.get_submodule("model.rotary_emb")
+        rows = torch.arange(self.heads * self.head_dim, device=self.device)
+        self.order = rows.view(self.heads, -1)[:, self.pairs].flatten()  # of queries and keys
         self.layers: list[Layer] = []
+        self.matrices: dict[str, Matrix] = {}
+        embedding: Any = model.get_submodule("model.embed_tokens")
+        self.embedding = torch.empty_like(embedding.weight, dtype=torch.float32)
         self.kernels: StepKernels | None = None  # None: eager
         self.buffers: list[Tensor] = []
         self.width = int(config.intermediate_size)
@@ -86,41 +91,37 @@ class FastDecoder(CachingDecoder):
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
         root: Any = model.get_submodule("model")
-        self.layers = [self._layer(block) for block in root.layers]
-        self.embedding = root.embed_tokens.weight.detach().to(torch.float32, copy=True)
+        self.layers = [self._layer(i, block) for i, block in enumerate(root.layers)]
+        self.embedding.copy_(root.embed_tokens.weight)
         self.norm = root.norm.weight.detach().float().clone()
-        head: Any = model.get_submodule("lm_head")
-        self.head = Matrix(weight_of(head), head.bias, self.dtype)
+        self.head = self._matrix("head", model.get_submodule("lm_head"))
 
-    def _layer(self, block: Any) -> Layer:
+    def _layer(self, i: int, block: Any) -> Layer:
         attention, mlp = block.self_attn, block.mlp
-
-        def cat(*parts: Tensor | None) -> Tensor | None:
-            present = [part for part in parts if part is not None]
-            return torch.cat(present) if present else None
-
-        def heads(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.view(-1, self.head_dim, *x.shape[1:])[:, self.pairs].reshape(x.shape)
 
         def norm(module: Any) -> Tensor | None:
             return None if module is None else module.weight.float()[self.pairs].clone()
 
-        def matrix(*modules: Any, rotary: int = 0) -> Matrix:
-            own = [weight_of(m) for m in modules]
-            weights = [heads(weight) if i < rotary else weight for i, weight in enumerate(own)]
-            biases = [heads(m.bias) if i < rotary else m.bias for i, m in enumerate(modules)]
-            return Matrix(torch.cat(weights), cat(*biases), self.dtype)  # type: ignore[arg-type]
-
         return Layer(
             input_norm=block.input_layernorm.weight.detach().float().clone(),
-            qkv=matrix(attention.q_proj, attention.k_proj, attention.v_proj, rotary=2),
+            qkv=self._matrix(f"{i} qkv", attention.q_proj, attention.k_proj, attention.v_proj, rotary=2),
             q_norm=norm(getattr(attention, "q_norm", None)),
             k_norm=norm(getattr(attention, "k_norm", None)),
-            out=matrix(attention.o_proj),
+            out=self._matrix(f"{i} out", attention.o_proj),
             post_norm=block.post_attention_layernorm.weight.detach().float().clone(),
-            gate_up=matrix(mlp.gate_proj, mlp.up_proj),
-            down=matrix(mlp.down_proj),
+            gate_up=self._matrix(f"{i} gate_up", mlp.gate_proj, mlp.up_proj),
+            down=self._matrix(f"{i} down", mlp.down_proj),
         )
+
+    def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
+        """Of linear layers that read the same states, the first `rotary` with their rows permuted; in the memory of the
+        one that had this name before."""
+        weights = [weight_of(module) for module in modules]
+        orders = [self.order[: len(weight)] if i < rotary else None for i, weight in enumerate(weights)]
+        biases = [(m.bias, order) for m, order in zip(modules, orders, strict=True) if m.bias is not None]
+        parts, bias = list(zip(weights, orders, strict=True)), stacked_rows(biases) if biases else None
+        self.matrices[name] = Matrix(parts, bias, self.dtype, self.matrices.get(name))
+        return self.matrices[name]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return head_logits(hidden, self.head)

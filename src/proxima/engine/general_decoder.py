@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Matrix, SteadyRows, head_logits
+from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, in_rows, row_limits
 from proxima.model.attention import hugging_face_name
 from proxima.model.lora_layers import merge_adapter, plain_weights
 from proxima.model.policy import parts
@@ -126,3 +128,27 @@ class RecomputeDecoder(_ModelCopy):
         with self.autocast():
             hidden: Tensor = self.backbone(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
         return hidden
+
+
+class SteadyRows(TorchFunctionMode):
+    """Within it the linear layers of any model are products within `row_limits`: `nn.Linear`, and GPT-2's `Conv1D`,
+    which is `torch.addmm`. On a CPU only; elsewhere nothing changes."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and args[0].device.type == "cpu":
+            x, weight, *rest = args
+            limits = row_limits(*weight.shape, self.dtype, False, torch.get_num_threads())
+            flat = in_rows(lambda rows: func(rows, weight, *rest, **kwargs), x.flatten(0, -2), limits)
+            return flat.view(*x.shape[:-1], -1)
+        if func is torch.addmm and args[1].device.type == "cpu":
+            bias, x, weight = args
+            limits = row_limits(*weight.T.shape, self.dtype, False, torch.get_num_threads(), transposed=True)
+            return in_rows(lambda rows: func(bias, rows, weight, **kwargs), x, limits)
+        return func(*args, **kwargs)

@@ -5,8 +5,9 @@ step       norms, rotary, attention over the cache and SwiGLU of a decode step
 linear     products with a packed weight on the tiles of AMX
 sample     one token a row from logits
 train_pass a training pass, forward and backward: `layer.cpp` and `attention.cpp`
+adamw      the optimizer's step, with clipping and norms
 
-Imports: torch, `proxima.data`. Imported by `model` and `engine`, where a model and a machine can use them.
+Imports: torch, `proxima.data`. Imported by `model`, `engine` and `train`, where a model and a machine can use them.
 To add one: (1) a `.cpp` that includes `vectors.h`; (2) a function or class here that says what its arguments are, and
 is None where `unavailable` says so; (3) tests against torch in float64, and that a row's bits depend on that row alone.
 """

@@ -118,8 +118,16 @@ void pairs_of_rows(const bf16 *rows, uint32_t *out, long n, long next) {
 
 // 32 rows [32, D] as [D, 32].
 void columns(const bf16 *rows, bf16 *out) {
-    for (long i = 0; i < 32; i++)
-        for (long j = 0; j < D; j++) out[j * 32 + i] = rows[i * D + j];
+    for (long i = 0; i < 32; i += LANES)
+        for (long j = 0; j < D; j += LANES) {
+            Floats block[LANES];
+            for (long r = 0; r < LANES; r++) block[r] = load(rows + (i + r) * D + j);
+            transpose(block);
+            for (long c = 0; c < LANES; c++) {
+                const Halves upper = __builtin_convertvector((Words)block[c] >> 16, Halves);
+                memcpy(out + (j + c) * 32 + i, &upper, sizeof upper);
+            }
+        }
 }
 
 struct Turn {  // of the head of a token: its norm if there is one, and the rotary embedding
@@ -232,6 +240,12 @@ struct Queries {
         reach = own_at + padded((first + count - 1) / repeat + 1);
     }
 
+    // Registers of lanes with a query in them; what the others hold goes nowhere.
+    long lanes() const { return (count + LANES - 1) / LANES; }
+
+    // Neither key n nor the next one is there: they fill the parent's up to a multiple of STEP.
+    bool gap(long n, long seen) const { return n >= seen && n + 1 < own_at; }
+
     // All bits set in the lanes whose query sees key n.
     Words sees(long n, long seen, long lane) const {
         if (n < own_at) return Words{} - (n < seen);
@@ -273,15 +287,16 @@ void attend(const Batch &batch, Keys &keys, const bf16 *value_columns, long begi
         }
         pairs_of_columns(rows_of, pairs, size);
         product({keys.keys, D, 32}, pairs, HALF * 16, scores, size, reach, size, D, false);
-        for (long lane = 0; lane < size / LANES; lane++) {
+        for (long lane = 0; lane < block.lanes(); lane++) {
             Floats most = Floats{} - INF, total = {};
             for (long n = 0; n < reach; n++) {
+                if (block.gap(n, keys.seen)) continue;
                 const Floats s = load(scores + n * size + lane * LANES);
                 most = larger(block.sees(n, keys.seen, lane) ? s : Floats{} - INF, most);
             }
             for (long n = 0; n < reach; n += 2) {
-                Floats both[2];
-                for (int i = 0; i < 2; i++) {
+                Floats both[2] = {};
+                for (int i = 0; i < 2 && !block.gap(n, keys.seen); i++) {
                     const Floats s = load(scores + (n + i) * size + lane * LANES);
                     const Floats weight = exponential((s - most) * batch.scale);
                     total += both[i] = block.sees(n + i, keys.seen, lane) ? weight : Floats{};
@@ -295,7 +310,7 @@ void attend(const Batch &batch, Keys &keys, const bf16 *value_columns, long begi
             store(scores + lane * LANES, Floats{} + 1.0f / total);  // no score is read again
         }
         product({value_columns, 32, D * 32}, weights, reach / 2 * 16, sums, size, D, size, reach, false);
-        for (long lane = 0; lane < size / LANES; lane++)
+        for (long lane = 0; lane < block.lanes(); lane++)
             for (long d = 0; d < D; d += LANES) {
                 Floats part[LANES];
                 for (long i = 0; i < LANES; i++)
@@ -354,12 +369,16 @@ void attend_backward(const Batch &batch, Keys &keys, const bf16 *key_columns, lo
             product({keys.values + at * D, D, 32}, grad_pairs, HALF * 16, grad_weights, size, STEP, size, D, false);
             for (long n = at; n < at + STEP; n += 2)
                 for (long lane = 0; lane < size / LANES; lane++) {
-                    Floats both[2];
+                    const bool filled = lane < block.lanes() && !block.gap(n, keys.seen);
+                    Floats both[2] = {};
                     for (int i = 0; i < 2; i++) {
                         const long here = (n + i - at) * size + lane * LANES, there = (n + i) * size + lane * LANES;
-                        Floats weight = exponential(load(scores + here) * batch.scale - load(log_sum + lane * LANES));
-                        weight = block.sees(n + i, keys.seen, lane) ? weight : Floats{};
-                        both[i] = weight * (load(grad_weights + here) - load(along + lane * LANES)) * batch.scale;
+                        Floats weight = {};
+                        if (filled) {
+                            weight = exponential(load(scores + here) * batch.scale - load(log_sum + lane * LANES));
+                            weight = block.sees(n + i, keys.seen, lane) ? weight : Floats{};
+                            both[i] = weight * (load(grad_weights + here) - load(along + lane * LANES)) * batch.scale;
+                        }
                         store(weights + there, weight), store(scores_grad + there, both[i]);
                     }
                     store_pairs(score_pairs + lane * (reach / 2 * 16) + n / 2 * 16, both[0], both[1]);
@@ -368,7 +387,7 @@ void attend_backward(const Batch &batch, Keys &keys, const bf16 *key_columns, lo
         product({weights, size, 32}, grad_rows, size / 2 * 16, grad_values, D, reach, D, size, true);
         product({scores_grad, size, 32}, query_rows, size / 2 * 16, grad_keys, D, reach, D, size, true);
         product({key_columns, 32, D * 32}, score_pairs, reach / 2 * 16, sums, size, D, size, reach, false);
-        for (long lane = 0; lane < size / LANES; lane++) {
+        for (long lane = 0; lane < block.lanes(); lane++) {
             float rows_of[LANES][D];
             for (long d = 0; d < D; d += LANES) {
                 Floats part[LANES];
@@ -394,6 +413,22 @@ void write_keys(const Batch &batch, long kv, long at, long begin, long end, cons
         for (long d = 0; d < D; d += LANES) store(gradient.grad_qkv + value_place + d, load(grad_values + (at + i) * D + d));
     }
 }
+
+// work(task, its key head, where its prompt begins and ends, its responses) for all tasks, by as many threads.
+template <typename Work>
+void each_task(const Batch &batch, const int64_t *edges, const int64_t *parents, long segments, int threads, Work work) {
+    const Groups groups(edges, parents, segments, batch.kv_heads);
+#pragma omp parallel num_threads(threads)
+    {
+        [[maybe_unused]] const Tiles tiles;
+#pragma omp for schedule(dynamic, 1)
+        for (size_t task = 0; task < groups.tasks.size(); task++) {
+            const long root = groups.tasks[task] / batch.kv_heads;
+            Keys keys(batch, groups.tasks[task] % batch.kv_heads, groups.capacity(edges, root));
+            work(task, keys, edges[root], edges[root + 1], groups.members[root]);
+        }
+    }
+}
 }  // namespace
 
 extern "C" {
@@ -402,25 +437,17 @@ void attention(const bf16 *qkv, const float *cosine, const float *sine, const fl
                float eps, const int64_t *edges, const int64_t *parents, bf16 *out, float *log_sum, float scale,
                long segments, long heads, long kv_heads, int threads) {
     const Batch batch{qkv, {cosine, sine, query_norm, eps}, {cosine, sine, key_norm, eps}, scale, heads, kv_heads};
-    const Groups groups(edges, parents, segments, kv_heads);
-#pragma omp parallel num_threads(threads)
-    {
-        [[maybe_unused]] const Tiles tiles;
-#pragma omp for schedule(dynamic, 1)
-        for (size_t task = 0; task < groups.tasks.size(); task++) {
-            const long root = groups.tasks[task] / kv_heads, capacity = groups.capacity(edges, root);
-            const long begin = edges[root], end = edges[root + 1];
-            Keys keys(batch, groups.tasks[task] % kv_heads, capacity);
-            bf16 *values = Scratch::of(scratch.value_columns, capacity * D);
-            keys.put(0, begin, end, nullptr, values);
-            attend(batch, keys, values, begin, end, out, log_sum);
-            keys.seen = end - begin;
-            for (long g : groups.members[root]) {
-                keys.put(padded(keys.seen), edges[g], edges[g + 1], nullptr, values);
-                attend(batch, keys, values, edges[g], edges[g + 1], out, log_sum);
-            }
+    each_task(batch, edges, parents, segments, threads,
+              [&](size_t, Keys &keys, long begin, long end, const std::vector<long> &members) {
+        bf16 *values = Scratch::of(scratch.value_columns, keys.capacity * D);
+        keys.put(0, begin, end, nullptr, values);
+        attend(batch, keys, values, begin, end, out, log_sum);
+        keys.seen = end - begin;
+        for (long g : members) {
+            keys.put(padded(keys.seen), edges[g], edges[g + 1], nullptr, values);
+            attend(batch, keys, values, edges[g], edges[g + 1], out, log_sum);
         }
-    }
+    });
 }
 
 void attention_backward(const bf16 *qkv, const float *cosine, const float *sine, const float *query_norm,
@@ -428,33 +455,26 @@ void attention_backward(const bf16 *qkv, const float *cosine, const float *sine,
                         const float *log_sum, const bf16 *grad, bf16 *grad_qkv, float *grad_norms, float scale,
                         long segments, long heads, long kv_heads, int threads) {
     const Batch batch{qkv, {cosine, sine, query_norm, eps}, {cosine, sine, key_norm, eps}, scale, heads, kv_heads};
-    const Groups groups(edges, parents, segments, kv_heads);
-#pragma omp parallel num_threads(threads)
-    {
-        [[maybe_unused]] const Tiles tiles;
-#pragma omp for schedule(dynamic, 1)
-        for (size_t task = 0; task < groups.tasks.size(); task++) {
-            const long root = groups.tasks[task] / kv_heads, capacity = groups.capacity(edges, root);
-            const long begin = edges[root], end = edges[root + 1], own = padded(end - begin);
-            Keys keys(batch, groups.tasks[task] % kv_heads, capacity);
-            bf16 *columns_of = Scratch::of(scratch.key_columns, capacity * D);
-            float *grad_keys = Scratch::of(scratch.grad_keys, capacity * D);
-            float *grad_values = Scratch::of(scratch.grad_values, capacity * D);
-            std::fill(grad_keys, grad_keys + own * D, 0.0f), std::fill(grad_values, grad_values + own * D, 0.0f);
-            const Gradient gradient{out, grad, log_sum, grad_qkv, grad_norms ? grad_norms + task * 2 * D : nullptr};
-            keys.put(0, begin, end, columns_of, nullptr);
-            attend_backward(batch, keys, columns_of, begin, end, gradient, grad_keys, grad_values);
-            keys.seen = end - begin;
-            for (long g : groups.members[root]) {
-                const long first = edges[g], last = edges[g + 1], size = padded(last - first);
-                keys.put(own, first, last, columns_of, nullptr);
-                std::fill(grad_keys + own * D, grad_keys + (own + size) * D, 0.0f);
-                std::fill(grad_values + own * D, grad_values + (own + size) * D, 0.0f);
-                attend_backward(batch, keys, columns_of, first, last, gradient, grad_keys, grad_values);
-                write_keys(batch, keys.kv, own, first, last, gradient, grad_keys, grad_values);
-            }
-            write_keys(batch, keys.kv, 0, begin, end, gradient, grad_keys, grad_values);
+    each_task(batch, edges, parents, segments, threads,
+              [&](size_t task, Keys &keys, long begin, long end, const std::vector<long> &members) {
+        const long own = padded(end - begin), capacity = keys.capacity;
+        bf16 *columns_of = Scratch::of(scratch.key_columns, capacity * D);
+        float *grad_keys = Scratch::of(scratch.grad_keys, capacity * D);
+        float *grad_values = Scratch::of(scratch.grad_values, capacity * D);
+        std::fill(grad_keys, grad_keys + own * D, 0.0f), std::fill(grad_values, grad_values + own * D, 0.0f);
+        const Gradient gradient{out, grad, log_sum, grad_qkv, grad_norms ? grad_norms + task * 2 * D : nullptr};
+        keys.put(0, begin, end, columns_of, nullptr);
+        attend_backward(batch, keys, columns_of, begin, end, gradient, grad_keys, grad_values);
+        keys.seen = end - begin;
+        for (long g : members) {
+            const long first = edges[g], last = edges[g + 1], size = padded(last - first);
+            keys.put(own, first, last, columns_of, nullptr);
+            std::fill(grad_keys + own * D, grad_keys + (own + size) * D, 0.0f);
+            std::fill(grad_values + own * D, grad_values + (own + size) * D, 0.0f);
+            attend_backward(batch, keys, columns_of, first, last, gradient, grad_keys, grad_values);
+            write_keys(batch, keys.kv, own, first, last, gradient, grad_keys, grad_values);
         }
-    }
+        write_keys(batch, keys.kv, 0, begin, end, gradient, grad_keys, grad_values);
+    });
 }
 }

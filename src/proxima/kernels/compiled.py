@@ -10,36 +10,42 @@ import hashlib
 import os
 import platform
 import re
-import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from proxima.data import UserError
+from proxima.data.machine import cache_folder, compiler, processor_flags
 
 VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
 OLDEST = 12  # GCC, that knows the vectors used here
 PRODUCTS = "avx512_bf16"  # instructions that multiply bf16
+TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
 @cache
 def unavailable(instructions: str | None = None) -> str | None:
     """Why this machine has no kernels, or none with these instructions, as Linux names them; None if it has."""
-    path = compiler()
-    if path is None:
+    command = compiler()
+    if not command:
         named = os.environ.get("CXX") or "g++"
         return "CXX=none" if named == "none" else f"no C++ compiler {named}"
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"{platform.system()} on {platform.machine()}"
     if instructions is not None and instructions not in processor_flags():
         return f"a processor without {instructions}"
-    macros = _said(path, "-dM", "-E", "-x", "c++", os.devnull)  # Clang says 4
+    macros = _said(*command, "-dM", "-E", "-x", "c++", os.devnull)  # Clang says 4
     version = re.search(r"#define __GNUC__ (\d+)", macros)
     if version is None or int(version[1]) < OLDEST:
-        return f"{path} is not GCC {OLDEST} or later"
+        return f"{' '.join(command)} is not GCC {OLDEST} or later"
     try:
         place = folder()
     except RuntimeError:
@@ -56,9 +62,8 @@ def kernels_in_words() -> str:
     """What a bfloat16 run on this CPU computes with, in words."""
     if (reason := unavailable()) is not None:
         return f"eager torch ({reason})"
-    path = compiler()
-    assert path is not None
-    made = f"compiled by {Path(path).name} {_said(path, '-dumpversion').strip()}"
+    place, *more = compiler()
+    made = f"compiled by {' '.join([Path(place).name, *more])} {_said(place, *more, '-dumpversion').strip()}"
     if (reason := unavailable(PRODUCTS)) is not None:
         return f"{made}, for training alone ({reason})"
     return f"{made}{' with AMX' if has_tiles() else ''}"
@@ -72,26 +77,47 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
     Raises:
         UserError: it does not compile, with what the compiler says; or what it makes can't be loaded.
     """
-    path = compiler()
-    assert path is not None
+    command = compiler()
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    facts = (texts, FLAGS, more, _said(path, "--version"), sorted(processor_flags()))
+    facts = (texts, FLAGS, more, _said(*command, "--version"), sorted(processor_flags()))
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
     with suppress(OSError):  # it is not there, or damaged, as by a machine that went down
         return ctypes.CDLL(str(held))
     held.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder()) as scratch:
         made = Path(scratch) / held.name
-        command = [path, *FLAGS, *more, str(source), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        _announce()
+        done = subprocess.run([*command, *FLAGS, *more, str(source), "-o", made], capture_output=True, text=True)
         if done.returncode:
-            failed = f"{path} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
+            failed = (
+                f"{' '.join(command)} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
+            )
             raise UserError(failed)
         made.replace(held)  # at once: another process may do the same
     try:
         return ctypes.CDLL(str(held))
     except OSError as error:
         raise UserError(f"{held} can't be loaded; set CXX=none to do without: {error}") from error
+
+
+def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callable[..., None]]:
+    """The functions of a library by name. They run on as many threads as torch does, which is their last argument.
+
+    Args:
+        arguments: of each function, the others: p a tensor or None, n a number, f a float, d a double.
+    """
+
+    def bound(name: str, kinds: str) -> Callable[..., None]:
+        function = getattr(of, name)
+        function.argtypes, function.restype = [*(TYPES[kind] for kind in kinds), ctypes.c_int], None
+
+        def call(*values: Tensor | float | None) -> None:
+            pointers = [each.data_ptr() if isinstance(each, Tensor) else each for each in values]
+            function(*pointers, torch.get_num_threads())
+
+        return call
+
+    return {name: bound(name, kinds) for name, kinds in arguments.items()}
 
 
 @cache
@@ -101,22 +127,14 @@ def has_tiles() -> bool:
     return "amx_bf16" in processor_flags() and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
 
 
-def compiler() -> str | None:
-    """$CXX or g++, where it is."""
-    return shutil.which(os.environ.get("CXX") or "g++")
-
-
 def folder() -> Path:
     """Of the libraries."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxima" / "kernels"
+    return cache_folder("kernels")
 
 
-def processor_flags() -> frozenset[str]:
-    """What the processor can do, as Linux names it; nothing elsewhere."""
-    if platform.system() != "Linux":
-        return frozenset()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
+@cache
+def _announce() -> None:
+    print("compiling C++ for this processor, once: about a second a file", file=sys.stderr, flush=True)
 
 
 def _said(*command: str) -> str:

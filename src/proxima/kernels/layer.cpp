@@ -129,22 +129,26 @@ void log_prob_backward(bf16 *logits, const float *temperature, const int64_t *ta
 
 // [rows, width] bf16 -> [width, rows]: to `out` in bf16, or to `exact` in float32.
 void transposed(const bf16 *x, bf16 *out, float *exact, long rows, long width, int threads) {
-#pragma omp parallel for num_threads(threads) collapse(2)
-    for (long left = 0; left < width; left += LANES)
-        for (long top = 0; top < rows; top += LANES) {
-            Floats block[LANES];
-            const long height = std::min<long>(LANES, rows - top);
-            for (long i = 0; i < LANES; i++) block[i] = i < height ? load(x + (top + i) * width + left) : Floats{};
-            transpose(block);
-            for (long i = 0; i < LANES; i++) {
-                const long at = (left + i) * rows + top;
-                if (height < LANES)
-                    for (long j = 0; j < height; j++)
-                        if (exact) exact[at + j] = block[i][j];
-                        else out[at + j] = (bf16)(((Words)block[i])[j] >> 16);
-                else if (exact) store(exact + at, block[i]);
-                else store(out + at, block[i]);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for collapse(2) nowait
+        for (long left = 0; left < width; left += LANES)
+            for (long top = 0; top < rows; top += LANES) {
+                Floats block[LANES];
+                const long height = std::min<long>(LANES, rows - top);
+                for (long i = 0; i < LANES; i++) block[i] = i < height ? load(x + (top + i) * width + left) : Floats{};
+                transpose(block);
+                for (long i = 0; i < LANES; i++) {
+                    const long at = (left + i) * rows + top;
+                    if (height < LANES)
+                        for (long j = 0; j < height; j++)
+                            if (exact) exact[at + j] = block[i][j];
+                            else out[at + j] = (bf16)(((Words)block[i])[j] >> 16);
+                    else if (exact) store_past_cache(exact + at, block[i]);
+                    else store(out + at, block[i]);
+                }
             }
-        }
+        past_cache_end();
+    }
 }
 }

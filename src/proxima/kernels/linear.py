@@ -1,14 +1,16 @@
 """Linear layers in bf16 on the tiles of AMX, by `linear.cpp`."""
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from proxima.kernels.compiled import PRODUCTS, has_tiles, library, unavailable
+from proxima.kernels.compiled import PRODUCTS, functions, has_tiles, library, unavailable
 
+Rows = tuple[Tensor, Tensor | None]  # of a weight [o, in], in this order [o] int64; None: as they are
 SIDE, DEPTH = 16, 32  # outputs of a tile, inputs of one product
 
 
@@ -20,24 +22,29 @@ class TileLinear:
     """
 
     def __init__(self, compiled: ctypes.CDLL) -> None:
-        self._function = compiled.linear
-        self._function.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 3, ctypes.c_int]
+        self._calls = functions(compiled, {"linear": "ppppnnn", "pack": "pppnn"})
 
-    @staticmethod
-    def pack(weight: Tensor) -> Tensor:
-        """[out / 32, in / 32, 2, 16, 16, 2] of [out, in]: two tiles of 16 outputs at a time, inputs in pairs."""
-        height, width = weight.shape
-        pairs = weight.contiguous().view(torch.int32)  # moved as one number: twice as fast
-        tiles = pairs.view(height // (2 * SIDE), 2, SIDE, width // DEPTH, DEPTH // 2).permute(0, 3, 1, 4, 2)
-        packed: Tensor = tiles.contiguous().view(torch.bfloat16).unflatten(-1, (SIDE, 2))
-        return packed
+    def pack(self, parts: Sequence[Rows], out: Tensor | None = None) -> Tensor:
+        """[out / 32, in / 32, 2, 16, 16, 2] of parts [o, in], one below the other, each in its order of rows: two tiles
+        of 16 outputs at a time, inputs in pairs. Written to `out`, where that is given."""
+        if any(len(weight) % (2 * SIDE) for weight, _ in parts):
+            parts = [(torch.cat([weight if order is None else weight[order] for weight, order in parts]), None)]
+        height, width = sum(len(weight) for weight, _ in parts), parts[0][0].shape[1]
+        if out is None:
+            sizes = height // (2 * SIDE), width // DEPTH, 2, SIDE, DEPTH // 2, 2
+            out = torch.empty(sizes, dtype=torch.bfloat16)
+        at = 0
+        for weight, order in parts:
+            here = out[at : at + len(weight) // (2 * SIDE)]
+            self._calls["pack"](weight.detach().float().contiguous(), order, here, *weight.shape)
+            at += len(here)
+        return out
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """[n, out] bf16 of `pack(weight)` and bias [out] float32; written to `out`, where that is given."""
-        x, added = x.contiguous(), None if bias is None else bias.data_ptr()
+        x = x.contiguous()
         out = x.new_empty(len(x), weight.shape[0] * 2 * SIDE) if out is None else out
-        pointers = x.data_ptr(), weight.data_ptr(), added, out.data_ptr()
-        self._function(*pointers, *x.shape, out.shape[1], torch.get_num_threads())
+        self._calls["linear"](x, weight, bias, out, *x.shape, out.shape[1])
         return out
 
 

@@ -1,6 +1,5 @@
 """One token a row from bf16 logits, by `sample.cpp`."""
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from proxima.kernels.compiled import PRODUCTS, library, unavailable
+from proxima.kernels.compiled import PRODUCTS, functions, library, unavailable
 
 Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -20,13 +19,11 @@ def sample_kernel() -> Draw | None:
     machine has no kernels."""
     if unavailable(PRODUCTS):
         return None
-    function = library(Path(__file__).with_suffix(".cpp")).sample
-    function.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+    sample = functions(library(Path(__file__).with_suffix(".cpp")), {"sample": "pppppnn"})["sample"]
 
     def draw(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         tokens, log_probs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
-        tensors = logits, temperature.float().contiguous(), uniform.contiguous(), tokens, log_probs
-        function(*(tensor.data_ptr() for tensor in tensors), *logits.shape, torch.get_num_threads())
+        sample(logits, temperature.float().contiguous(), uniform.contiguous(), tokens, log_probs, *logits.shape)
         return tokens, log_probs
 
     return draw

@@ -41,11 +41,11 @@ static inline void rotate(const bf16 *in, const float *weight, float eps, const 
     }
 }
 
-// scores[g][s] = queries[g] . keys[s], LANES positions at a time.
-static inline void dot(const bf16 (*queries)[HEAD_DIM], const bf16 *keys, float *scores, long room) {
+// scores[g][s] = queries[g] . keys[s], LANES positions at a time; as much is fetched of what is read `next`.
+static inline void dot(const bf16 (*queries)[HEAD_DIM], const bf16 *keys, const bf16 *next, float *scores, long room) {
     for (long s = 0; s < room; s += LANES) {
         const bf16 *own = keys + s * HEAD_DIM;
-        for (int i = 0; i < LANES * HEAD_DIM; i += PAIRS) _mm_prefetch(own + LANES * HEAD_DIM + i, _MM_HINT_T0);
+        for (int i = 0; i < LANES * HEAD_DIM; i += PAIRS) _mm_prefetch(next + s * HEAD_DIM + i, _MM_HINT_T1);
         for (int g = 0; g < GROUP; g++) {
             Floats terms[LANES] = {};
             for (int i = 0; i < HEAD_DIM; i += PAIRS)
@@ -80,9 +80,9 @@ constexpr int at_once() {
     return registers;
 }
 
-// out[g] = sum over s of weights[g][s] / totals[g] * values[s], two positions at a time.
-static inline void average(const bf16 *weights, const float *totals, const bf16 *values, bf16 *out, long length,
-                           long room) {
+// out[g] = sum over s of weights[g][s] / totals[g] * values[s], two positions at a time; `next` as above.
+static inline void average(const bf16 *weights, const float *totals, const bf16 *values, const bf16 *next, bf16 *out,
+                           long length, long room) {
     constexpr int registers = at_once();
     for (int column = 0; column < HEAD_DIM; column += registers * PAIRS) {
         Floats sums[GROUP][registers][2] = {};
@@ -91,8 +91,8 @@ static inline void average(const bf16 *weights, const float *totals, const bf16 
                 const bf16 *at = values + s * HEAD_DIM + column + i * PAIRS;
                 const __m512i one = _mm512_loadu_si512(at);
                 const __m512i other = s + 1 < length ? _mm512_loadu_si512(at + HEAD_DIM) : _mm512_setzero_si512();
-                _mm_prefetch(at + LANES * HEAD_DIM, _MM_HINT_T0);
-                _mm_prefetch(at + (LANES + 1) * HEAD_DIM, _MM_HINT_T0);
+                for (int j = 0; j < 2; j++)
+                    _mm_prefetch(next + (s + j) * HEAD_DIM + column + i * PAIRS, _MM_HINT_T1);
                 const __m512i low = _mm512_unpacklo_epi16(one, other), high = _mm512_unpackhi_epi16(one, other);
                 for (int g = 0; g < GROUP; g++) {
                     int32_t both;
@@ -140,11 +140,12 @@ void attend(const bf16 *qkv, const float *q_norm, const float *k_norm, float eps
             memcpy(held_values + at * HEAD_DIM, value, HEAD_DIM * sizeof(bf16));
             bf16 turned[GROUP][HEAD_DIM];
             for (int g = 0; g < GROUP; g++) rotate(query + g * HEAD_DIM, q_norm, eps, turn, turned[g]);
-            dot(turned, held_keys, scores.data(), room);
+            dot(turned, held_keys, held_values, scores.data(), room);
             float totals[GROUP];
             for (int g = 0; g < GROUP; g++)
                 totals[g] = weigh(scores.data() + g * room, weights.data() + g * room, length, room, scale);
-            average(weights.data(), totals, held_values, out + item * GROUP * HEAD_DIM, length, room);
+            const bf16 *next = held_keys + capacity * HEAD_DIM;
+            average(weights.data(), totals, held_values, next, out + item * GROUP * HEAD_DIM, length, room);
         }
     }
 }

@@ -4,10 +4,11 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from proxima.kernels.compiled import PRODUCTS, library, unavailable
+from proxima.kernels.compiled import PRODUCTS, functions, library, unavailable
+
+ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfpppppfnnn", "swiglu": "ppnn"}
 
 
 class StepKernels:
@@ -20,16 +21,11 @@ class StepKernels:
     """
 
     def __init__(self, compiled: ctypes.CDLL) -> None:
-        pointer, number, count, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-        self._norm, self._attend, self._swiglu = compiled.norm, compiled.attend, compiled.swiglu
-        self._norm.argtypes = [*[pointer] * 3, real, pointer, number, number, count]
-        self._attend.argtypes = [*[pointer] * 3, real, *[pointer] * 5, real, number, number, number, count]
-        self._swiglu.argtypes = [pointer, pointer, number, number, count]
+        self._calls = functions(compiled, ARGUMENTS)
 
     def norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> Tensor:
         """x [n, D] float32 += delta [n, D], in place; its RMS norm [n, D]. `weight` [D] float32."""
-        added, threads = None if delta is None else delta.data_ptr(), torch.get_num_threads()
-        self._norm(x.data_ptr(), added, weight.data_ptr(), eps, out.data_ptr(), *x.shape, threads)
+        self._calls["norm"](x, delta, weight, eps, out, *x.shape)
         return out
 
     def attend(
@@ -51,19 +47,15 @@ class StepKernels:
             position: [n] int64, of each row's token.
             layer: [2, slots, H_kv, capacity, D] of `KVCache`; row r is slot r.
         """
-        query_norm, key_norm = (None if norm is None else norm.data_ptr() for norm in norms)
         keys, values = layer
         _, kv_heads, capacity, dim = keys.shape
-        pointers = turns, position, keys, values, out
-        sizes = len(qkv), kv_heads, capacity, torch.get_num_threads()
-        self._attend(
-            qkv.data_ptr(), query_norm, key_norm, eps, *(tensor.data_ptr() for tensor in pointers), dim**-0.5, *sizes
-        )
+        sizes = len(qkv), kv_heads, capacity
+        self._calls["attend"](qkv, *norms, eps, turns, position, keys, values, out, dim**-0.5, *sizes)
         return out
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> Tensor:
         """silu(gate) * up [n, F] of [n, 2 F]."""
-        self._swiglu(gate_up.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads())
+        self._calls["swiglu"](gate_up, out, *out.shape)
         return out
 
 

@@ -4,12 +4,12 @@ as it takes. Widths are multiples of LANES, head dimensions of HEAD."""
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from proxima.kernels.compiled import has_tiles, library, unavailable
+from proxima.kernels.compiled import functions, has_tiles, library, unavailable
 
 HERE = Path(__file__).parent
 LANES, HEAD = 16, 32
@@ -17,8 +17,7 @@ PARTS = 16  # in which the gradient of a norm's weight is summed
 BF16 = torch.bfloat16
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MAPPED, TRIMMED = 1 << 26, (1 << 31) - 1
-# by name, the arguments before the number of threads: p a tensor or None, n a number, f a float
-ARGUMENTS = {
+LAYER = {
     "norm": "pppfpppnn",
     "norm_backward": "ppppppppnn",
     "swiglu": "ppnn",
@@ -26,10 +25,8 @@ ARGUMENTS = {
     "log_prob": "ppppppnn",
     "log_prob_backward": "pppppppnnn",
     "transposed": "pppnn",
-    "attention": "pppppfppppfnnn",
-    "attention_backward": "pppppfpppppppfnnn",
 }
-TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float}
+ATTENTION = {"attention": "pppppfppppfnnn", "attention_backward": "pppppfpppppppfnnn"}
 
 
 class Turns(NamedTuple):
@@ -57,22 +54,15 @@ class TrainKernels:
     """The functions. They allocate what they return, bf16 unless said otherwise."""
 
     def __init__(self, layer: ctypes.CDLL, attention: ctypes.CDLL | None = None) -> None:
-        self._functions: dict[str, Any] = {}
-        for name, kinds in ARGUMENTS.items():
-            library = attention if name.startswith("attention") else layer
-            if library is not None:
-                function = self._functions[name] = getattr(library, name)
-                function.argtypes, function.restype = [*(TYPES[kind] for kind in kinds), ctypes.c_int], None
-
-    def _call(self, name: str, *arguments: Tensor | float | None) -> None:
-        values = [each.data_ptr() if isinstance(each, Tensor) else each for each in arguments]
-        self._functions[name](*values, torch.get_num_threads())
+        self._calls = functions(layer, LAYER)
+        if attention is not None:
+            self._calls |= functions(attention, ATTENTION)
 
     def norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """x + delta [n, D], float32; its RMS norm; 1 / RMS [n], float32. x [n, D], weight [D] float32."""
         total = x if delta is None else torch.empty_like(x)
         out, scale = torch.empty_like(x, dtype=BF16), x.new_empty(len(x))
-        self._call("norm", x, delta, weight, eps, total, out, scale, *x.shape)
+        self._calls["norm"](x, delta, weight, eps, total, out, scale, *x.shape)
         return total, out, scale
 
     def norm_backward(
@@ -81,26 +71,26 @@ class TrainKernels:
         """The gradient of x [n, D] float32, the same of delta if `both`, and of the weight [D] float32."""
         grad_x, parts = torch.empty_like(total), total.new_empty(PARTS, total.shape[1])
         grad_delta = torch.empty_like(total, dtype=BF16) if both else None
-        self._call("norm_backward", grad, grad_sum, total, weight, scale, grad_x, grad_delta, parts, *total.shape)
+        self._calls["norm_backward"](grad, grad_sum, total, weight, scale, grad_x, grad_delta, parts, *total.shape)
         return grad_x, grad_delta, parts.sum(0)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up [n, F] of [n, 2 F]."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._call("swiglu", gate_up, out, *out.shape)
+        self._calls["swiglu"](gate_up, out, *out.shape)
         return out
 
     def swiglu_backward(self, gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient [n, 2 F], and `swiglu` itself once more."""
         grad_gate_up, out = torch.empty_like(gate_up), torch.empty_like(grad)
-        self._call("swiglu_backward", gate_up, grad, grad_gate_up, out, *grad.shape)
+        self._calls["swiglu_backward"](gate_up, grad, grad_gate_up, out, *grad.shape)
         return grad_gate_up, out
 
     def log_prob(
         self, logits: Tensor, temperature: Tensor, target: Tensor, log_z: Tensor, out: Tensor, entropy: Tensor | None
     ) -> None:
         """Fill log Z, the targets' log-probs and the entropies, [n] float32, of logits [n, V] / temperature [n]."""
-        self._call("log_prob", logits, temperature, target, log_z, out, entropy, *logits.shape)
+        self._calls["log_prob"](logits, temperature, target, log_z, out, entropy, *logits.shape)
 
     def log_prob_backward(
         self, logits: Tensor, temperature: Tensor, target: Tensor, log_z: Tensor, grad: Tensor,
@@ -108,17 +98,17 @@ class TrainKernels:
     ) -> None:  # fmt: skip
         """Turn the logits [n, w] of the tokens from `first` on into their gradient."""
         args = (logits, temperature, target, log_z, grad, entropy, grad_entropy)
-        self._call("log_prob_backward", *args, first, *logits.shape)
+        self._calls["log_prob_backward"](*args, first, *logits.shape)
 
     def transposed(self, x: Tensor) -> Tensor:
         """[w, n] of [n, w]."""
         out = torch.empty(*x.shape[::-1], dtype=BF16)
-        self._call("transposed", x, out, None, *x.shape)
+        self._calls["transposed"](x, out, None, *x.shape)
         return out
 
     def transposed_into(self, x: Tensor, out: Tensor) -> Tensor:
         """`out` [w, n] float32, filled from x [n, w]."""
-        self._call("transposed", x, None, out, *x.shape)
+        self._calls["transposed"](x, None, out, *x.shape)
         return out
 
     def attention(self, qkv: Tensor, turns: Turns, segments: PackedSegments) -> tuple[Tensor, Tensor]:
@@ -127,7 +117,7 @@ class TrainKernels:
         out = qkv.new_empty(length, qkv.shape[1] * heads // (heads + 2 * kv_heads))
         log_sum = torch.empty(length, heads)
         sizes = (segments.scale, len(segments.parents), heads, kv_heads)
-        self._call("attention", qkv, *turns, segments.edges, segments.parents, out, log_sum, *sizes)
+        self._calls["attention"](qkv, *turns, segments.edges, segments.parents, out, log_sum, *sizes)
         return out, log_sum
 
     def attention_backward(
@@ -141,7 +131,7 @@ class TrainKernels:
             norms = torch.zeros(tasks, 2, len(turns.query_norm))
         sizes = (segments.scale, len(segments.parents), heads, kv_heads)
         results = (out, log_sum, grad, grad_qkv, norms)
-        self._call("attention_backward", qkv, *turns, segments.edges, segments.parents, *results, *sizes)
+        self._calls["attention_backward"](qkv, *turns, segments.edges, segments.parents, *results, *sizes)
         return grad_qkv, None if norms is None else norms.sum(0)
 
 

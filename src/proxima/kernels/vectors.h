@@ -61,6 +61,16 @@ static inline void store_pairs(uint32_t *at, Floats first, Floats second) {
 }
 #endif
 
+// Past the cache, where it fills a line: for much that is not read soon. `past_cache_end` comes before a thread is done.
+static inline void store_past_cache(float *at, Floats x) {
+#ifdef __AVX512F__
+    if ((uintptr_t)at % sizeof x == 0) return _mm512_stream_ps(at, (__m512)x);
+#endif
+    store(at, x);
+}
+
+static inline void past_cache_end() { __builtin_ia32_sfence(); }
+
 static inline Floats rounded(Floats x) {
     bf16 held[LANES];
     store(held, x);

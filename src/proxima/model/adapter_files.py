@@ -24,7 +24,7 @@ from proxima.model.files import ADAPTER_CONFIG as CONFIG
 from proxima.model.files import weight_files
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
 from proxima.model.lora_layers import attach
-from proxima.model.parallel.sharding import plain_type
+from proxima.model.parallel.sharded import plain_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,6 @@ from proxima.data import FieldError
 from proxima.model.adapter_folder import base_in_memory, base_of, is_adapter
 from proxima.model.files import weight_files
 from proxima.model.lora import Lora
-from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import (
     LoadedModel,
     check_path,
@@ -26,6 +25,8 @@ from proxima.model.pretrained import (
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from torch import nn
 
+    from proxima.model.parallel.sharding import Sharding
+
 ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
 
 
@@ -37,7 +38,7 @@ def load(
     device: str = "auto",
     lora: Lora | None = None,
     seed: int = 0,
-    sharding: Sharding | None = None,
+    sharding: "Sharding | None" = None,
 ) -> LoadedModel:
     """Load weights and tokenizer in `dtype` on `device`.
 
@@ -82,7 +83,7 @@ def load(
     return on_ranks(loaded if lora is None else with_adapter(loaded, lora, seed=seed, **place), sharding, device)
 
 
-def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:
+def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> LoadedModel:
     """The model on the ranks of `sharding`, unless it is there already, or there are none."""
     if sharding is None or loaded.sharding is not None:
         return loaded
@@ -155,7 +156,7 @@ def load_weights(
     dtype: torch.dtype,
     device: str,
     may_lack: Collection[str] = (),
-    sharding: Sharding | None = None,
+    sharding: "Sharding | None" = None,
     prepare: Callable[[Any], None] | None = None,
     **extra: Any,
 ) -> tuple[LoadedModel, list[str]]:

@@ -8,11 +8,11 @@ from torch import nn
 from proxima.model.files import model_files
 from proxima.model.load import load
 from proxima.model.lora import Lora
-from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
 from proxima.model.pretrained import DTYPES, LoadedModel, resolve_device
 
 if TYPE_CHECKING:
+    from proxima.model.parallel.sharding import Sharding
     from proxima.model.scalar_model import ScalarModel
 
 
@@ -40,7 +40,7 @@ class ModelSource:
     compute_dtype: str = "bfloat16"
     gradient_checkpointing: bool = False
     log_prob_chunk: int = 512
-    sharding: Sharding | None = None
+    sharding: "Sharding | None" = None
 
     def load(self, saved: str | None = None) -> LoadedModel:
         """The model, or the one of the same architecture that a checkpoint has in the folder `saved`."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
 from proxima.model.attention import ATTENTION, hugging_face_name, mixes_elsewhere, unpackable
-from proxima.model.parallel.sharding import is_sharded
+from proxima.model.parallel.sharded import is_sharded
 from proxima.model.pretrained import LoadedModel
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from proxima.model.kept_tokens import KeptTokens
 from proxima.model.log_prob import TopTokens, log_sum_square, token_log_prob, top_k_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
-from proxima.model.parallel.sharding import is_sharded, plain_type
+from proxima.model.parallel.sharded import is_sharded, plain_type
 from proxima.model.pretrained import LoadedModel
 from proxima.model.scalar_head import scalar_head
 

@@ -11,10 +11,11 @@ from proxima.data import FieldError, UserError, require
 from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
 from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
 from proxima.model.lora import adapter_names
-from proxima.model.parallel.sharding import Sharding
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from proxima.model.parallel.sharding import Sharding
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -29,7 +30,7 @@ class LoadedModel:
     tokenizer: "PreTrainedTokenizerBase"
     path: str
     base: BaseModel | None = None
-    sharding: Sharding | None = None
+    sharding: "Sharding | None" = None
     device: torch.device | None = None
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxima.model.parallel.sharding import plain_type
+from proxima.model.parallel.sharded import plain_type
 from proxima.model.pretrained import LoadedModel
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxima.model.parallel.sharding import is_sharded
+from proxima.model.parallel.sharded import is_sharded
 
 
 def scalar_head(hidden: Tensor, head: nn.Linear) -> Tensor:

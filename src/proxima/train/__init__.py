@@ -11,7 +11,8 @@
     run_stage       the same for a stage that remembers something; next_policy is one
     early_stop      leaves out the epochs after one in which the policy has moved far enough
     optimizer       AdamW and learning-rate schedules; optimizer_8bit, optimizer_muon: the other kinds;
-                    optimizer_step: what they share, and moments in host memory; optimizer_state: reads a state
+                    optimizer_step: what they share, and moments in host memory; optimizer_state: reads a state;
+                    one_pass_adamw: AdamW, clipping and norms in C++
     checkpoint      writes and reads checkpoints; sharded_checkpoint: writes those of many ranks
     offline/        the methods of training on a fixed data set
 A completion is its key (uid, sample, turn) in the batch, the updates and the statistics; what `TrainStack.update` gets

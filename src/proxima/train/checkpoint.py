@@ -23,7 +23,7 @@ from proxima.data import UserError
 from proxima.data.checksum import Checksum
 from proxima.data.full_disk import as_disk_full
 from proxima.model import LoadedModel, save
-from proxima.model.parallel.sharding import is_sharded
+from proxima.model.parallel.sharded import is_sharded
 from proxima.model.save import save_trained
 from proxima.train.stack import TrainStack
 

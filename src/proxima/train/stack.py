@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,11 @@ from proxima.train.optimizer import AdamW, Schedule
 from proxima.train.ranks import ALONE, Ranks, SharedProblem, moved, split
 from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, by_occurrence, in_order
 
+if TYPE_CHECKING:
+    from proxima.train.one_pass_adamw import OnePassAdamW
+
 POLICY = "policy"  # the name of the stack that a run has first
+LEAST_COMPILED = 1 << 20  # trained weights whose step is worth a kernel
 EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
 
 
@@ -96,6 +100,7 @@ class TrainStack:
         self.max_grad_norm = max_grad_norm
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
+        self._one_pass = _one_pass(self.optimizer, model, ranks)
         self._plain: LoadedModel | None = None  # on rank 0 of several
         self._gathers = False
 
@@ -229,7 +234,7 @@ class TrainStack:
     def _update(
         self, share: UpdateShare, own: Sequence[Sequence[Occurrence]], whole: WholeUpdate | None
     ) -> UpdateResult:
-        before = self._weight_norm()
+        before = 0.0 if self._one_pass else self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
         total = sum(self._fed(cut) for part in own for cut in self._micro_batches(part))
         result = UpdateResult()
@@ -380,16 +385,21 @@ class TrainStack:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = self.ranks.norm([p.grad for p in self.parameters if p.grad is not None])
+        one_pass = self._one_pass
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = self.ranks.norm(grads) if one_pass is None else one_pass.gradient_norm()
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise SharedProblem(f"the gradient norm of update {self.updates + 1} is {float(norm)}")
-        if self.max_grad_norm > 0:
-            self.ranks.clip(self.parameters, self.max_grad_norm, norm)
         factor = self.schedule.factor(self.updates)
         for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
             group["lr"] = peak * factor
-        self.optimizer.step()
+        if one_pass is not None:
+            one_pass.step(self.max_grad_norm, norm)
+        else:
+            if self.max_grad_norm > 0:
+                self.ranks.clip(self.parameters, self.max_grad_norm, norm)
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return norm.detach()
@@ -400,7 +410,7 @@ class TrainStack:
 
     def _check_weights(self, before: float) -> float:
         """The norm of the weights, which was `before` ahead of the last update."""
-        norm = self._weight_norm()
+        before, norm = self._one_pass.weight_norms if self._one_pass else (before, self._weight_norm())
         if not math.isfinite(norm):
             raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
         if norm > EXPLODED * before > 0:
@@ -444,6 +454,16 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
     build_named: Any = getattr(spec, "build_named", None)
     made = spec.build([p for _, p in trained]) if build_named is None else build_named(trained)
     return cast(torch.optim.Optimizer, made)
+
+
+def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel, ranks: Ranks) -> "OnePassAdamW | None":
+    """What steps instead of the optimizer: in bf16 on a CPU, where runs need not have torch's last bits."""
+    elsewhere = ranks.size > 1 or model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
+    if elsewhere or sum(p.numel() for _, p in model.named_parameters() if p.requires_grad) < LEAST_COMPILED:
+        return None
+    from proxima.train.one_pass_adamw import one_pass
+
+    return one_pass(optimizer)
 
 
 def _goes_on(whole: WholeUpdate | None, number: int, metrics: Sequence[Metrics]) -> bool:

@@ -13,7 +13,8 @@ from proxima.model.lora import Lora, adapter_off
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.norm import clip_gradients, total_norm
-from proxima.model.parallel.sharding import Sharding, is_sharded
+from proxima.model.parallel.sharded import is_sharded
+from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
 from tests.model.rows import MIXED, rows
 

@@ -6,7 +6,8 @@ from torch import nn
 
 from proxima.data import UserError
 from proxima.model.parallel.norm import clip_gradients, total_norm
-from proxima.model.parallel.sharding import Sharding, fill_weight, is_sharded, plain_type
+from proxima.model.parallel.sharded import fill_weight, is_sharded, plain_type
+from proxima.model.parallel.sharding import Sharding
 
 
 @pytest.mark.parametrize(

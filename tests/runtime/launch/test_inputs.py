@@ -2,6 +2,7 @@
 
 import pytest
 
+from proxima.data import machine
 from proxima.runtime.launch import inputs
 
 
@@ -15,7 +16,7 @@ def note(monkeypatch):
         set = dict.__setitem__
 
     def noted(compiler, dtype="bfloat16"):
-        monkeypatch.setattr(inputs.shutil, "which", {"g++": "/usr/bin/g++"}.get)
+        monkeypatch.setattr(machine.shutil, "which", {"g++": "/usr/bin/g++"}.get)
         monkeypatch.setenv("CXX", compiler)
         return inputs.numerics_note(noted.journal, {"model.compute_dtype": dtype, "engine.dtype": dtype})
 

@@ -13,6 +13,7 @@ import torch
 
 from proxima.data import atomic_files as files
 from proxima.data.jsonl import dumps
+from proxima.kernels import compiled
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.environment import describe_environment
 
@@ -227,12 +228,19 @@ def test_rewind(folder):
     assert folder.elapsed() == 0.0
 
 
-def test_environment(folder):
+def test_environment(folder, monkeypatch):
     facts = describe_environment(3, {"path": "tiny", "parameters": 1234})
     folder.write_environment(facts)
     read = json.loads(folder.environment.read_text())
     assert read == facts
     assert (read["seed"], read["model"]["parameters"], read["packages"]["torch"]) == (3, 1234, torch.__version__)
+    monkeypatch.setenv("CXX", "none")
+    monkeypatch.setitem(sys.modules, compiled.__name__, compiled)
+    compiled.unavailable.cache_clear()
+    assert describe_environment(3)["kernels"] == "eager torch (CXX=none)"
+    compiled.unavailable.cache_clear()
+    monkeypatch.delitem(sys.modules, compiled.__name__)
+    assert describe_environment(3)["kernels"] is None
     assert read["torch"]["threads"] == torch.get_num_threads() and read["machine"]["memory_bytes"] > 2**20
 
 

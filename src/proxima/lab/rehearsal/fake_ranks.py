@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from proxima.model.parallel.sharding import is_sharded
+from proxima.model.parallel.sharded import is_sharded
 from proxima.train.ranks import ALONE, Ranks
 
 T = TypeVar("T")

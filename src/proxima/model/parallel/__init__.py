@@ -1,7 +1,8 @@
 """A model on many ranks: FSDP2 around the plain Hugging Face model, by small functions. The rest of `proxima.model`
 sees the same modules; importing this room imports nothing of torch.distributed.
 
-    sharding    `Sharding`, the settings; `is_sharded(module)`
+    sharding    `Sharding`, the settings
+    sharded     `is_sharded(module)`; a weight's part on this rank
     mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
     shard       `shard_model`, `shard_head`: what is a unit; the forward method through which weights are read
     experts     `shard_experts`: a layer's experts split over ranks

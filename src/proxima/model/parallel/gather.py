@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from proxima.model.lora import NAME
-from proxima.model.parallel.sharding import plain_type
+from proxima.model.parallel.sharded import plain_type
 from proxima.model.parallel.slices import unloaded_model
 from proxima.model.pretrained import LoadedModel
 

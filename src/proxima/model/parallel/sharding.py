@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, nn
 
 from proxima.data import require
 
@@ -89,34 +88,3 @@ def ranks_for_tensors(layout: Any, ranks: int) -> int:
     the ranks. 0 ranks are not known, and any number divides them."""
     others = math.lcm(layout.context_parallel, layout.expert_parallel)
     return ranks if ranks % others else ranks // others
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """True for a module that `shard_model` or `shard_head` has put on many ranks."""
-    return hasattr(module, "set_requires_gradient_sync")
-
-
-def plain_type(module: nn.Module) -> type[nn.Module]:
-    """The class that a module had before it was sharded."""
-    kind: Any = type(module)
-    return kind.__bases__[1] if is_sharded(module) else kind  # type: ignore[no-any-return]
-
-
-def fill_weight(weight: Tensor, whole: Any) -> None:
-    """Copy into a weight, plain or sharded, its part of `whole`: a tensor, or a slice of a safetensors file."""
-    own, offset = local_part(weight)
-    if own.numel():
-        part: Any = tuple(slice(at, at + size) for at, size in zip(offset, own.shape, strict=True)) or ...
-        with torch.no_grad():
-            own.copy_(whole[part])
-
-
-def local_part(weight: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """What this rank holds of a weight, and where it begins in the whole."""
-    if not hasattr(weight, "to_local"):
-        return weight, (0,) * weight.dim()
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    sharded: Any = weight
-    _, offset = compute_local_shape_and_global_offset(weight.shape, sharded.device_mesh, sharded.placements)
-    return sharded.to_local(), tuple(offset)

@@ -2,8 +2,6 @@
 it is another run."""
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -15,6 +13,7 @@ import torch
 from proxima.config.comparable import flat_values
 from proxima.config.sections.episode_section import tasks_of
 from proxima.data import FieldError, UserError
+from proxima.data.machine import compiler
 from proxima.data.user_code import user_module_file
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
@@ -156,7 +155,7 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}
     if "bfloat16" in {values.get("model.compute_dtype"), values.get("engine.dtype")} and not torch.cuda.is_available():
-        now["compiler"] = shutil.which(os.environ.get("CXX") or "g++")  # as `kernels.compiled.compiler`
+        now["compiler"] = " ".join(compiler()) or None
     before = {"compiler": now.get("compiler"), **(journal.get("numerics") or now)}  # older journals don't name it
     journal.set("numerics", now)
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]

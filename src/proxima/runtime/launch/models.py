@@ -10,7 +10,6 @@ from torch import nn
 from proxima import __version__
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.model_source import ModelSource
-from proxima.model.parallel.sharding import Sharding
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
 from proxima.train.stack import POLICY
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from proxima.config.sections.model_section import ModelConfig
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.config.sections.train_section import OptimizationConfig
+    from proxima.model.parallel.sharding import Sharding
 
 
 def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
@@ -35,15 +35,17 @@ def make_policy(
     return model_source(model).policy(loaded, value_head, replays_routes=replays_routes)
 
 
-def sharding_of(config: Any) -> Sharding | None:
+def sharding_of(config: Any) -> "Sharding | None":
     """How the models of a config that trains lie on its ranks; None: there is one process, or one rank."""
     placement = getattr(config, "placement", None)
     if not hasattr(placement, "sharding") or os.environ.get("WORLD_SIZE") == "1":
         return None
+    from proxima.model.parallel.sharding import Sharding
+
     return Sharding.of(placement)
 
 
-def model_source(model: "ModelConfig", seed: int = 0, sharding: Sharding | None = None) -> ModelSource:
+def model_source(model: "ModelConfig", seed: int = 0, sharding: "Sharding | None" = None) -> ModelSource:
     """The model of a config; `seed` is for new adapters and heads."""
     return ModelSource(
         path=model.path,

@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from proxima.data.machine import processor_name
+
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
 PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
 
@@ -23,11 +25,12 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
         "packages": {name: version for name in PACKAGES if (version := package_version(name)) is not None},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
-            "processor": _processor(),
+            "processor": processor_name(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_bytes": _memory(),
         },
         "torch": _torch(),
+        "kernels": _kernels(),
         "seed": seed,
         "model": dict(model or {}),
         "command": " ".join(Path(word).name if i == 0 else word for i, word in enumerate(sys.argv)),
@@ -55,12 +58,10 @@ def _torch() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+def _kernels() -> str | None:
+    """What computes between torch's calls; None where nothing that is loaded asks for C++ of our own."""
+    compiled = sys.modules.get("proxima.kernels.compiled")
+    return None if compiled is None else str(compiled.kernels_in_words())
 
 
 def _memory() -> int | None:

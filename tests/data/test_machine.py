@@ -1,0 +1,36 @@
+"""What a machine says of itself, and what is known of one that says nothing."""
+
+import pytest
+
+from proxima.data import machine
+
+
+@pytest.fixture
+def cpuinfo(monkeypatch, tmp_path):
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "CPUINFO", file)
+    return file
+
+
+def test_the_first_core_speaks_for_all(cpuinfo):
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Some CPU: 2 GHz\nflags\t\t: fpu avx512_bf16\n\nflags\t: other\n")
+    assert machine.processor_name() == "Some CPU: 2 GHz"
+    assert machine.processor_flags() == {"fpu", "avx512_bf16"}
+
+
+def test_a_compiler_may_be_a_command(monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", {"ccache": "/bin/ccache", "g++": "/bin/g++"}.get)
+    for given, expected in (
+        ("ccache g++ -m64", ("/bin/ccache", "g++", "-m64")),
+        ("", ("/bin/g++",)),
+        (" ", ()),
+        ("none", ()),
+    ):
+        monkeypatch.setenv("CXX", given)
+        assert machine.compiler() == expected
+
+
+def test_a_system_without_the_file(cpuinfo, monkeypatch):
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
+    assert machine.processor_name() == "arm64" and machine.processor_flags() == frozenset()
