@@ -129,7 +129,8 @@ class CachingDecoder:
                 out[rows] = causal_attention(q[rows], key, value, scale, window)
             for (start, end), old in continued:
                 whole = torch.cat([old[layer].transpose(1, 2).to(kv.dtype), kv[start:end].transpose(0, 1)], 1)
-                out[start:end] = causal_attention(q[None, start:end], *whole[:, None], scale, window)[0]
+                key, value = whole[:, None]
+                out[start:end] = causal_attention(q[None, start:end], key, value, scale, window)[0]
             return out
 
         return self._run(tokens, position, attend), cached, spans
