@@ -45,7 +45,7 @@ class Nothing:
 
 class Raises:
     def __init__(self):
-        raise OSError("no board")
+        raise OSError("no\nboard")
 
 
 def calculate(expression: str) -> str:

@@ -68,6 +68,7 @@ UNREADABLE = [
     ("llama", '{"name": "add", "parameters": {"a"', "is broken"),
     ("llama", '<|python_tag|>search.call(query="x")', "must begin with {"),
     ("xml", "<function=add><parameter=a>1</function>", "is not closed"),
+    ("xml", "<function=add><parameter=a\nb>1", "<parameter=a b> of add is not closed"),
     ("xml", "<function=add", "is not complete"),
     ("xml", "<function=add>", "is not closed"),
     ("xml", "<function=add>1+2</function>", "in place of"),
@@ -148,6 +149,7 @@ MARKS += [
     "1e999",
     ";",
 ]
+MARKS += ["<parameter=\n"]
 SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map("".join)
 
 

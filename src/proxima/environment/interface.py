@@ -200,12 +200,16 @@ def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
         bound = f"can't be imported: there is no module {error.name!r}"
         raise FieldError(where, value, bound, remedy="put its folder on PYTHONPATH, or install it") from error
     except Exception as error:
-        raise FieldError(where, value, f"can't be imported: {type(error).__name__}: {error}") from error
+        raise FieldError(where, value, f"can't be imported: {_line(error)}") from error
     made = getattr(module, name, None)
     if not callable(made):
         names = [key for key, known in vars(module).items() if callable(known) and not key.startswith("_")]
         raise FieldError(where, value, f"has no {name!r}", remedy=suggestion(name, names))
     return made  # type: ignore[no-any-return]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -223,7 +227,7 @@ def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str
         error.field = f"environment.{error.field}"
         raise
     except Exception as error:
-        raise FieldError("environment", kind, f"can't be made: {type(error).__name__}: {error}") from error
+        raise FieldError("environment", kind, f"can't be made: {_line(error)}") from error
 
 
 NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})

@@ -40,7 +40,7 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Collection[str] = ()) 
             unreadable.append(f"only {MOST_CALLS} calls of a message are read")
             break
         if isinstance(found, str):
-            unreadable.append(found)
+            unreadable.append(" ".join(found.split()))
         else:
             calls.append(found)
     return ReadMessage(tuple(calls), tuple(unreadable))
@@ -89,14 +89,10 @@ def _described(function: Mapping[str, Any]) -> str:
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return " or ".join(map(str, schema["enum"]))
     named = schema.get("type", "any")
-    return (
-        " or ".join(map(str, schema["enum"]))
-        if "enum" in schema
-        else named
-        if isinstance(named, str)
-        else "|".join(named)
-    )
+    return named if isinstance(named, str) else " or ".join(named)
 
 
 def _xml_example(name: str, parameters: Sequence[str]) -> str:
@@ -131,7 +127,7 @@ def _hermes(text: str, tools: Collection[str]) -> Found:
         at = start + len("<tool_call>")
         try:
             value, end = _json_at(text, at)
-            rest = text[end:].lstrip() if len(text) - end < 200 else text[end : end + 200].lstrip()
+            rest = text[end : end + 200].lstrip()
             if rest and not rest.startswith("</tool_call>"):
                 raise ValueError("</tool_call> does not follow the JSON of a call")
             found.append(_call(value))
