@@ -8,7 +8,7 @@ from proxima.data import UserError
 from proxima.engine.protocol import Sampling
 from proxima.model.chat import prompt_tokens
 from proxima.runtime.launch import inference
-from proxima.runtime.launch.inference import Conversation, generate, local_engine
+from proxima.runtime.launch.inference import ChatSession, generate, local_engine
 from tests.recipes.talker import talker
 
 LONG = 14  # the seed of a first answer of more than 24 tokens
@@ -24,7 +24,7 @@ def model(tmp_path):
 def conversation(model):
     def make(**sampling):
         place = local_engine(model, "float32", "cpu", print)
-        return Conversation(*place, Sampling(**{"max_tokens": 24} | sampling), system="Be brief.", seed=LONG)
+        return ChatSession(*place, Sampling(**{"max_tokens": 24} | sampling), system="Be brief.", seed=LONG)
 
     return make
 
@@ -84,7 +84,7 @@ def test_the_command(proxima, tiny_model, monkeypatch):
     model = tiny_model("llama")
     turns = []
     monkeypatch.setattr(
-        Conversation,
+        ChatSession,
         "answer",
         lambda self, text, show: (
             turns.append((text, len(self.messages))) or show("hm\x1b[2J") or self.messages.append(0) or text != "long"

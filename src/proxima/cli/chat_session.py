@@ -23,11 +23,11 @@ def chat(model: Annotated[str, Argument(MODEL)], *, inference: Inference = DEFAU
     sampling = inference.sampling
     model, data = model_and_data(model, inference)
 
-    from proxima.runtime.launch.inference import Conversation, local_engine
+    from proxima.runtime.launch.inference import ChatSession, local_engine
     from proxima.view.formatting import visible, write_safely
 
     tokenizer, engine = local_engine(model, inference.dtype, inference.device, warn)
-    conversation = Conversation(
+    conversation = ChatSession(
         tokenizer, engine, sampling, seed=inference.seed, system=data.system, template_arguments=data.template_arguments
     )
     asked = sys.stdin.isatty()  # a person, who sees a prompt

@@ -4,7 +4,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
-from proxima.cli.data.episode_action import Script
+from proxima.cli.data.episode_action import MadeTurns
 from proxima.data import ToolCall
 from proxima.environment.tool_calls import read_calls
 from tests.tiny import CHAT_TEMPLATE
@@ -43,7 +43,7 @@ def test_a_call_of_the_first_tool_is_made():
         rules=SimpleNamespace(tool_format="hermes"),
         hosts=SimpleNamespace(interface=SimpleNamespace(schemas=[schema])),
     )
-    call, sentence = Script(world).turns
+    call, sentence = MadeTurns(world).turns
     assert read_calls(call, "hermes").calls == (ToolCall(name="add", arguments={"a": "7", "b": "7"}),)
     assert sentence == "It is 7."
 

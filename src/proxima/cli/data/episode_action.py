@@ -49,7 +49,7 @@ def inspect_episode(
             remedy = "set task.environment or task.tools"
             raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
         prompt = _prompt(data.source, row)
-        engine = Script(data.world, tuple(say))
+        engine = MadeTurns(data.world, tuple(say))
         played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates
         completion = _first(played.generate([engine.request(prompt, resolved.config.sampling)]))
         notes = data.notes
@@ -73,7 +73,7 @@ def _prompt(source: Any, row: int) -> Prompt:
 
 
 @dataclass
-class Script:
+class MadeTurns:
     """An engine that says what it was given, and then the last of it again."""
 
     world: "World"

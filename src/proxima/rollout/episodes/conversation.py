@@ -35,7 +35,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class _Node:
+class _MessageNode:
     """A message, or those between two turns: the tokens that they add, and the text of these."""
 
     span: Span
@@ -69,8 +69,8 @@ class Conversation:
         self._messages = [template.message(message) for message in opening]
         self._opening = self._seen = template.render(self._messages)
         self.prompt: Ints = np.array(template.encode_opening(self._opening), np.int32)
-        self._nodes: list[_Node] = []
-        self._ended: list[list[_Node]] = []
+        self._nodes: list[_MessageNode] = []
+        self._ended: list[list[_MessageNode]] = []
         self._turns = 0
         self._awaits_turn = True
 
@@ -85,7 +85,7 @@ class Conversation:
         if not self._awaits_turn:
             raise ValueError("Conversation.add_turn: the last turn has no answer.")
         span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, turn=self._turns)
-        self._nodes.append(_Node(span, np.asarray(tokens, np.int32), ""))
+        self._nodes.append(_MessageNode(span, np.asarray(tokens, np.int32), ""))
         self._turns += 1
         self._awaits_turn = False
 
@@ -125,17 +125,17 @@ class Conversation:
         paths = [path for path in map(_path, [*self._ended, self._nodes]) if path.spans]
         return tuple(paths) or (_path([]),)
 
-    def _observation(self, messages: Sequence[Message], before: str, text: str) -> _Node:
+    def _observation(self, messages: Sequence[Message], before: str, text: str) -> _MessageNode:
         """The node of messages that the template shows as `text`."""
         tokens = np.array(self._template.encode_after(before, text), np.int32)
         role = messages[0]["role"] if messages else "user"
         shown = "\n".join(message["content"] for message in messages)
-        return _Node(Span(role=role, tokens=len(tokens), text=shown, turn=self._turns - 1), tokens, text)
+        return _MessageNode(Span(role=role, tokens=len(tokens), text=shown, turn=self._turns - 1), tokens, text)
 
-    def _carried_over(self, nodes: Sequence[_Node], chat: str) -> list[_Node]:
+    def _carried_over(self, nodes: Sequence[_MessageNode], chat: str) -> list[_MessageNode]:
         """The nodes of a path as they are in another chat, which begins with the opening: an observation that is found
         again, and a turn that is where it was, keep their tokens; what is between them is written anew."""
-        place, carried, changed = len(self._opening), list[_Node](), list[_Node]()
+        place, carried, changed = len(self._opening), list[_MessageNode](), list[_MessageNode]()
         for node in nodes:
             found = place if not changed and chat.startswith(node.text, place) else -1
             if found < 0 and node.span.role != "assistant":
@@ -148,7 +148,7 @@ class Conversation:
             place, changed = found + len(node.text), []
         return [*carried, *self._rewritten(changed, chat, place, len(chat))]
 
-    def _rewritten(self, nodes: Sequence[_Node], chat: str, start: int, stop: int) -> list[_Node]:
+    def _rewritten(self, nodes: Sequence[_MessageNode], chat: str, start: int, stop: int) -> list[_MessageNode]:
         """The node that stands in a place of a chat instead of some; none where there was nothing and is nothing."""
         before, new = chat[:start], chat[start:stop]
         if not nodes and not new:
@@ -157,9 +157,9 @@ class Conversation:
         text = "".join(node.text for node in nodes)
         made = np.array(self._template.rewritten(tokens, text, before, new), np.int32)
         first = nodes[0].span if nodes else Span(role="system", tokens=0)
-        return [_Node(replace(first, tokens=len(made), sampled=False), made, new)]
+        return [_MessageNode(replace(first, tokens=len(made), sampled=False), made, new)]
 
-    def _refuse(self, chat: str, seen: str, nodes: Sequence[_Node]) -> None:
+    def _refuse(self, chat: str, seen: str, nodes: Sequence[_MessageNode]) -> None:
         """Raise if a fork can't be, because it begins within the opening, or may not be."""
         inside = not chat.startswith(self._opening)
         if self._forks == "train" and not inside:
@@ -177,7 +177,7 @@ class Conversation:
         raise ForkRefused(what, remedy=f"{remedy}, or set episode.forks=train")
 
 
-def _path(nodes: Sequence[_Node]) -> Path:
+def _path(nodes: Sequence[_MessageNode]) -> Path:
     """The nodes up to the last turn that was sampled here."""
     last = max((i for i, node in enumerate(nodes) if node.span.sampled), default=-1)
     nodes = nodes[: last + 1]

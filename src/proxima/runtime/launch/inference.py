@@ -33,7 +33,7 @@ def local_engine(
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """A chat with a model, turn by turn.
 
     Args:
