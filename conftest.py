@@ -87,20 +87,20 @@ def shared_math_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds."""
     from proxima.reward.workers import pool
 
-    class Kept(pool._ForkServer):
+    class Kept(pool.ForkServer):
         def close(self) -> None:
             """It ends with the test process; a pool that closes kills its own workers."""
 
-    def start(options: Mapping[str, Any]) -> pool._ForkServer:
+    def start(jobs: str, who: str, options: Mapping[str, Any]) -> pool.ForkServer:
         if options["warm_ups"] != ["math"]:
-            return original(options)
+            return original(jobs, who, options)
         key = json.dumps(options, sort_keys=True)
         if key not in MATH_SERVERS or not MATH_SERVERS[key].alive:
-            MATH_SERVERS[key] = Kept(options)
+            MATH_SERVERS[key] = Kept(jobs, who, options)
         return MATH_SERVERS[key]
 
-    original = pool._ForkServer
-    monkeypatch.setattr(pool, "_ForkServer", start)
+    original = pool.ForkServer
+    monkeypatch.setattr(pool, "ForkServer", start)
 
 
 MATH_SERVERS: dict[str, Any] = {}

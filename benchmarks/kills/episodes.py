@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,17 @@ def asynchronous(model: Path) -> dict[str, Any]:
     return synchronous(model) | {"engine": engine, "runtime": overlap}
 
 
-def campaign(root: Path, kills: int, draws: random.Random) -> dict[str, Any]:
-    """`kills` of them in synchronous runs, and as many in asynchronous ones."""
+RECIPES = {"sync": synchronous, "async": asynchronous}
+
+
+def campaign(root: Path, kills: int, draws: random.Random, kinds: Sequence[str]) -> dict[str, Any]:
+    """`kills` of them in runs of each kind."""
     from tests.runtime.episode_world import MARK
 
     os.environ[MARK] = mark = uuid.uuid4().hex
     killed, wrong = Counter[str](), list[str]()
-    for name, recipe in (("sync", synchronous), ("async", asynchronous)):
-        runs, done = Killed(root / name, recipe), 0
+    for name in kinds:
+        runs, done = Killed(root / name, RECIPES[name]), 0
         whole, folder = root / name / "whole", root / name / "run"
         began = time.monotonic()
         runs.finish(whole)
@@ -79,7 +83,7 @@ def kill(runs: Killed, folder: Path, mark: str, moment: float, draws: random.Ran
     if what == "engine" and (engines := engines_of(pid)):
         for engine in engines:
             os.kill(engine, signal.SIGKILL)
-    elif what == "workers" and kill_workers(mark):
+    elif what == "workers" and kill_workers(mark, draws):
         pass
     else:
         what = "trainer"
@@ -114,12 +118,13 @@ def left_of(mark: str) -> list[int]:
 
 def main() -> None:
     parser = harness.parser(__doc__, repeats=1)
-    parser.add_argument("--kills", type=int, default=50, help="of synchronous runs, and of asynchronous ones (50)")
+    parser.add_argument("--kills", type=int, default=50, help="of runs of each kind (default: %(default)s)")
+    parser.add_argument("--kinds", nargs="+", default=[*RECIPES], choices=RECIPES, help="of runs (default: both)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
     options = parser.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        found = campaign(Path(place), options.kills, random.Random(options.seed))
+        found = campaign(Path(place), options.kills, random.Random(options.seed), options.kinds)
     print(harness.table(["killed", "times"], [[name, str(count)] for name, count in sorted(found["kills"].items())]))
     for line in [f"{len(found['wrong'])} wrong", *found["wrong"]]:
         print(line, file=sys.stderr)

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from proxima.check.reward_laws import readable_answer
-from proxima.data import Group, Score
+from proxima.data import Episode, Group, Score
 from proxima.model import load_scalar_model, save
 from proxima.reward import REWARDS, WeightedReward
 from tests.reward.make import completion, completions, prompt, runner, scored
@@ -101,6 +101,8 @@ def _scores(kind):
     two empty completions."""
     several = completions("first 42", *HOSTILE, "last 42")
     several += [completion("", tokens=0, sample=len(several) + i) for i in range(2)]
+    if kind == "environment":
+        several = [dataclasses.replace(each, episode=Episode(reward=0.0)) for each in several]
     row = prompt(readable_answer(make(kind)) if kind in COMPARING else "42")
     if kind == "reasoning_gym":
         from proxima.task import ReasoningGymTask

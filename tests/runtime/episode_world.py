@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +62,17 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def kill_workers(mark: str) -> int:
-    """Kill the processes in which environments live; how many."""
-    killed = 0
+def kill_workers(mark: str, draws: random.Random) -> int:
+    """Kill some of the processes in which environments live, or that start these; how many."""
+    found = []
     for pid in marked(mark):
-        try:
-            if b"environment" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
-        except OSError:
-            continue
-    return killed
+        with suppress(OSError):
+            found += [pid] if b"fork_server.py" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    chosen = draws.sample(found, draws.randint(1, len(found))) if found else []
+    for pid in chosen:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return len(chosen)
 
 
 def whole(folder: Path) -> dict[str, Any]:

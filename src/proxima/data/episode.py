@@ -18,8 +18,8 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A part of a response that one message gave, or several between two turns: these are one span, with the role of
-    the first and the texts joined by line ends.
+    """A part of a response that one message gave, or several between two turns: one span, with the role of the
+    first and the texts joined by line ends.
 
     Args:
         role: whose message: `assistant`, `user`, `tool`, `system`.
