@@ -1,4 +1,4 @@
-"""The page in a real browser: every view, by keyboard alone, on a phone, in the dark, with hostile text, and in a file."""
+"""The page in a browser: every view, by keyboard alone, on a phone, in the dark, with hostile text, and in one file."""
 
 import importlib.util
 import json
@@ -295,8 +295,11 @@ def axe_script():
 
 
 #: Controls and graphics that a screen reader has no name for.
-UNNAMED = """() => [...document.querySelectorAll("button, a, input, select, textarea, [role=slider], [role=grid], [role=group], svg[role=img]")]
-  .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.closest("label"))).map((one) => one.outerHTML)"""
+UNNAMED = """() => {
+  const named = (one) => one.getAttribute("aria-label") || one.textContent.trim() || one.closest("label");
+  const kinds = "button, a, input, select, textarea, [role=slider], [role=grid], [role=group], svg[role=img]";
+  return [...document.querySelectorAll(kinds)].filter((one) => !named(one)).map((one) => one.outerHTML);
+}"""
 
 #: The least contrast of a token's ink with what lies behind it, by the formula of WCAG 2.
 CONTRAST = """() => {
@@ -304,7 +307,8 @@ CONTRAST = """() => {
   const light = (layers) => {
     pen.clearRect(0, 0, 1, 1);
     for (const layer of layers) { pen.fillStyle = layer; pen.fillRect(0, 0, 1, 1); }
-    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const behind = getComputedStyle(document.querySelector(".tokens")).backgroundColor;
