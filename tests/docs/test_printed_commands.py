@@ -39,6 +39,7 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima .*model.device=cuda", "needs a GPU"),
     (r"proxima export .*--to-hub", "needs an account; tests/cli has a hub of its own"),
     (r"proxima chat", "waits for a person"),
+    (r"proxima (view|train .*view=true)", "serves until Ctrl-C; tests/view/microscope runs it"),
     (r"proxima generate Qwen", "downloads a thinking model"),
     (
         r"proxima data prepare|proxima data .* data/dapo|proxima data check",

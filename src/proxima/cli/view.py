@@ -5,7 +5,6 @@ proxima view runs/a runs/b --port 8080 --no-browser
 proxima view runs/quickstart --export 12
 """
 
-import importlib.util
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
-from proxima.data import UserError, require
+from proxima.data import require
 from proxima.view.microscope import PORT
+from proxima.view.microscope.viewer_process import require_server
 
 EXPORT = "write one file that shows a step, or the completions of a prompt (UID or STEP/UID), and end"
 HOST = "name or address of this machine to listen on; beyond this machine the address has a key. default: %(default)s"
@@ -31,8 +31,7 @@ def view(
     export: Annotated[str | None, Argument(EXPORT, "STEP|UID")] = None,
 ) -> None:
     """Serve the page until a signal."""
-    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"view needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
+    require_server("view")
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     if export is not None:
         return _export(runs, export, recompute)

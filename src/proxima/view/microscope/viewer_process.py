@@ -1,5 +1,6 @@
 """The microscope beside a run or a notebook: a process that ends when the one that began it does, however that ends."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -8,10 +9,17 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
+from proxima.data import UserError
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.view.microscope import PORT
 
 NICE = 10  # a training goes first
+
+
+def require_server(what: str) -> None:
+    """Raise UserError where what the server needs is not installed."""
+    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{what} needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
 
 
 class ViewerProcess:
@@ -22,10 +30,16 @@ class ViewerProcess:
     """
 
     def __init__(self, folder: Path) -> None:
+        require_server("view")
         command = [sys.executable, "-m", __name__, str(folder)]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **threads}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | threads,
         )
 
     def address(self) -> str:
@@ -52,6 +66,7 @@ class ViewerObserver(Observer):
     """
 
     def __init__(self, stream: TextIO | None) -> None:
+        require_server("view=true")
         self.stream = stream
         self.viewer: ViewerProcess | None = None
 
