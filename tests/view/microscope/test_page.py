@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -400,17 +402,21 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
 @needs_browser
 def test_with_the_server_of_the_command(browser, tmp_path):
     """The same views, answered by `proxima view` itself: what the page shows is what the Parquet file has."""
-    import threading
-
-    from proxima.view.microscope.app import MicroscopeApp
-    from proxima.view.microscope.server import listen, open_runs, serve_pages
     from tests.view.microscope.stored_run import make_step
 
     make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=2, samples=3)
-    runs = open_runs([tmp_path / "run", tmp_path / "run"])
-    listening = listen("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    threading.Thread(target=serve_pages, args=(MicroscopeApp(runs, "secret"), listening), daemon=True).start()
+    run = str(tmp_path / "run")
+    command = [sys.executable, "-m", "proxima", "view", run, run, "--port", "0", "--key", "secret", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
+            walk(browser, port)
+        finally:
+            process.terminate()
+
+
+def walk(browser, port):
+    """Every view of the run at a port, and the reason of a token as the server gives it."""
     context = browser.new_context()
     page = context.new_page()
     said = []
