@@ -124,7 +124,5 @@ def make_step(
 if __name__ == "__main__":
     place, completions, tokens, *model = sys.argv[1:]
     samples, words = min(8, int(completions)), {"model": model[0], "ids_in": (300, 20_000)} if model else {}
-    make_step(
-        place, SURROGATES["cppo"](), prompts=int(completions) // samples, samples=samples, tokens=int(tokens), equal=True,
-        **words,
-    )  # fmt: skip
+    shape = {"prompts": int(completions) // samples, "samples": samples, "tokens": int(tokens), "equal": True}
+    make_step(place, SURROGATES["cppo"](), **shape, **words)

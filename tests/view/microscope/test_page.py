@@ -1,10 +1,12 @@
-"""The page in a real browser: every view, by keyboard alone, on a phone, in the dark, with hostile text, and in a file."""
+"""The page in a browser: every view, by keyboard alone, on a phone, in the dark, with hostile text, and in one file."""
 
 import importlib.util
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -295,8 +297,11 @@ def axe_script():
 
 
 #: Controls and graphics that a screen reader has no name for.
-UNNAMED = """() => [...document.querySelectorAll("button, a, input, select, textarea, [role=slider], [role=grid], [role=group], svg[role=img]")]
-  .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.closest("label"))).map((one) => one.outerHTML)"""
+UNNAMED = """() => {
+  const named = (one) => one.getAttribute("aria-label") || one.textContent.trim() || one.closest("label");
+  const kinds = "button, a, input, select, textarea, [role=slider], [role=grid], [role=group], svg[role=img]";
+  return [...document.querySelectorAll(kinds)].filter((one) => !named(one)).map((one) => one.outerHTML);
+}"""
 
 #: The least contrast of a token's ink with what lies behind it, by the formula of WCAG 2.
 CONTRAST = """() => {
@@ -304,7 +309,8 @@ CONTRAST = """() => {
   const light = (layers) => {
     pen.clearRect(0, 0, 1, 1);
     for (const layer of layers) { pen.fillStyle = layer; pen.fillRect(0, 0, 1, 1); }
-    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const behind = getComputedStyle(document.querySelector(".tokens")).backgroundColor;
@@ -396,17 +402,21 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
 @needs_browser
 def test_with_the_server_of_the_command(browser, tmp_path):
     """The same views, answered by `proxima view` itself: what the page shows is what the Parquet file has."""
-    import threading
-
-    from proxima.view.microscope.app import MicroscopeApp
-    from proxima.view.microscope.server import listen, open_runs, serve_pages
     from tests.view.microscope.stored_run import make_step
 
     make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=2, samples=3)
-    runs = open_runs([tmp_path / "run", tmp_path / "run"])
-    listening = listen("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    threading.Thread(target=serve_pages, args=(MicroscopeApp(runs, "secret"), listening), daemon=True).start()
+    run = str(tmp_path / "run")
+    command = [sys.executable, "-m", "proxima", "view", run, run, "--port", "0", "--key", "secret", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
+            walk(browser, port)
+        finally:
+            process.terminate()
+
+
+def walk(browser, port):
+    """Every view of the run at a port, and the reason of a token as the server gives it."""
     context = browser.new_context()
     page = context.new_page()
     said = []
