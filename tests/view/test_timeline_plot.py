@@ -2,7 +2,7 @@
 
 import re
 
-from proxima.runtime.watch.timeline import ENGINE, TRAINER, Lane, Span, Timeline, timeline_spans
+from proxima.runtime.watch.timeline import ENGINE, TRAINER, Lane, TimelineSpan, Timeline, timeline_spans
 from proxima.view.chart import svg_file
 from proxima.view.report import write_report
 from proxima.view.timeline_plot import TimelineFigure, timeline_of_run
@@ -31,7 +31,7 @@ def test_the_spans_of_a_torn_file(tmp_path):
     with file.open("a") as text:
         text.write(',\n{"ph":"X","name":"no time"},\n17,\n{"name":"tra')
     spans = list(timeline_spans(file))
-    assert len(spans) == 7 and spans[0] == Span("generate", TRAINER, 4.0, 5.0, {})
+    assert len(spans) == 7 and spans[0] == TimelineSpan("generate", TRAINER, 4.0, 5.0, {})
 
 
 def test_the_steps_of_the_picture(tmp_path):

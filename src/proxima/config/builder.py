@@ -63,10 +63,10 @@ class Builder:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
         remedy, paths = suggestion(name, names), [entry.path for entry in self.entries]
-        from proxima.config.other_names import our_name, place_of  # only a mistyped recipe needs them
+        from proxima.config.other_names import our_name, place_of_name  # only a mistyped recipe needs them
 
         if nearest(name, names) is None:
-            remedy = place_of(name, parent, slot, paths) or remedy
+            remedy = place_of_name(name, parent, slot, paths) or remedy
         *_, section, last = ("", *path.split("."))
         if ours := our_name(section, last, paths):
             remedy = f"proxima calls it {ours}"

@@ -70,7 +70,7 @@ def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
     return None
 
 
-def place_of(name: str, parent: str, slot: Slot | None, paths: Collection[str]) -> str | None:
+def place_of_name(name: str, parent: str, slot: Slot | None, paths: Collection[str]) -> str | None:
     """The remedy for a field that is another's: of another kind of its slot, or at one of the `paths`."""
     kinds = {} if slot is None else kinds_of(slot)
     others = [kind for kind in sorted(kinds) if name in {info.name for info in fields_of(kinds[kind])}]

@@ -23,7 +23,7 @@ LINE_BYTES = 1 << 20  # of an agent's answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class AgentJob:
     """An episode that an agent is to play.
 
     Args:
@@ -40,7 +40,7 @@ class Job:
 class Agents(Protocol):
     """Plays episodes, many at once."""
 
-    async def play(self, job: Job) -> float | None:
+    async def play(self, job: AgentJob) -> float | None:
         """The reward that the agent itself gives, if it gives one.
 
         Raises:
@@ -103,7 +103,7 @@ class CommandAgents:
         self.command, self._places = tuple(command), asyncio.Semaphore(most)
         self._running: set[asyncio.subprocess.Process] = set()
 
-    async def play(self, job: Job) -> float | None:
+    async def play(self, job: AgentJob) -> float | None:
         own = {"OPENAI_BASE_URL": job.base_url, "OPENAI_API_KEY": job.api_key, "OPENAI_MODEL": job.model}
         async with self._places:
             try:
@@ -151,14 +151,14 @@ class FunctionAgents:
 
     def __init__(self, reference: str, workers: int) -> None:
         self.reference = reference
-        self._workers: list[_Worker | None] = [None] * workers
+        self._workers: list[_AgentProcess | None] = [None] * workers
 
-    async def play(self, job: Job) -> float | None:
+    async def play(self, job: AgentJob) -> float | None:
         busy = [0 if worker is None else len(worker.waiting) for worker in self._workers]
         place = busy.index(min(busy))
         worker = self._workers[place]
         if worker is None or worker.ended:
-            worker = self._workers[place] = _Worker(self.reference)
+            worker = self._workers[place] = _AgentProcess(self.reference)
         return await worker.play(job)
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class FunctionAgents:
                 worker.end()
 
 
-class _Worker:
+class _AgentProcess:
     """One process, from its start to its end, for one event loop at a time.
 
     `waiting` are the episodes that it plays.
@@ -189,7 +189,7 @@ class _Worker:
         self._errors.start()
         threading.Thread(target=self._read, daemon=True).start()
 
-    async def play(self, job: Job) -> float | None:
+    async def play(self, job: AgentJob) -> float | None:
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         self.waiting[number] = answered
         message = {"id": number, "row": dict(job.row), "base_url": job.base_url}

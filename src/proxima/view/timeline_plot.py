@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from proxima.data import UserError
-from proxima.runtime.watch.timeline import ENGINE, PROMPTS, REWARDS, TRAINER, Lane, Span, timeline_spans
+from proxima.runtime.watch.timeline import ENGINE, PROMPTS, REWARDS, TRAINER, Lane, TimelineSpan, timeline_spans
 from proxima.view.chart import Color, Drawing, chart_axes
 from proxima.view.formatting import count, significant
 
@@ -37,7 +37,7 @@ class TimelineFigure(Drawing):
     steps: Sequence[tuple[int, float]]
     begin: float
     end: float
-    spans: Sequence[Span]
+    spans: Sequence[TimelineSpan]
     salt = "timeline"
     font: ClassVar[int] = 11
 

@@ -18,7 +18,7 @@ import numpy as np
 from proxima.data import Completion, Message, Prompt, ToolCall, UserError
 from proxima.data.episode import Cut
 from proxima.engine.protocol import Engine, Request
-from proxima.environment.agents import Agents, Job
+from proxima.environment.agents import Agents, AgentJob
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
@@ -172,7 +172,7 @@ class AgentEpisodes:
         prompt = request.prompt
         row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
         began = time.monotonic()
-        job = Job(row=row, base_url=self._endpoint.address, api_key=key)
+        job = AgentJob(row=row, base_url=self._endpoint.address, api_key=key)
         try:
             reward = await asyncio.wait_for(self.agents.play(job), limit)
         except TimeoutError:

@@ -104,7 +104,7 @@ class ChatEndpoint:
     def __init__(self, model: str, answer: Answer) -> None:
         self.model, self.answer = model, answer
         self.address = ""
-        self._server: _Server | None = None
+        self._server: _SilentServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._app = Starlette(
             routes=[
@@ -117,7 +117,7 @@ class ChatEndpoint:
         """Listen. Returns the address, as `OPENAI_BASE_URL` has it."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        self._server = _Server(
+        self._server = _SilentServer(
             uvicorn.Config(
                 self._app,
                 ws="none",
@@ -164,7 +164,7 @@ class ChatEndpoint:
         return StreamingResponse(_events(common, answer, usage), media_type="text/event-stream")
 
 
-class _Server(uvicorn.Server):
+class _SilentServer(uvicorn.Server):
     """One that leaves the signals to the run."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]

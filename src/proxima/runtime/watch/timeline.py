@@ -118,7 +118,7 @@ def rewind_timeline(path: Path, seconds: float) -> None:
         path.unlink(missing_ok=True)
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """A span of the file, from `start` to `end` in seconds of the run."""
 
     name: str
@@ -128,12 +128,12 @@ class Span(NamedTuple):
     facts: dict[str, Any]
 
 
-def timeline_spans(path: Path) -> Iterator[Span]:
+def timeline_spans(path: Path) -> Iterator[TimelineSpan]:
     """The spans in the order of the file, also of a run that was killed or has not ended."""
     for event in _events(path):
         with suppress(KeyError, TypeError):  # a damaged line
             start, lane = event["ts"] / 1e6, Lane(event["pid"], event["tid"])
-            span = Span(event["name"], lane, start, start + event["dur"] / 1e6, event.get("args", {}))
+            span = TimelineSpan(event["name"], lane, start, start + event["dur"] / 1e6, event.get("args", {}))
             yield span
 
 
