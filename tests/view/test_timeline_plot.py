@@ -2,7 +2,7 @@
 
 import re
 
-from proxima.runtime.watch.timeline import ENGINE, TRAINER, Lane, TimelineSpan, Timeline, timeline_spans
+from proxima.runtime.watch.timeline import ENGINE, TRAINER, Lane, Timeline, TimelineSpan, timeline_spans
 from proxima.view.chart import svg_file
 from proxima.view.report import write_report
 from proxima.view.timeline_plot import TimelineFigure, timeline_of_run

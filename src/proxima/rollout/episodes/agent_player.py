@@ -18,7 +18,7 @@ import numpy as np
 from proxima.data import Completion, Message, Prompt, ToolCall, UserError
 from proxima.data.episode import Cut
 from proxima.engine.protocol import Engine, Request
-from proxima.environment.agents import Agents, AgentJob
+from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
