@@ -52,7 +52,7 @@
       const card = element("article", "card");
       card.append(element("h3", "", group.question));
       const view = element("a", "view", "every token of it in proxima view");
-      view.href = run.viewer + "/step/" + steps[index] + "/group/" + group.uid;
+      view.href = place.dataset.viewer + "/step/" + steps[index] + "/group/" + group.uid;
       card.append(view);
       if (group.answer) card.append(element("p", "muted", "expected " + group.answer));
       card.append(...group.completions.map(completion));

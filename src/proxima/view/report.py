@@ -50,11 +50,7 @@ def report_values(run: Run) -> dict[str, Any]:
     for number, chart in enumerate((*charts, *waiting)):
         chart["number"] = number
     steps, samples, unreadable = select_samples(run.files)
-    data = {
-        "viewer": f"http://127.0.0.1:{PORT}/#/0",
-        "steps": [r["step"] for r in run.train],
-        "charts": [c["values"] for c in (*charts, *waiting)],
-    }
+    data = {"steps": [r["step"] for r in run.train], "charts": [c["values"] for c in (*charts, *waiting)]}
     return {
         "run": run,
         "algorithm": run.summary.get("algorithm") or run.config.get("algorithm.surrogate.kind") or "run",
