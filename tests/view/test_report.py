@@ -15,6 +15,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.view.chart import write_figure
 from proxima.view.curve import LearningCurve
+from proxima.view.microscope import PORT
 from proxima.view.page import HERE
 from proxima.view.report import batch_arithmetic, headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
@@ -305,7 +306,8 @@ def test_it_asks_the_network_for_nothing(whole):
     _, page = whole
     assert not {"img", "link", "iframe", "object"} & set(page.tags)
     assert not [value for _, name, value in page.attributes if name in ("src", "srcset")]
-    assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")  # within the page
+    links = [value for _, name, value in page.attributes if name == "href"]  # within the page, and to a viewer here
+    assert all(link.startswith(("#", f"http://127.0.0.1:{PORT}/#/0")) for link in links)
     policy = next(value for _, name, value in page.attributes if name == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
     style = (HERE / "report.css").read_text()

@@ -42,8 +42,8 @@ class RecomputedColumns:
         from transformers import AutoModelForCausalLM
 
         if folder not in self._models:
-            for old in [known for known in self._models if known != Path(self.run.model)]:
-                del self._models[old]
+            for earlier in [known for known in self._models if known != Path(self.run.model)]:
+                del self._models[earlier]
             self._models[folder] = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         ids = torch.from_numpy(np.concatenate([row["prompt_tokens"], row["tokens"]]).astype(np.int64))
         with torch.inference_mode():

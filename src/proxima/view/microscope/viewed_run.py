@@ -91,8 +91,8 @@ class ViewedRun:
                 f"step {number} has no completions here: it is not finished, or its file was deleted"
             ) from None
         self._known[path] = self._known.pop(path)  # the latest that was asked for
-        for old in [known for known in self._known if known.suffix == ".parquet"][:-STEPS_KEPT]:
-            del self._known[old]
+        for earlier in [known for known in self._known if known.suffix == ".parquet"][:-STEPS_KEPT]:
+            del self._known[earlier]
         return file
 
     def about(self) -> dict[str, Any]:
