@@ -107,7 +107,7 @@ class Completion(Columns):
 
     def __post_init__(self) -> None:
         """As `Columns`; a UserError names the completion, for an engine that answers so does it again."""
-        object.__setattr__(self, "earlier", tuple(self.earlier))
+        object.__setattr__(self, "earlier", tuple(self.earlier or ()))  # lists and None: of JSON
         try:
             super().__post_init__()
             for name in ("sampled_log_prob", "untruncated_log_prob", "policy_version"):
