@@ -43,6 +43,7 @@ def main(library: str) -> None:
     """Answer calls until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    sys.path[0] = os.getcwd()  # not this folder, whose files have the names of libraries
     clients: dict[int, Any] = {}
     for line in sys.stdin:
         asked = json.loads(line)

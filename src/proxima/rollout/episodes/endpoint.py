@@ -1,8 +1,9 @@
 """The address that agents from outside talk to: OpenAI's chat completions, answered by the policy of the run.
 
 One key an episode: whoever has it plays that episode. The server is part of the run's event loop and listens on the
-loopback alone. What it can't do as asked is refused in OpenAI's form of an error, and never done otherwise, but for the
-sampling settings: these are the run's, because the trainer needs to know the distribution that was sampled.
+loopback alone. What it can't do as asked is refused in OpenAI's form of an error, and never done otherwise, but for what
+would change the distribution that is sampled, which the trainer needs to know: the sampling settings are the run's, and
+`tool_choice: required` forces no call, which agents take as they do a model that failed to call.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ NOT_DONE: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
+    "tool_choice": ("auto", "none", "required"),
     "functions": (),
     "function_call": (),
     "logit_bias": ({},),
