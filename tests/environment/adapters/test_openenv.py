@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,7 +13,9 @@ from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 
 PYTHON = os.environ.get("PROXIMA_OPENENV_PYTHON")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="PROXIMA_OPENENV_PYTHON names no interpreter with the package openenv")
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="PROXIMA_OPENENV_PYTHON names no interpreter with the package openenv"
+)
 ROW = {"messages": [{"role": "user", "content": ""}]}
 SERVER = """
 import sys
@@ -47,9 +50,10 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
 """
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    file = tmp_path_factory.mktemp("openenv") / "server.py"
+@contextmanager
+def serving(folder):
+    """The address of a server."""
+    file = folder / "server.py"
     file.write_text(SERVER)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -67,6 +71,12 @@ def url(tmp_path_factory):
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("openenv")) as address:
+        yield address
 
 
 def hosts_of(**arguments):

@@ -62,6 +62,7 @@ class AgentEpisode:
     request: Request
     talks: list[Talk] = field(default_factory=list)
     turns: int = 0  # asked for, of all conversations
+    waited: float = 0.0  # seconds for the policy
     cut: Cut = ""
     last: Talk | None = None  # that was answered last
     broken: Exception | None = None  # why no turn can follow
@@ -94,6 +95,12 @@ class AgentEpisodes:
         self._episodes: dict[str, AgentEpisode] = {}  # by the key of each
         self._endpoint: ChatEndpoint | None = None
         self._users = 0
+        self._seconds = 0.0
+
+    def taken(self) -> float:
+        """Seconds that agents took since the last call, all episodes together, without their wait for the policy."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it ends the agents that still play.
@@ -165,6 +172,8 @@ class AgentEpisodes:
         prompt = request.prompt
         row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
         job = Job(row=row, base_url=self._endpoint.address, api_key=key)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             reward = await asyncio.wait_for(self.agents.play(job), limit)
         except TimeoutError:
@@ -176,6 +185,7 @@ class AgentEpisodes:
                 raise
             reward = None  # it did not survive the limit: what it has done until then is scored
         finally:
+            self._seconds += max(0.0, clock() - began - episode.waited)
             del self._episodes[key]
         if episode.broken is not None:
             raise episode.broken
@@ -246,7 +256,10 @@ class AgentEpisodes:
         request = replace(played.next_request(most), turn=episode.turns)
         request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
         episode.turns += 1
+        clock = asyncio.get_running_loop().time
+        began = clock()
         completion = await self._sample(request)
+        episode.waited += clock() - began
         turn = played.add(completion)
         talk.numbers.append(request.turn)
         names = [tool["function"]["name"] for tool in asked.tools]
