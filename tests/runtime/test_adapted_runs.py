@@ -79,3 +79,19 @@ def test_an_agent_library_trains_two_steps(model, tmp_path):
     small = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2}
     rows = two_steps(tmp_path / "run", tree_of(model, world, **small))
     assert len(rows) == 8 and all(row["valid"] and row["reward"] in (0.0, 1.0) for row in rows)
+
+
+def test_verifiers_trains_two_steps(model, tmp_path, monkeypatch):
+    python = os.environ.get("PROXIMA_VERIFIERS_PYTHON")
+    if not python:
+        pytest.skip("PROXIMA_VERIFIERS_PYTHON names no interpreter with the package verifiers")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SERVER.parent), os.environ.get("PYTHONPATH", "")]))
+    seat = {"harness": {"id": "adder_v1"}, "runtime": {"type": "subprocess"}}
+    given = json.dumps({"taskset": {"id": "adder_v1"}, "agent": seat})
+    command = [python, str(AGENT.with_name("verifiers_episode.py")), given]
+    small = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2, "episode__seconds": 200}
+    rows = two_steps(
+        tmp_path / "run", tree_of(model, {"kind": "agent", "command": command, "workers": 2}, True, **small)
+    )
+    print([(row["reward"], row["text"]) for row in rows])
+    assert len(rows) == 8 and all(row["reward"] == (len(row["text"].strip()) % 2 == 0) for row in rows)

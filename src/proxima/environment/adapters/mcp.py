@@ -32,11 +32,12 @@ class Mcp(Environment):
         ok = not isinstance(command, str) and command and all(isinstance(word, str) for word in command)
         require(bool(ok), "command", command, "must be a list of a program and its arguments")
         key = tuple(command)
-        self.server = self._shared.get(key) if shared else None
-        if self.server is None or not self.server.program.alive:
-            self.server = Server(key)
+        server = self._shared.get(key) if shared else None
+        if server is None or not server.program.alive:
+            server = Server(key)
             if shared:
-                self._shared[key] = self.server
+                self._shared[key] = server
+        self.server = server
         self.names = None if tools is None else tuple(tools)
 
     def tools(self) -> list[dict[str, Any]]:

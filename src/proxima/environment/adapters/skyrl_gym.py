@@ -1,6 +1,7 @@
 """Environments of SkyRL-Gym."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from proxima.data import FieldError, UserError
@@ -27,19 +28,19 @@ class SkyRLGym(Environment):
             raise UserError("needs the package skyrl-gym: pip install skyrl-gym") from None
         if env not in registry:
             raise FieldError("env", env, "is not registered", remedy=f"known are {', '.join(registry)}")
-        self.make = lambda extras: skyrl_gym.make(env, env_config=dict(config or {}), extras=extras)
-        self.extras, self.env = dict(extras or {}), None
+        self.make = partial(skyrl_gym.make, env, env_config=dict(config or {}))
+        self.extras = dict(extras or {})
+        self.env: Any = None
 
-    def reset(self, row: Mapping[str, Any]) -> list[dict[str, str]]:
+    def reset(self, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
         columns = {name: value for name, value in row.items() if name not in ("messages", "answer")}
         truth = {"reward_spec": {"method": "rule", "ground_truth": row.get("answer")}, "extra_info": {}}
-        self.env = self.make({**truth, **columns, **self.extras})
+        self.env = self.make(extras={**truth, **columns, **self.extras})
         messages, _ = self.env.init([dict(message) for message in row["messages"]])
         return list(messages)
 
     def respond(self, text: str) -> Reply:
         """Make a step."""
-        assert self.env is not None
         step = self.env.step(text)
         done = bool(step["done"])
         if done:
