@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 from proxima.data import FieldError, ToolCall, require
 from proxima.data.errors import abbreviated, suggestion
 from proxima.data.user_code import import_user_module
-from proxima.data.worker import START_SECONDS, ForkServer
+from proxima.data.worker import JobResult, Worker
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.tool_calls import DECODER
 
@@ -52,24 +53,32 @@ class EnvironmentSpec:
         reference = ENVIRONMENTS.references.get(self.kind, self.kind) if self.kind else None
         return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
 
-    @cached_property
-    def interface(self) -> "EnvironmentInterface":
-        """What the environment offers; imports it and makes one, in a worker process.
+    def inspected(self, fork: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
+        """What the environment offers; imports it and makes one, in a worker process. Where this or what forks it dies,
+        in another.
 
         Raises: FieldError: it can't be imported or made, a tool is no tool, it has neither tools nor `respond`.
         """
-        server = ForkServer(HOST_PROCESS, "environment", {"warm_ups": ["host"], "restricted": False, "memory_mb": 0})
-        try:
-            result = server.fork().run("inspect", self.to_json(), START_SECONDS)
-        finally:
-            server.close()
-        if result is None or result.value is None:
-            what = (result and result.error) or "its worker ended"
-            raise FieldError("environment", self.kind, f"can't be loaded: {what}")
+        deadline = monotonic() + seconds
+        result = self._inspect(fork, seconds)
+        if result.value is None and (left := deadline - monotonic()) > 0:
+            result = self._inspect(fork, left)
+        if result.value is None:
+            named = ("environment", self.kind) if self.kind else ("tools", list(self.tools))
+            raise FieldError(*named, f"can't be loaded: {result.error}")
         if "problem" in result.value:
             name, value, bound, remedy = result.value["problem"]
             raise FieldError(name, value, bound, remedy=remedy)
         return EnvironmentInterface(**{**result.value, **{n: tuple(result.value[n]) for n in ("schemas", "columns")}})
+
+    def _inspect(self, fork: Callable[[], Worker], seconds: float) -> JobResult:
+        try:
+            worker = fork()
+        except RuntimeError as error:
+            return JobResult(error=str(error))
+        result = worker.run("inspect", self.to_json(), seconds)
+        worker.kill()
+        return result or JobResult(error="its worker ended")
 
 
 @dataclass(frozen=True, kw_only=True)
