@@ -73,8 +73,7 @@ def paths_are_what_the_policy_saw(policy, completion):
     """Each request's context is a prefix of a path, and each sampled token is once in one path as sampled."""
     seen = {}
     for path in completion.paths:
-        opening = completion.opening if path is completion else path.opening
-        begin = (opening or prompt()).tokens
+        begin = (path.opening or prompt()).tokens
         whole, at = np.concatenate([begin, path.tokens]).tolist(), len(begin)
         for span in path.episode.spans:
             if span.sampled:

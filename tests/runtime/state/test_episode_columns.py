@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 
-from proxima.data import Episode, Group, Span, ToolCall
+from proxima.data import Episode, Group, Prompt, Span, ToolCall
 from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows, stored_groups, write_evals, write_rollouts
 from tests.runtime.state.test_rollouts import RECORDS, make_group
@@ -26,6 +26,7 @@ def played() -> Group:
         replace(first, turn=i, sampled=np.roll(mask, i), episode=Episode(spans=SPANS, forks=2, cut="turns"))
         for i in range(3)
     ]
+    paths[2] = replace(paths[2], opening=Prompt(uid=7, messages=(), tokens=[4, 2]))
     whole = replace(paths[2], episode=replace(paths[2].episode, reward=0.1), earlier=tuple(paths[:2]))
     failed = replace(empty, sampled=np.zeros(0, np.bool_), episode=Episode(failure="it broke", attempts=3))
     return replace(group, completions=(whole, failed))
@@ -50,6 +51,7 @@ def test_there_and_back(tmp_path):
                 path.sampled.tolist() == expected.sampled.tolist() and path.tokens.tolist() == expected.tokens.tolist()
             )
             assert path.sampled_log_prob.tobytes() == expected.sampled_log_prob.tobytes()
+            assert (path.opening and path.opening.tokens.tolist()) == (expected.opening and [4, 2])
             assert path.policy_version.tolist() == expected.policy_version.tolist()
         assert first.generated == 6 and not failed.generated and read.oldest_version == group.oldest_version
     assert read_groups(tmp_path / "groups.parquet", [7])[0].completions == group.completions
@@ -69,4 +71,4 @@ def test_only_where_they_are(tmp_path):
     write_rollouts(tmp_path / "a.parquet", 1, [make_group()], RECORDS)
     write_rollouts(tmp_path / "b.parquet", 1, [played()], records(played()))
     names = [set(pq.read_schema(tmp_path / f"{file}.parquet").names) for file in "ab"]
-    assert names[1] - names[0] == {"sampled", "episode"}
+    assert names[1] - names[0] == {"sampled", "episode", "opening"}

@@ -173,7 +173,7 @@ def _world(config: "RunConfig | EvaluateConfig", hosts: Hosts, tokenizer: Any, c
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
     """Begin two episodes of some prompts, and render made turns after one of these openings.
 
-    Returns: a warning if the template rewrites earlier turns.
+    Returns: a warning if the template rewrites what the model saw.
 
     Raises:
         FieldError: no opening can be made, two of them differ, or the template can't render an answer.
@@ -201,7 +201,7 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     notes = []
     for error in check_template(world.template, [chat.opening.messages], roles):
         if isinstance(error, ForkRefused) and world.rules.settings.forks == "train":
-            notes.append(f"{path}: {error.reason}: each such episode is trained as several sequences")
+            notes.append(f"{path}: {error.reason}: what follows such a turn is trained as a sequence of its own")
         else:
             raise FieldError(field, kind, f"can't be played with this model: {error.reason}", remedy=error.remedy)
     return notes[:1]
