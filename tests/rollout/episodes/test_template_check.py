@@ -37,7 +37,7 @@ def test_what_makes_a_run_impossible_is_no_fork():
     assert ["fails for 'Right.': TemplateError: unknown role" in str(error) for error in fails] == [True]
     latest = MISTRAL.replace("ns.first and tools", "tools and loop.last")  # tools stand before the last question
     moved = [error for error in found("mistral", latest) if "opening" in str(error)]
-    assert "rewrites the opening: 'AVAILABLE_TOOLS]" in str(moved[0])
+    assert "rewrites the opening: '<s>[AVAILABLE_TOOLS]" in str(moved[0])
     assert isinstance(moved[0], ForkRefused)
 
 

@@ -193,7 +193,7 @@ class Conversation:
             changed = next((n for n, end in zip(nodes, islice(ends, 1, None), strict=True) if place < end), nodes[-1])
             what = f"{'turn' if changed.span.role == 'assistant' else 'the answer to turn'} {changed.span.turn}"
         else:
-            what = "the opening"
+            what, place = "the opening", max(seen.rfind(space, 0, place) for space in " \n") + 1
         shown = f"{seen[place : place + 40]!r} becomes {chat[place : place + 40]!r}"
         remedy = "use a chat template that leaves earlier turns as they were, or set episode.forks=train"
         return ForkRefused(f"the chat template rewrites {what}: {shown}", remedy=remedy)

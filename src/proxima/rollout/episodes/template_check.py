@@ -19,7 +19,8 @@ def check_template(
     template: TurnTemplate, openings: Sequence[Sequence[Message]], roles: Sequence[str] = ("tool", "user")
 ) -> list[UserError]:
     """What is wrong with a template for episodes that begin so, an error of one line each; a ForkRefused where it only
-    rewrites what the model saw, and one alone if it does so at every turn. The model's turns are made: a tool call, a thought, a space at the end, nothing.
+    rewrites what the model saw, and one alone if it does so at every turn. The model's turns are made: a tool call, a
+    thought, a space at the end, nothing.
 
     Args:
         roles: who answers the model's turns.

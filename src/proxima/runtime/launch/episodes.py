@@ -10,7 +10,8 @@ from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.agents import Agents, AgentSpec
 from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
-from proxima.environment.tool_calls import describe_tools, format_of, knows_tools
+from proxima.environment.tool_calls import describe_tools, format_of
+from proxima.model.chat import reads_tools
 from proxima.rollout.episodes.conversation import ForkRefused
 from proxima.rollout.episodes.played import Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
@@ -58,7 +59,7 @@ class AgentWorld:
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
         def template(tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
-            return TurnTemplate(self.tokenizer, self.arguments, tools if knows_tools(self.tokenizer) else None)
+            return TurnTemplate(self.tokenizer, self.arguments, tools)
 
         chosen = self.settings.tool_format
         tool_format = format_of(self.tokenizer) if chosen == "auto" else chosen
@@ -163,7 +164,7 @@ def _world(config: "RunConfig | EvaluateConfig", hosts: Hosts, tokenizer: Any, c
         return World(hosts=hosts, template=TurnTemplate(tokenizer, data.template_arguments), rules=rules)
     chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
     rules = replace(rules, tool_format=chosen, tools=frozenset(interface.tools))
-    shows = knows_tools(tokenizer)
+    shows = reads_tools(tokenizer)
     if not shows:
         rules = replace(rules, instructions=describe_tools(schemas, chosen))
     template = TurnTemplate(tokenizer, data.template_arguments, schemas if shows else None)
