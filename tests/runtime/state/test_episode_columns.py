@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from proxima.data import Episode, Group, Prompt, Span, ToolCall
 from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows, stored_groups, write_evals, write_rollouts
+from proxima.view.microscope.step_file import StepFile
 from tests.runtime.state.test_rollouts import RECORDS, make_group
 
 SPANS = (
@@ -65,6 +66,16 @@ def test_a_row_for_each_path(tmp_path):
     assert [(row["sample"], row["turn"]) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert [json.loads(row["episode"])["reward"] for row in rows] == [None, None, 0.1, None]
     assert [(row["sample"], row["turn"]) for row in read_rows(tmp_path / "b.parquet")] == [(0, 2), (1, 0)]
+
+
+def test_the_viewer_shows_an_opening_as_the_prompt(tmp_path):
+    group = played()
+    write_rollouts(tmp_path / "000001.parquet", 1, [group], records(group))
+    prompt = group.prompt.tokens.tolist()
+    for names in (None, ("tokens", "prompt_tokens")):
+        rows = StepFile(tmp_path / "000001.parquet").read([0, 1, 2], names)
+        assert [row["prompt_tokens"].tolist() for row in rows] == [prompt, prompt, [4, 2]]
+        assert not any("opening" in row for row in rows)
 
 
 def test_only_where_they_are(tmp_path):
