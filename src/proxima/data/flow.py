@@ -77,8 +77,9 @@ class Completion(Columns):
             message, `turn` the number of the path.
         earlier: the other paths of the episode, oldest first: its template rewrote what the model had seen. Together
             with this one each sampled token is in exactly one path as `sampled`.
-        opening: the prompt that an environment wrote in place of the row's, the same for all completions of a group;
-            None: the row's.
+        opening: the prompt that this path begins with: what an environment wrote in place of the row's, or what the
+            template made of it after a turn, or an agent's other conversation. None: that of the request, and in a
+            `Group` that of the group, which is what the first turn saw.
     """
 
     not_json: ClassVar[tuple[str, ...]] = (

@@ -211,7 +211,7 @@ class AgentEpisodes:
         text = episode.last.played.turns[-1].completion.text
         made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
         paths = [
-            _numbered(replace(path, opening=whole.opening if talk is not talks[0] else None, earlier=()), talk.numbers)
+            _numbered(replace(path, earlier=()), talk.numbers)
             for talk, whole in zip(talks, made, strict=True)
             for path in (whole.earlier if talk is talks[0] else whole.paths)
         ]
