@@ -106,7 +106,7 @@ class EnvironmentInterface:
         """FieldError if `reset` needs a column that rows don't have."""
         for name in self.columns:
             has = ", ".join(sorted(columns)) or "none"
-            bound = "has a reset() with this parameter, which is no column"
+            bound = f"has a reset() with the parameter {name!r}, which is no column"
             require(name in columns, "environment", name, bound, remedy=f"give it a default, or use a column: {has}")
 
     def arguments_of(self, call: ToolCall) -> dict[str, Any]:
@@ -192,8 +192,9 @@ def load_tools(tools: Sequence[str]) -> dict[str, Callable[..., Any]]:
     functions: dict[str, Callable[..., Any]] = {}
     for path in tools:
         function = _loaded("tools", path, path)
-        if functions.setdefault(name := function.__name__, function) is not function:
-            raise FieldError("tools", path, f"is the second tool {name!r}", remedy="rename one of them")
+        if (name := function.__name__) in functions:
+            raise FieldError("tools", path, f"is the second tool {name!r}", remedy="rename or remove one of them")
+        functions[name] = function
     return functions
 
 
