@@ -174,8 +174,8 @@ class Conversation:
         before, new = chat[:start], chat[start:stop]
         if not nodes and not new:
             return []
-        *others, last = nodes or [None]
-        if others and last.span.role == "assistant" and new.endswith(last.text):  # only what it answers is another
+        others, last = nodes[:-1], (nodes[-1] if nodes else None)
+        if others and last and last.span.role == "assistant" and new.endswith(last.text):  # it answers other words
             middle = self._rewritten(others, chat, start, stop - len(last.text))
             return [*middle, replace(last, span=replace(last.span, sampled=False))]
         tokens = np.concatenate([node.tokens for node in nodes]) if nodes else np.empty(0, np.int32)
