@@ -68,6 +68,10 @@ class EpisodePlayer(Protocol):
         """Stream one finished episode per request, in any order."""
         ...
 
+    def taken(self) -> float:
+        """Seconds that environments took since the last call, all episodes together."""
+        ...
+
 
 class GroupScorer(Protocol):
     """What a generator asks of the rewards: `RewardRunner`, or the simulator's, which only take time."""
