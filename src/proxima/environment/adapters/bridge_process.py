@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class OpenEnv:
+class OpenEnvSession:
     """A session with an OpenEnv server."""
 
     def __init__(self, url: str) -> None:
@@ -36,7 +36,7 @@ class OpenEnv:
         return {"observation": result.observation, "reward": result.reward, "done": bool(result.done)}
 
 
-LIBRARIES: dict[str, Callable[..., Any]] = {"openenv": OpenEnv}
+LIBRARIES: dict[str, Callable[..., Any]] = {"openenv": OpenEnvSession}
 
 
 def main(library: str) -> None:
