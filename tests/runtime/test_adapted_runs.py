@@ -93,5 +93,4 @@ def test_verifiers_trains_two_steps(model, tmp_path, monkeypatch):
     rows = two_steps(
         tmp_path / "run", tree_of(model, {"kind": "agent", "command": command, "workers": 2}, True, **small)
     )
-    print([(row["reward"], row["text"]) for row in rows])
     assert len(rows) == 8 and all(row["reward"] == (len(row["text"].strip()) % 2 == 0) for row in rows)

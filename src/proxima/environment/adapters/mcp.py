@@ -26,7 +26,7 @@ class Mcp(Environment):
         shared: one server for all episodes of a worker: for one that keeps no state.
     """
 
-    _shared: "dict[tuple[str, ...], McpServer]" = {}  # noqa: RUF012
+    _shared: "dict[tuple[str, ...], ToolServer]" = {}  # noqa: RUF012
 
     def __init__(self, command: Sequence[str], tools: Sequence[str] | None = None, shared: bool = False) -> None:
         ok = not isinstance(command, str) and command and all(isinstance(word, str) for word in command)
@@ -34,7 +34,7 @@ class Mcp(Environment):
         key = tuple(command)
         server = self._shared.get(key) if shared else None
         if server is None or not server.program.alive:
-            server = McpServer(key)
+            server = ToolServer(key)
             if shared:
                 self._shared[key] = server
         self.server = server
@@ -58,7 +58,7 @@ class Mcp(Environment):
         return text
 
 
-class McpServer:
+class ToolServer:
     """A running server, after the handshake.
 
     Raises: ProgramFailed: it can't be started, or doesn't speak the protocol.
