@@ -53,7 +53,7 @@ def kill_workers(mark: str, draws: random.Random) -> int:
 def whole(folder: Path) -> dict[str, Any]:
     """The traces of a run, without how often its episodes were begun."""
     found = traces(folder)
-    for rows in found["rollouts"].values():
+    for rows in (*found["rollouts"].values(), *found["evals"].values()):
         for row in rows:
             row["episode"] = json.loads(row["episode"]) | {"attempts": 1}
     for record in found["metrics"]:
