@@ -174,10 +174,9 @@ class Conversation:
         before, new = chat[:start], chat[start:stop]
         if not nodes and not new:
             return []
-        others, last = nodes[:-1], (nodes[-1] if nodes else None)
-        if others and last and last.span.role == "assistant" and new.endswith(last.text):  # it answers other words
-            middle = self._rewritten(others, chat, start, stop - len(last.text))
-            return [*middle, replace(last, span=replace(last.span, sampled=False))]
+        if len(nodes) > 1 and nodes[-1].span.role == "assistant" and new.endswith(nodes[-1].text):
+            last = replace(nodes[-1], span=replace(nodes[-1].span, sampled=False))  # what it answers is another
+            return [*self._rewritten(nodes[:-1], chat, start, stop - len(last.text)), last]
         tokens = np.concatenate([node.tokens for node in nodes]) if nodes else np.empty(0, np.int32)
         text = "".join(node.text for node in nodes)
         made = np.array(self._template.rewritten(tokens, text, before, new), np.int32)
