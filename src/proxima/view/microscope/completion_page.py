@@ -1,6 +1,7 @@
 """A completion down to its tokens: what is stored, what follows from it, and the words for one token."""
 
 import base64
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ COLUMNS: dict[str, tuple[str, str]] = {  # name: its unit, and what it is
     "entropy": ("nats", "of the policy at the position, first forward"),
     "policy_version": ("", "the version of the weights that sampled the token"),
     "keep": ("", "the token stayed in the trust region at the first update"),
+    "sampled": ("", "the model wrote the token; the others of an episode are context, in no loss"),
     "advantage": ("reward units", "of the token"),
     "log_ratio": ("nats", "log π - log μ"),
     "mismatch": ("nats", "|log π - log μ| of the trainer's first forward and the engine"),
@@ -97,8 +99,13 @@ class CompletionPage:
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any] | None]:
-        """[T] each: what is stored, and what the algorithm made of it."""
-        return dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
+        """[T] each: what is stored, and what the algorithm made of it; NaN where the model wrote nothing."""
+        found = dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
+        sampled = self.row.get("sampled")
+        if sampled is None:
+            return found
+        of_floats = {name for name, values in found.items() if values is not None and values.dtype.kind == "f"}
+        return {name: np.where(sampled, found[name], np.nan) if name in of_floats else found[name] for name in found}
 
     def answer(self) -> dict[str, Any]:
         """Everything but the words of its tokens."""
@@ -114,9 +121,20 @@ class CompletionPage:
             "problem": self.explained.problem,
             "band": None if band is None else {"kind": self.run.surrogate, **band},
             "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
-            "episode": None,
+            "episode": self._episode(),
             "versions": sorted(set(row["policy_version"].tolist())),
         }
+
+    def _episode(self) -> dict[str, Any] | None:
+        """The messages of this path, how the episode ended, and where its other paths leave this one."""
+        if self.row.get("episode") is None:
+            return None
+        others = [row for key, row in self.file.rows.items() if key[:2] == self.key[:2] and key != self.key]
+        paths = []
+        for path in self.file.read(others, ("turn", "tokens")) if others else ():
+            shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
+            paths.append({"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)})
+        return {**json.loads(self.row["episode"]), "paths": paths}
 
     def token(self, token: int) -> dict[str, Any]:
         """A token in figures and in words. Raises: UserError without such a token."""
@@ -145,14 +163,21 @@ class CompletionPage:
 
     def _reason(self, token: int, keep: bool | None) -> str:
         """Why it was kept or dropped, or that only this was recorded."""
+        if not self._sampled(token):
+            return "not sampled here: it is context, in no loss"
         if not (problem := self.explained.problem):
             return str(self.call(reason, self.asked, token))
         recorded = self.row["outcome"] == "trained" and keep is not None
         return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
 
+    def _sampled(self, token: int) -> bool:
+        return self.row.get("sampled") is None or bool(self.row["sampled"][token])
+
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """The engine's most probable tokens there, or those recomputed; None where there are neither."""
         row, found = self.row, self.explained.alternatives
+        if not self._sampled(token):
+            return None
         if row.get("top_k") is not None and len(row["tokens"]):
             k = len(row["top_k"]) // len(row["tokens"])
             ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
